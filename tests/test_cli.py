@@ -1,0 +1,245 @@
+"""The command line: what it prints, what it passes on, and how it refuses."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import tlspectral
+from tlspectral.cli import app
+from tlspectral.errors import ScoreMismatch
+from tlspectral.tables import HEAD_COLUMNS, read_table, write_table
+
+ATTRS = {
+    "model": "tiny-model",
+    "revision": "abc123",
+    "backend": "bridge",
+    "weights_sha256": "0123456789abcdef" * 4,
+    "versions": {"tlspectral": "0.1.0", "torch": "2.13.0"},
+    "seed": 0,
+    "null_draws": 300,
+    "null_blocks": "shared",
+    "score_check": {"worst_error": 2.5e-6, "tolerance": 1.3e-5, "layer": 1, "compared": "scores"},
+    "detectors": {"n_sequences": 200, "segment_length": 64, "bos": 0},
+    "control_variate": {},
+    "rotary_valid_up_to": None,
+    "columns": {},
+}
+
+
+def heads() -> pd.DataFrame:
+    """Two layers of three heads: L1H2 leads by prev and stands furthest above its null, L0H1 furthest below."""
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({column.name: generator.uniform(0.2, 0.4, 6) for column in HEAD_COLUMNS})
+    frame["layer"], frame["head"] = [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]
+    frame["kv_head"], frame["rank"], frame["status"], frame["bilinear"] = 0, 8, "ok", "exact"
+    frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    frame["prev"] = [0.01, 0.02, 0.03, 0.04, 0.05, 0.876]
+    frame["prev_se"] = 0.0012
+    frame["D_head_z"] = [-1.0, -7.5, 0.5, 1.5, 2.0, 4.2]
+    frame["rope_imag_frac"] = np.nan
+    frame.attrs = dict(ATTRS)
+    return frame
+
+
+@pytest.fixture
+def table(tmp_path):
+    write_table(heads(), tmp_path / "heads.parquet")
+    return tmp_path / "heads.parquet"
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """The two long calls, replaced; what they were given is kept."""
+    calls = SimpleNamespace(load=[], analyze=[])
+
+    def load_model(name, **options):
+        calls.load.append((name, options))
+        return SimpleNamespace(loaded=name)
+
+    def analyze_heads(model, **options):
+        calls.analyze.append((model, options))
+        return heads()
+
+    monkeypatch.setattr(tlspectral, "load_model", load_model, raising=False)
+    monkeypatch.setattr(tlspectral, "analyze_heads", analyze_heads, raising=False)
+    monkeypatch.setattr(tlspectral, "write_table", write_table, raising=False)
+    return calls
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def section(output: str, title: str) -> list[str]:
+    """The head names listed under a title."""
+    (part,) = [part for part in output.split("\n\n") if part.startswith(title)]
+    return [line.split()[0] for line in part.splitlines()[2:]]
+
+
+def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
+    done = run("show", table, "--top", 2)
+    assert done.exit_code == 0, done.output
+    assert section(done.output, "Previous-token heads") == ["L1H2", "L1H1"]
+    assert section(done.output, "D_head furthest above its null") == ["L1H2", "L1H1"]
+    assert section(done.output, "D_head furthest below its null") == ["L0H1", "L0H0"]
+    for said in (
+        "tiny-model (abc123): 6 heads in 2 layers",
+        "weights 0123456789ab;",
+        "300 null draws (shared blocks)",
+        "200 sequences [BOS, r, r], r of 64 tokens",
+        "worst error 2.5e-06 in the model's own scores, layer 1, tolerance 1.3e-05",
+        "status: ok for all 6 heads",
+    ):
+        assert said in done.output
+    row = next(line for line in done.output.splitlines() if line.split()[:1] == ["L1H2"])
+    assert row.split()[1:3] == ["0.876", "0.0012"]
+    assert row.split()[-1] == "-", "rope_imag_frac is NaN: a dash"
+    assert "-7.5" in done.output
+    assert "nan" not in done.output
+
+
+def test_show_counts_the_heads_that_are_not_ok(tmp_path):
+    frame = heads()
+    frame.loc[[0, 1], "status"] = "zero"
+    frame.loc[2, "status"] = "defective"
+    frame.loc[[0, 1, 2], ["D_head", "D_head_z"]] = np.nan
+    write_table(frame, tmp_path / "heads.parquet")
+    done = run("show", tmp_path / "heads.parquet")
+    assert done.exit_code == 0, done.output
+    assert "status: 2 zero, 1 defective, 3 ok" in done.output
+    assert "below its null" not in done.output
+
+
+def test_show_without_detectors_null_or_provenance(tmp_path):
+    frame = heads()
+    frame[["prev", "dup", "ind", "D_head_z"]] = np.nan
+    frame.attrs = {}
+    write_table(frame.drop(columns="name"), tmp_path / "heads.parquet")
+    done = run("show", tmp_path / "heads.parquet")
+    assert done.exit_code == 0, done.output
+    assert "unnamed model: 6 heads" in done.output
+    assert "self-check: not made" in done.output
+    assert "No detector scores in this table." in done.output
+    assert "No null in this table." in done.output
+
+
+def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
+    output = tmp_path / "out" / "heads.parquet"
+    options = ("--null-draws", 20, "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    done = run("analyze", "tiny", "-o", output, *options)
+    assert done.exit_code == 0, done.output
+    assert library.load == [("tiny", {"backend": "hooked"})]
+    ((model, passed),) = library.analyze
+    assert model.loaded == "tiny"
+    assert passed == {"null_draws": 20, "detectors": True, "n_jobs": 2, "seed": 7, "show_progress": True}
+    assert len(read_table(output)) == 6
+    assert f"{output}: 6 heads in " in done.output
+    assert "worst error 2.5e-06" in done.output.splitlines()[0]
+    assert section(done.output, "Previous-token heads")[0] == "L1H2"
+
+
+def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, library):
+    done = run("analyze", "folder/of/safetensors", "-o", tmp_path / "h.parquet", "--no-detectors")
+    assert done.exit_code == 0, done.output
+    assert library.load == []
+    assert library.analyze[0][0] == "folder/of/safetensors"
+    assert library.analyze[0][1]["detectors"] is False
+    # A backend that was asked for is used.
+    done = run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", "--backend", "bridge")
+    assert library.load == [("tiny", {"backend": "bridge"})]
+
+
+def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
+    done = run("analyze", "tiny", "-o", tmp_path)
+    assert done.exit_code == 2
+    assert "is a folder: give -o a file name in it" in done.stderr
+    assert library.load == []
+
+
+def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
+    def verify_scores(model, tokens=None):
+        return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))
+
+    monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
+    done = run("verify", "tiny")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1:3] == ["    0  1.00e-06", "    1  2.50e-06"]
+    assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
+
+
+def test_a_mismatch_is_one_line_and_exit_code_2(library, monkeypatch):
+    def verify_scores(model, tokens=None):
+        raise ScoreMismatch("tiny, layer 1:\n  worst error 0.3")
+
+    monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
+    done = run("verify", "tiny")
+    assert done.exit_code == 2
+    assert done.stderr == "tlspectral: error: tiny, layer 1: worst error 0.3\n"
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("failure", [ValueError("bad"), OSError("bad"), ImportError("bad")])
+def test_what_a_user_can_mend_is_one_line_unless_debug(library, monkeypatch, failure):
+    def load_model(name, **options):
+        raise failure
+
+    monkeypatch.setattr(tlspectral, "load_model", load_model)
+    done = run("verify", "tiny")
+    assert (done.exit_code, done.stderr) == (2, "tlspectral: error: bad\n")
+    done = run("--debug", "verify", "tiny")
+    assert done.exception is failure
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
+    def load_model(name, **options):
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(tlspectral, "load_model", load_model)
+    done = run("verify", "tiny")
+    assert isinstance(done.exception, AttributeError)
+    assert str(done.exception) == "a bug"
+    assert done.stderr == ""
+
+
+def test_files_that_are_not_ours_are_refused(tmp_path):
+    heads().to_parquet(tmp_path / "plain.parquet")
+    done = run("show", tmp_path / "plain.parquet")
+    assert done.exit_code == 2
+    assert "tlspectral did not write" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "does not exist" in run("show", tmp_path / "none.parquet").stderr
+    write_table(pd.DataFrame({"layer": [0], "theta": [1.0]}), tmp_path / "frequency.parquet")
+    assert (
+        "is not a table of heads: it has no column head, D_head" in run("show", tmp_path / "frequency.parquet").stderr
+    )
+
+
+def test_plane_draws_the_figure(table, tmp_path):
+    done = run("plane", table, "-o", tmp_path / "plane.png", "--highlight", 2)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "plane.png").read_bytes().startswith(b"\x89PNG")
+    done = run("plane", table, "-o", tmp_path / "plane.xyz")
+    assert done.exit_code == 2
+    assert "xyz" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.parquet", "plane.png"]
+
+
+def test_version_and_examples():
+    assert run("--version").stdout == f"tlspectral {tlspectral.__version__}\n"
+    for command in ("analyze", "show", "verify", "plane"):
+        assert f"Example: tlspectral {command} " in run(command, "--help").stdout
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from typer.testing import CliRunner; from tlspectral.cli import app;"
+        "print(CliRunner().invoke(app, ['--help']).exit_code);"
+        "print([m for m in ('torch', 'transformer_lens', 'pandas', 'matplotlib', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["0", "[]"]

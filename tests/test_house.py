@@ -1,0 +1,186 @@
+"""The rules of the house: floors, file sizes, what an import loads, the public names. CONTRIBUTING.md explains them."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import tlspectral
+
+PACKAGE = Path(tlspectral.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = {
+    "errors": 0,
+    "nulls": 1,
+    "rotary": 1,
+    "spectra": 1,
+    "tables": 1,
+    "attention": 2,
+    "checkpoints": 2,
+    "loading": 2,
+    "operators": 2,
+    "composition": 3,
+    "detectors": 3,
+    "heads": 4,
+    "cli": 5,
+    "plots": 5,
+}
+TOP_FLOOR = max(FLOORS.values())
+KNOW_TRANSFORMER_LENS = {"attention", "loading"}
+LONGEST_FILE = 400
+SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
+
+
+def room_of(path: Path) -> str:
+    """The room a file stands in: the module or package right below tlspectral, or `__init__`."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path, source: str) -> Iterator[tuple[str, int]]:
+    """Dotted names that a file imports, wherever in it, with the line; relative imports made absolute."""
+    package = ["tlspectral", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{module}.{alias.name}", node.lineno
+
+
+def rooms_imported(path: Path, source: str) -> Iterator[tuple[str, int]]:
+    """Rooms of the package that a file imports; a public name taken from `tlspectral` itself counts as its room."""
+    for name, line in imported(path, source):
+        parts = name.split(".")
+        if parts[0] != "tlspectral":
+            continue
+        if len(parts) == 1 or parts[1] == "__version__":
+            yield "__init__", line
+        elif parts[1] in tlspectral.__all__:
+            yield getattr(tlspectral, parts[1]).__module__.split(".")[1], line
+        else:
+            yield parts[1], line
+
+
+def faults(path: Path, source: str) -> Iterator[str]:
+    """What one file does against the rules."""
+    room, place = room_of(path), path.relative_to(PACKAGE)
+    if source.count("\n") >= LONGEST_FILE:
+        yield f"{place}: {LONGEST_FILE} lines or more: it has two subjects, make it a package of the same name"
+    if path.stem in SAYS_NOTHING:
+        yield f"{place}: a name that says nothing of what is in it"
+    if room == "__init__":
+        return
+    if room not in FLOORS:
+        yield f"{place}: {room} stands on no floor: give it one in FLOORS and in CONTRIBUTING.md"
+        return
+    for other, line in rooms_imported(path, source):
+        if other == "__init__":
+            # All rooms lie behind the package's own names, so that taking them there hides what is imported.
+            if FLOORS[room] < TOP_FLOOR and "import tlspectral\n" in source:
+                yield f"{place}:{line}: imports the whole package: import the room it needs"
+        elif FLOORS.get(other, TOP_FLOOR + 1) > FLOORS[room]:
+            yield f"{place}:{line}: {room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS.get(other)}): upwards"
+    for name, line in imported(path, source):
+        if name.split(".")[0] == "transformer_lens" and room not in KNOW_TRANSFORMER_LENS:
+            yield f"{place}:{line}: only {', '.join(sorted(KNOW_TRANSFORMER_LENS))} may import transformer_lens"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print" and path.name != "cli.py":
+            yield f"{place}:{node.lineno}: print in the library"
+
+
+def test_every_file_keeps_the_rules():
+    assert len(FILES) > 10
+    found = [fault for path in FILES for fault in faults(path, path.read_text(encoding="utf-8"))]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "said"),
+    [
+        ("spectra.py", "from tlspectral.heads import analyze_heads\n", "upwards"),
+        ("spectra.py", "from .heads.null import null_columns\n", "upwards"),
+        ("spectra.py", "from . import operators\n", "upwards"),
+        ("spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "upwards"),
+        ("operators/query_key.py", "from ..detectors import detect_heads\n", "upwards"),
+        ("operators/query_key.py", "import tlspectral\n", "whole package"),
+        ("detectors.py", "from transformer_lens import HookedTransformer\n", "transformer_lens"),
+        ("detectors.py", "import transformer_lens.utilities as t\n", "transformer_lens"),
+        ("detectors.py", "print(1)\n", "print"),
+        ("operators/utils.py", "", "says nothing"),
+        ("attic.py", "", "no floor"),
+        ("spectra.py", "\n" * LONGEST_FILE, "two subjects"),
+    ],
+)
+def test_a_broken_rule_is_seen(file, source, said):
+    assert any(said in fault for fault in faults(PACKAGE / file, source))
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("heads/analysis.py", "from tlspectral.detectors import detect_heads\nfrom . import null\n"),
+        ("operators/query_key.py", "from ..attention import attention_view\n"),
+        ("cli.py", "import tlspectral\nprint(tlspectral.__version__)\n"),
+        ("loading/hooked.py", "import transformer_lens\n"),
+    ],
+)
+def test_kept_rules_are_not_faulted(file, source):
+    assert not list(faults(PACKAGE / file, source))
+
+
+def test_rooms_do_not_import_each_other_in_a_circle():
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        if (room := room_of(path)) != "__init__":
+            others = {other for other, _ in rooms_imported(path, path.read_text(encoding="utf-8"))}
+            graph.setdefault(room, set()).update(others - {room, "__init__"})
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
+
+
+def test_every_floor_in_the_table_is_a_room():
+    assert set(FLOORS) == {room_of(path) for path in FILES} - {"__init__"}
+
+
+def loaded_by(code: str, package: str) -> bool:
+    """Whether a fresh interpreter has loaded a package after running some code."""
+    check = f"{code}\nimport sys\nprint({package!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    return done.stdout.strip() == "True"
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert not loaded_by("import tlspectral", "transformer_lens")
+    assert not loaded_by("import tlspectral", "torch")
+
+
+def test_no_module_of_the_lower_floors_loads_transformer_lens():
+    lower = "\n".join(f"import tlspectral.{room}" for room, floor in FLOORS.items() if floor <= 1)
+    assert not loaded_by(lower, "transformer_lens")
+    # The check itself can fail.
+    assert loaded_by("import json", "json")
+
+
+def test_public_names_are_sorted():
+    assert tlspectral.__all__ == sorted(set(tlspectral.__all__))
+
+
+@pytest.mark.parametrize("name", tlspectral.__all__)
+def test_public_names_are_importable_and_documented(name):
+    public = getattr(tlspectral, name)
+    assert public.__module__.startswith("tlspectral.")
+    assert (inspect.getdoc(public) or "").strip()
+    assert name in dir(tlspectral)
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'analyse_heads'"):
+        tlspectral.analyse_heads

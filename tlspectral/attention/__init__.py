@@ -1,0 +1,9 @@
+"""One view of a model's attention layers, the only code that reads a model's internals.
+
+`attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
+"""
+
+from tlspectral.attention.layer import AttentionLayer, Normalization, OutputFactors
+from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
+
+__all__ = ["AttentionLayer", "AttentionView", "Normalization", "OutputFactors", "attention_view", "vocabulary_chunks"]

@@ -1,0 +1,219 @@
+"""Reads a TransformerBridge, raw or processed, from the Hugging Face modules that it wraps.
+
+The bridge's own config is not trusted for rotary base, score scale or query/key norms: for several architectures it
+holds defaults. What is read here is proved by `verify_scores` on the running model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.attention.layer import Normalization, RawAttention
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, pair_columns
+
+
+def read_attention(model: Any, layer: int) -> RawAttention:
+    """The parameters of one layer.
+
+    Raises:
+        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights and a norm in
+            front (state-space, linear-attention, MLA, encoder and post-norm blocks).
+        BadWeights: the weights are quantised.
+    """
+    block = model.blocks[layer]
+    attention = getattr(block, "attn", None)
+    if attention is None or getattr(attention, "original_component", None) is None:
+        other = [name for name in ("linear_attn", "mamba", "mixer", "ssm") if getattr(block, name, None) is not None]
+        found = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
+        raise UnsupportedArchitecture(f"layer {layer}: {found}; it has no query-key operator")
+    wrapped = attention.original_component
+    if "MLA" in type(attention).__name__:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
+            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
+        )
+    if not _is_causal(model, attention, wrapped):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
+        )
+    if getattr(block, "ln1", None) is None:
+        raise UnsupportedArchitecture(f"layer {layer}: no norm in front of the attention (post-norm block)")
+    try:
+        w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
+        b_q, b_k = attention.b_Q, attention.b_K
+    except (NotImplementedError, AttributeError) as error:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
+        ) from error
+    except ValueError as error:
+        if "quanti" in str(error).lower():
+            raise BadWeights(f"layer {layer}, W_Q: {error}") from error
+        raise UnsupportedArchitecture(f"layer {layer}: {error}") from error
+    d_model, d_head = w_q.shape[-2:]
+    return RawAttention(
+        w_q=w_q,
+        w_k=w_k,
+        w_v=w_v,
+        w_o=w_o,
+        b_q=b_q,
+        b_k=b_k,
+        norm=_normalization(block.ln1, model, d_model, f"layer {layer}, input norm"),
+        q_norm=_query_key_norm(attention, "q_norm", model, layer, d_head),
+        k_norm=_query_key_norm(attention, "k_norm", model, layer, d_head),
+        score_scale=_score_scale(wrapped, d_head),
+        softcap=_softcap(wrapped),
+        alibi=model.cfg.positional_embedding_type == "alibi",
+        rotary=_rotary(model, wrapped, layer, d_head),
+    )
+
+
+def final_normalization(model: Any) -> Normalization:
+    """The norm in front of the unembedding."""
+    norm = getattr(model, "ln_final", None)
+    if norm is None:
+        return Normalization("none", None, None, 0.0)
+    return _normalization(norm, model, model.cfg.d_model, "final norm")
+
+
+def delegates_attention(model: Any, layer: int) -> bool:
+    """True where the bridge leaves attention to the wrapped module: scores are not exposed, edits of them discarded."""
+    return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
+
+
+def rotary_tables(
+    model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """The scaled (cos, sin), each [pos, columns], that the layer applied in a run; None where it exposes none.
+
+    Raises:
+        UnsupportedArchitecture: the layer has rotary geometry but was given no tables.
+    """
+    cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
+    if cos is not None and sin is not None:
+        return cos.reshape(-1, *cos.shape[-2:])[0], sin.reshape(-1, *sin.shape[-2:])[0]
+    if hasattr(model.blocks[layer].attn, "hook_cos"):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
+        )
+    return None
+
+
+def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
+    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True):
+        return False
+    inner = getattr(wrapped, "self", wrapped)
+    causal = getattr(inner, "is_causal", True)
+    return causal is None or bool(causal)
+
+
+def _score_scale(wrapped: Any, d_head: int) -> float:
+    if isinstance(getattr(wrapped, "scaling", None), float):
+        return wrapped.scaling
+    if getattr(wrapped, "inv_norm_factor", None) is not None:
+        return float(wrapped.inv_norm_factor)
+    if getattr(wrapped, "scale_attn", None) is not None:
+        return 1.0 / float(wrapped.scale_attn)
+    if type(wrapped).__name__.startswith("GPTNeoSelfAttention"):
+        return 1.0  # GPT-Neo does not divide its scores
+    return d_head**-0.5
+
+
+def _softcap(wrapped: Any) -> float | None:
+    softcap = getattr(wrapped, "attn_logit_softcapping", None)
+    return float(softcap) if softcap else None
+
+
+def _query_key_norm(attention: Any, name: str, model: Any, layer: int, d_head: int) -> Normalization | None:
+    bridged = attention._modules.get(name)
+    if bridged is None or getattr(bridged, "original_component", None) is None:
+        return None
+    gain = getattr(bridged.original_component, "weight", None)
+    if gain is not None and gain.shape != (d_head,):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {name} has a gain of shape {tuple(gain.shape)}, not one per column of a head ({d_head},)"
+        )
+    norm = _normalization(bridged, model, d_head, f"layer {layer}, {name}")
+    if norm.kind != "RMS":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {name} is a {norm.kind} norm; only an RMS norm keeps M a bilinear form"
+        )
+    return norm
+
+
+def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normalization:
+    """Read a norm's parameters and find by one call of the module how they enter.
+
+    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
+    module is given one random vector and must act as one of the known forms.
+    """
+    module = bridged.original_component
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    eps = next(
+        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
+        getattr(model.cfg, "eps", 1e-5),
+    )
+    eps = float(eps)
+    if weight is not None and weight.device.type == "meta":
+        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
+    anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
+    probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) + 1.0
+    with torch.no_grad():
+        # The class's forward, so that no hook a user placed on the module sees the probe.
+        response = (
+            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
+        )
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight}
+    shift = 0.0 if bias is None else bias.detach().double().cpu()
+    for kind in ("LN", "RMS"):
+        for gain in gains.values():
+            norm = Normalization(kind, gain, bias, eps)
+            expected = norm.normalized(probe.double()) * (1.0 if gain is None else gain.detach().double().cpu()) + shift
+            # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
+            if (response - expected).abs().max() <= 2e-2 * expected.abs().max():
+                return norm
+    raise UnsupportedArchitecture(
+        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
+    )
+
+
+def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
+    if model.cfg.positional_embedding_type != "rotary" or not getattr(wrapped, "use_rope", True):
+        return None
+    if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
+        sin, cos = wrapped.embed_positions[1].detach().double().cpu().chunk(2)
+        real, imag = pair_columns(2 * len(sin), adjacent=True)
+        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
+    module = module if module is not None else getattr(wrapped, "rotary_emb", None)
+    if module is None:
+        raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
+    layer_type = getattr(wrapped, "layer_type", None)
+    prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
+    kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
+    # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.
+    inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
+    inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
+    theta = inv_freq.detach().double().cpu()
+    adjacent = bool(
+        getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(model.cfg, "rotary_interleaved_cos_sin", False)
+    )
+    real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    return RotaryGeometry(
+        theta=theta,
+        real_index=real,
+        imag_index=imag,
+        d_head=d_head,
+        attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
+        valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
+    )
+
+
+def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:
+    if kind not in ("longrope", "dynamic"):
+        return None
+    if kind == "dynamic":
+        return int(module.original_max_seq_len)
+    parameters = module.config.rope_parameters
+    return int((parameters[layer_type] if layer_type else parameters)["original_max_position_embeddings"])

@@ -1,0 +1,98 @@
+"""Reads a HookedTransformer (TransformerLens 3.x), folded or not."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.attention.layer import Normalization, RawAttention
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, pair_columns
+
+_NORM_KINDS = {"LN": "LN", "LNPre": "LN", "RMS": "RMS", "RMSPre": "RMS", None: "none"}
+
+
+def read_attention(model: Any, layer: int) -> RawAttention:
+    """The parameters of one layer.
+
+    Raises:
+        UnsupportedArchitecture: the layer is not causal self-attention with a norm in front.
+    """
+    cfg = model.cfg
+    if cfg.attention_dir != "causal":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the attention is {cfg.attention_dir}; only causal decoders are read"
+        )
+    block = model.blocks[layer]
+    attention = block.attn
+    grouped = hasattr(attention, "_W_K")
+    return RawAttention(
+        w_q=attention.W_Q,
+        w_k=attention._W_K if grouped else attention.W_K,
+        w_v=attention._W_V if grouped else attention.W_V,
+        w_o=attention.W_O,
+        b_q=attention.b_Q,
+        b_k=attention._b_K if grouped else attention.b_K,
+        norm=_normalization(block.ln1, cfg, f"layer {layer}"),
+        q_norm=_query_key_norm(attention.q_norm, cfg, layer),
+        k_norm=_query_key_norm(attention.k_norm, cfg, layer),
+        score_scale=1.0 / float(attention.attn_scale),
+        softcap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
+        alibi=cfg.positional_embedding_type == "alibi",
+        rotary=_rotary(attention, cfg),
+    )
+
+
+def final_normalization(model: Any) -> Normalization:
+    """The norm in front of the unembedding."""
+    if not hasattr(model, "ln_final"):
+        return Normalization("none", None, None, 0.0)
+    return _normalization(model.ln_final, model.cfg, "final norm")
+
+
+def delegates_attention(model: Any, layer: int) -> bool:
+    """False: a HookedTransformer computes attention itself, and its scores can be read and edited."""
+    return False
+
+
+def rotary_tables(
+    model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """The layer's own scaled (cos, sin), each [pos, rotary_dim], from its cache."""
+    attention = model.blocks[layer].attn
+    return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
+
+
+def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:
+    kind = _NORM_KINDS.get(cfg.normalization_type, "unknown")
+    if kind == "unknown":
+        raise UnsupportedArchitecture(
+            f"{where}: normalisation {cfg.normalization_type!r} is not one that can be folded"
+        )
+    return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))  # type: ignore[arg-type]
+
+
+def _query_key_norm(norm: Any, cfg: Any, layer: int) -> Normalization | None:
+    if norm is None:
+        return None
+    if not cfg.use_qk_norm:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: queries and keys are normalised over all heads at once; a head has no operator of its own"
+        )
+    return Normalization("RMS", norm.w, None, float(cfg.eps))
+
+
+def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
+    if cfg.positional_embedding_type != "rotary":
+        return None
+    cos, sin = attention.rotary_cos[1].double().cpu(), attention.rotary_sin[1].double().cpu()
+    real, imag = pair_columns(cfg.rotary_dim, adjacent=bool(cfg.rotary_adjacent_pairs))
+    # The row of position 1 holds the scaled cos and sin of theta itself; every theta in use is at most 1 radian.
+    return RotaryGeometry(
+        theta=torch.atan2(sin[real], cos[real]),
+        real_index=real,
+        imag_index=imag,
+        d_head=int(cfg.d_head),
+        attention_scaling=float(torch.hypot(sin[real[0]], cos[real[0]])),
+        valid_up_to=cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None,
+    )

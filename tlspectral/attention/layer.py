@@ -1,0 +1,227 @@
+"""What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from tlspectral.errors import BadWeights
+from tlspectral.rotary import RotaryGeometry
+
+NormalizationKind = Literal["LN", "RMS", "none"]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
+
+    `gain` is the factor really applied (Gemma stores it less 1); None where there is none or it is already folded.
+    """
+
+    kind: NormalizationKind
+    gain: Float[Tensor, "*width"] | None
+    bias: Float[Tensor, "*width"] | None
+    eps: float
+
+    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
+        """`x` without its mean (LN) and scaled to unit variance; gain and bias are left to the weights."""
+        if self.kind == "none":
+            return x
+        if self.kind == "LN":
+            x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+@dataclass(frozen=True)
+class RawAttention:
+    """The parameters of a layer as a backend holds them, before any folding.
+
+    Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
+    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
+    """
+
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    w_o: Tensor
+    b_q: Tensor | None
+    b_k: Tensor | None
+    norm: Normalization
+    q_norm: Normalization | None
+    k_norm: Normalization | None
+    score_scale: float
+    softcap: float | None
+    alibi: bool
+    rotary: RotaryGeometry | None
+
+
+@dataclass(frozen=True)
+class OutputFactors:
+    """Per head, what attention writes: `W_V` carries the input norm's gain (LN: centred), `W_O` is as stored."""
+
+    w_v: Float64[Tensor, "kv_heads d_model d_head"]
+    w_o: Float64[Tensor, "heads d_head d_model"]
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
+
+    `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
+    `W_Q W_K^T` is `C M C` (FP section 3) without C ever being formed. Keys are as stored, one per key/value head.
+    """
+
+    layer: int
+    w_q: Float64[Tensor, "heads d_model d_head"]
+    b_q: Float64[Tensor, "heads d_head"]
+    w_k: Float64[Tensor, "kv_heads d_model d_head"]
+    b_k: Float64[Tensor, "kv_heads d_head"]
+    norm: Normalization
+    q_norm: Normalization | None
+    k_norm: Normalization | None
+    score_scale: float
+    softcap: float | None
+    alibi: bool
+    rotary: RotaryGeometry | None
+    storage_dtype: torch.dtype
+    digest: str
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads."""
+        return self.w_q.shape[0]
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads."""
+        return self.w_k.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.w_q.shape[1]
+
+    @property
+    def d_head(self) -> int:
+        """Columns of a head."""
+        return self.w_q.shape[2]
+
+    @property
+    def effective_dimension(self) -> int:
+        """Dimension of the space that M acts on: d_model, less 1 for LayerNorm, which removes the mean."""
+        return self.d_model - (self.norm.kind == "LN")
+
+    @property
+    def bilinear(self) -> Literal["exact", "up_to_token_scale", "softcapped"]:
+        """How the score depends on `n M n^T`: see the column of that name."""
+        if self.softcap is not None:
+            return "softcapped"
+        return "exact" if self.q_norm is None else "up_to_token_scale"
+
+    def kv_head(self, head: int) -> int:
+        """The key/value head that query head `head` reads."""
+        return head // (self.n_heads // self.n_kv_heads)
+
+    def operator_factors(
+        self,
+    ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
+        """W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head."""
+        w_q, w_k = self.w_q, self.w_k
+        if self.q_norm is not None and self.q_norm.gain is not None:
+            w_q = w_q * self.q_norm.gain.double()
+        if self.k_norm is not None and self.k_norm.gain is not None:
+            w_k = w_k * self.k_norm.gain.double()
+        return w_q, w_k.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
+
+
+def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
+    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
+    """
+    parameters = {
+        "W_Q": raw.w_q,
+        "b_Q": raw.b_q,
+        "W_K": raw.w_k,
+        "b_K": raw.b_k,
+        "input norm gain": raw.norm.gain,
+        "input norm bias": raw.norm.bias,
+        "query norm gain": raw.q_norm.gain if raw.q_norm else None,
+        "key norm gain": raw.k_norm.gain if raw.k_norm else None,
+    }
+    digest = hashlib.sha256()
+    for role, value in parameters.items():
+        if value is not None:
+            _require_readable(value, role, layer)
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
+    w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
+    return AttentionLayer(
+        layer=layer,
+        w_q=w_q,
+        b_q=b_q,
+        w_k=w_k,
+        b_k=b_k,
+        norm=raw.norm,
+        q_norm=_on_cpu(raw.q_norm),
+        k_norm=_on_cpu(raw.k_norm),
+        score_scale=raw.score_scale,
+        softcap=raw.softcap,
+        alibi=raw.alibi,
+        rotary=raw.rotary,
+        storage_dtype=raw.w_q.dtype,
+        digest=digest.hexdigest(),
+    )
+
+
+def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
+    """Fold the input norm's gain into copies of the value weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: as `fold_attention`.
+    """
+    for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
+        if value is not None:
+            _require_readable(value, role, layer)
+    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o))
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.detach().to(device="cpu", dtype=torch.float64)
+
+
+def _on_cpu(norm: Normalization | None) -> Normalization | None:
+    if norm is None or norm.gain is None:
+        return norm
+    return Normalization(norm.kind, _double(norm.gain), None, norm.eps)
+
+
+def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
+    weight = _double(weight)
+    folded_bias = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else _double(bias)
+    if norm.bias is not None:
+        folded_bias = folded_bias + torch.einsum("d,hdk->hk", _double(norm.bias), weight)
+    if norm.gain is not None:
+        weight = weight * _double(norm.gain)[:, None]
+    if norm.kind == "LN":
+        weight = weight - weight.mean(1, keepdim=True)
+    return weight, folded_bias
+
+
+def _require_readable(value: Tensor, role: str, layer: int) -> None:
+    if value.device.type == "meta":
+        raise BadWeights(f"layer {layer}, {role}: the weight is on the meta device; load the model with its weights")
+    if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
+        raise BadWeights(
+            f"layer {layer}, {role}: stored as {value.dtype}, a quantised format; load de-quantised weights instead"
+        )
+    finite = torch.isfinite(value)
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
+        raise BadWeights(
+            f"layer {layer}, {role}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again"
+        )

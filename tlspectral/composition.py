@@ -1,0 +1,155 @@
+"""How heads compose with each other and with the embedding: K-, Q- and V-composition, OV copying, self-match."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
+from tlspectral.operators import qk_operators
+from tlspectral.operators.output_value import layer_ov_operators
+from tlspectral.spectra import ThinProduct
+
+CompositionKind = Literal["q", "k", "v"]
+
+
+def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind = "k") -> pd.DataFrame:
+    """How strongly each head of an earlier layer can feed the target head (Elhage et al. 2021; FP section 4).
+
+    `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of the target, with M^T in place of M for its queries (`"q"`) and
+    `||OV_earlier OV_target||` for its values (`"v"`); Frobenius norms, from thin factors alone. M is norm-folded, and
+    OV, like M, is centred under LayerNorm.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        target: (layer, head) that reads.
+        kind: which input of the target is meant.
+
+    Returns:
+        DataFrame `layer, head, score, chance, rank`, best first; `chance` = 1/sqrt(d_model), the score of operators
+        with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a target in layer 0.
+
+    Raises:
+        BadHead: no such head.
+        ValueError: an unknown kind.
+
+    What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
+    the number of heads to be ranked among grows with the layer.
+    """
+    if kind not in ("q", "k", "v"):
+        raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
+    view = attention_view(model)
+    layer, head = (int(i) for i in target)
+    reading, other = _target_factors(view, model, layer, head, kind)
+    triangle = torch.linalg.qr(other, mode="r").R
+    target_norm = ThinProduct(reading, other).norm()
+    rows = []
+    for earlier in range(layer):
+        operators = layer_ov_operators(view, earlier)
+        written = torch.stack([operator.w_o for operator in operators])
+        read = torch.linalg.qr(torch.stack([operator.w_v for operator in operators]), mode="r").R
+        through = torch.linalg.matrix_norm(read @ (written @ reading) @ triangle.T)
+        sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(written.mT, mode="r").R.mT)
+        scores = (through / (sizes * target_norm)).tolist()
+        rows += [{"layer": earlier, "head": i, "score": score} for i, score in enumerate(scores)]
+    table = pd.DataFrame(rows, columns=["layer", "head", "score"])
+    table["chance"] = view.d_model**-0.5
+    table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
+    table["rank"] = np.arange(1, len(table) + 1)
+    return table
+
+
+def _target_factors(
+    view: AttentionView, model: Any, layer: int, head: int, kind: CompositionKind
+) -> tuple[Float64[Tensor, "d_model d_head"], Float64[Tensor, "d_model d_head"]]:
+    """The factor of the target's operator that reads the earlier head's output, and the other one."""
+    operator = qk_operators(model)[layer, head]
+    if kind == "k":
+        return operator.w_k, operator.w_q
+    if kind == "q":
+        return operator.w_q, operator.w_k
+    output = layer_ov_operators(view, layer)[head]
+    return output.w_v, output.w_o.T
+
+
+def copying_scores(model: Any) -> pd.DataFrame:
+    """Does a head copy the tokens it attends to? From the eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
+
+    The product is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
+    LayerNorm both are centred); W_E is raw.
+
+    Returns:
+        DataFrame `layer, head, copying, positivity`: the share of the d_head eigenvalues with positive real part (a
+        count, in steps of 1/d_head), and `sum Re l / sum |l|` of the same. NaN for a head that writes nothing.
+
+    Raises:
+        UnsupportedArchitecture, BadWeights: a layer cannot be read.
+
+    What it does not establish: copying in the model, where MLPs and later heads stand between. `W_U` is taken as the
+    model holds it: TransformerLens's `center_unembed` subtracts a mean over the vocabulary, which changes these two
+    columns a little although it changes no probability.
+    """
+    view = attention_view(model)
+    circuit = unembedding_times_embedding(view)
+    pieces = []
+    for layer in range(view.n_layers):
+        scores = copying_of_layer(view.output(layer), circuit)
+        pieces.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
+    return pd.concat(pieces, ignore_index=True)
+
+
+def copying_of_layer(
+    output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"]
+) -> dict[str, Float64[np.ndarray, "heads"]]:
+    """`copying` and `positivity` of a layer's heads; `circuit` is `unembedding_times_embedding`."""
+    groups = len(output.w_o) // len(output.w_v)
+    eigenvalues = torch.linalg.eigvals(output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0))
+    total = eigenvalues.abs().sum(1)
+    copying = (eigenvalues.real > 0).double().mean(1).masked_fill(total == 0, torch.nan)
+    return {"copying": copying.numpy(), "positivity": (eigenvalues.real.sum(1) / total).numpy()}
+
+
+def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"]:
+    """W_U W_E with the final norm folded into W_U, summed over pieces of the vocabulary."""
+    w_u, norm = view.unembedding()
+    gain = None if norm.gain is None else norm.gain.detach().to(device="cpu", dtype=torch.float64)
+    circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
+    pieces = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
+    for unembedding, embedding in pieces:
+        folded = unembedding if gain is None else gain[:, None] * unembedding
+        circuit += (folded - folded.mean(0) if norm.kind == "LN" else folded) @ embedding
+    return circuit
+
+
+class EmbeddingMoments:
+    """What `self_match` needs of the token embedding: its Gram matrix and sum, from one pass over the vocabulary.
+
+    The matrix is of the embedding, not of a head: with it a head costs products of d_model x d_head, whatever the
+    vocabulary.
+    """
+
+    def __init__(self, view: AttentionView):
+        self.gram = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
+        self.total = torch.zeros(view.d_model, dtype=torch.float64)
+        self.count = view.d_vocab
+        for piece in vocabulary_chunks(view.embedding(), axis=0):
+            self.gram += piece.T @ piece
+            self.total += piece.sum(0)
+
+    def self_match(
+        self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
+    ) -> Float64[np.ndarray, "heads"]:
+        """Does a token match itself? `(mean diagonal - mean off-diagonal) / rms` of `W_E M W_E^T` (FP section 3).
+
+        W_E is raw, without positions and without the first block's MLP, so this reads layer 0 best. NaN for M = 0.
+        """
+        size = float(self.count)
+        queries, keys = self.gram @ w_q, self.gram @ w_k
+        diagonal = (w_q * keys).sum((1, 2))
+        everything = ((self.total @ w_q) * (self.total @ w_k)).sum(-1)
+        square = ((w_q.mT @ queries) * (w_k.mT @ keys)).sum((1, 2))
+        off_diagonal = (everything - diagonal) / (size * size - size)
+        return ((diagonal / size - off_diagonal) / (square / size**2).sqrt()).numpy()

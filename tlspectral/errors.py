@@ -1,0 +1,32 @@
+"""What can go wrong with a model, a head or a file, by name.
+
+Every message says which model, layer and role, what was found, and what to do about it.
+"""
+
+
+class TlspectralError(Exception):
+    """Any refusal of this package; the command line prints it as one line."""
+
+
+class UnsupportedArchitecture(TlspectralError):
+    """The attention of a layer is not a bilinear score that this package can read."""
+
+
+class ScoreMismatch(TlspectralError):
+    """The operators do not reproduce the model's own attention scores, so no number is returned."""
+
+
+class EditNotHonored(TlspectralError):
+    """A hook edit did not change the model's output."""
+
+
+class BadHead(TlspectralError, IndexError):
+    """A layer or head that the model does not have."""
+
+
+class BadWeights(TlspectralError, ValueError):
+    """Weights that are NaN, infinite, quantised or not in memory."""
+
+
+class IncompatibleCheckpoint(TlspectralError, ValueError):
+    """A folder or file of results was made by other weights, tokens or settings."""

@@ -1,0 +1,63 @@
+"""The phase content of every head at every rotary frequency, from weights alone."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from tlspectral.attention import attention_view
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.rotary import phase_norms
+from tlspectral.tables import FREQUENCY_COLUMNS
+
+
+def frequency_table(model: Any) -> pd.DataFrame:
+    """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
+
+    Returns:
+        DataFrame `layer, head, frequency, theta` (radians per token), `wavelength` (tokens per turn), `re_norm`,
+        `im_norm, im_share`, sorted by these first three; layers without rotary positions have no rows. `attrs` hold
+        the model's name and `rotary_valid_up_to`.
+
+    Raises:
+        UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
+
+    What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
+    """
+    view = attention_view(model)
+    pieces, limits = [], []
+    for index in range(view.n_layers):
+        layer = view.layer(index)
+        if layer.rotary is None:
+            continue
+        norms = phase_norms(*layer.operator_factors(), layer.rotary)
+        heads, pairs = norms.re.shape
+        theta = np.tile(layer.rotary.theta.numpy(), heads)
+        re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wavelength, share = 2 * np.pi / theta, im / (re + im)
+        columns = {
+            "layer": np.full(heads * pairs, index),
+            "head": np.repeat(np.arange(heads), pairs),
+            "frequency": np.tile(np.arange(pairs), heads),
+            "theta": theta,
+            "wavelength": wavelength,
+            "re_norm": re,
+            "im_norm": im,
+            "im_share": share,
+        }
+        pieces.append(pd.DataFrame(columns)[[column.name for column in FREQUENCY_COLUMNS]])
+        if layer.rotary.valid_up_to is not None:
+            limits.append(layer.rotary.valid_up_to)
+    if not pieces:
+        raise UnsupportedArchitecture(
+            f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to tabulate"
+        )
+    table = pd.concat(pieces, ignore_index=True)
+    table.attrs = {
+        "model": view.source["model"],
+        "rotary_valid_up_to": min(limits) if limits else None,
+        "torch": torch.__version__,
+    }
+    return table

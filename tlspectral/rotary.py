@@ -1,0 +1,139 @@
+"""Rotary positions: which columns of a head form complex pairs, how fast each pair turns, and what phase a head uses.
+
+Conventions. A head's columns `(re_t, im_t)` are one complex coordinate, `w_t = W[:, re_t] + i W[:, im_t]`, that turns
+by `theta_t` radians per token. For a query at position m and a key at position n the score is
+
+    s(m, n) = sum_t  cos((m - n) theta_t) Re B_t  -  sin((m - n) theta_t) Im B_t,      B_t = x_m^T M_t x_n,
+
+with `M_t = w_q^t conj(w_k^t)^T`. "Fingerprint, Not Blueprint" (FP) counts the offset the other way, key minus query,
+which turns its eq. 5 into `s(D) - s(-D) = sum_t 2 sin(D theta_t) Im B_t`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RotaryGeometry:
+    """Where a layer's rotary pairs lie and how fast they turn, as the model itself applies them.
+
+    Attributes:
+        theta: radians per token of each pair, in the model's own order (the first pair turns fastest).
+        real_index, imag_index: columns of the head that hold each pair's real and imaginary coordinate.
+        d_head: columns of the head; those in no pair do not turn.
+        attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); it enters a score squared.
+        valid_up_to: tokens up to which `theta` holds, None where it does not depend on the length.
+    """
+
+    theta: Float64[Tensor, "pairs"]
+    real_index: Int64[Tensor, "pairs"]
+    imag_index: Int64[Tensor, "pairs"]
+    d_head: int
+    attention_scaling: float = 1.0
+    valid_up_to: int | None = None
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of complex pairs."""
+        return len(self.theta)
+
+    @property
+    def rotary_fraction(self) -> float:
+        """Share of the head's columns that turn."""
+        return 2 * self.n_pairs / self.d_head
+
+    def position_tables(self, n_positions: int) -> tuple[Float64[Tensor, "pos pairs"], Float64[Tensor, "pos pairs"]]:
+        """Scaled cos and sin of every pair at positions 0 .. n_positions - 1, in float64.
+
+        A model's own float32 tables drift from these with the position (about 1e-4 in a score at 1000 tokens), so
+        interventions on a running model use the model's tables.
+        """
+        angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * self.theta
+        return self.attention_scaling * angle.cos(), self.attention_scaling * angle.sin()
+
+
+def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pairs"], Int64[Tensor, "pairs"]]:
+    """Columns of the real and imaginary coordinates of the first `rotary_dim` columns of a head.
+
+    Args:
+        rotary_dim: even number of columns that turn.
+        adjacent: True for pairs (0, 1), (2, 3), ... (GPT-J, Cohere); False for (t, t + rotary_dim / 2) (NeoX, Llama).
+    """
+    columns = torch.arange(rotary_dim)
+    if adjacent:
+        return columns[0::2], columns[1::2]
+    return columns[: rotary_dim // 2], columns[rotary_dim // 2 :]
+
+
+def rotate(
+    x: Float[Tensor, "*batch pos d_head"],
+    cos: Float[Tensor, "pos pairs"],
+    sin: Float[Tensor, "pos pairs"],
+    geometry: RotaryGeometry,
+) -> Float[Tensor, "*batch pos d_head"]:
+    """Turn each pair of `x` by its angle at its position; columns in no pair are left as they are.
+
+    Pass `-sin` to turn the other way.
+    """
+    real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
+    turned = x.clone()
+    turned[..., geometry.real_index] = real * cos - imag * sin
+    turned[..., geometry.imag_index] = imag * cos + real * sin
+    return turned
+
+
+class PhaseNorms(NamedTuple):
+    """Frobenius norms of `Re M_t` and `Im M_t`, per head and pair."""
+
+    re: Float64[Tensor, "heads pairs"]
+    im: Float64[Tensor, "heads pairs"]
+
+
+def phase_norms(
+    w_q: Float64[Tensor, "heads d_model d_head"],
+    w_k: Float64[Tensor, "heads d_model d_head"],
+    geometry: RotaryGeometry,
+) -> PhaseNorms:
+    """Norms of the real and imaginary part of each `M_t`, from inner products of columns alone (FP section 7).
+
+    With a, c the real and imaginary columns of W_Q and b, d those of W_K, `Re M_t = a b^T + c d^T` and
+    `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
+    The norms leave out `attention_scaling`, which multiplies every `M_t` alike.
+    """
+    a, c = w_q[..., geometry.real_index], w_q[..., geometry.imag_index]
+    b, d = w_k[..., geometry.real_index], w_k[..., geometry.imag_index]
+    aa, cc, ac = (a * a).sum(1), (c * c).sum(1), (a * c).sum(1)
+    bb, dd, bd = (b * b).sum(1), (d * d).sum(1), (b * d).sum(1)
+    re = (aa * bb + cc * dd + 2 * ac * bd).clamp_min(0).sqrt()
+    im = (cc * bb + aa * dd - 2 * ac * bd).clamp_min(0).sqrt()
+    return PhaseNorms(re, im)
+
+
+class PhaseMetrics(NamedTuple):
+    """Per head: how much of the rotary content is directional, and at which frequencies."""
+
+    rope_imag_frac: Float64[Tensor, "heads"]
+    freq_centroid: Float64[Tensor, "heads"]
+    hi_freq_dir: Float64[Tensor, "heads"]
+
+
+def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
+    """Summaries of a head's phase content (FP section 7).
+
+    * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms unsquared, in [0, 1];
+    * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token;
+    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs.
+
+    NaN where a denominator is zero. None of them says that a head uses its phase: that takes an ablation.
+    """
+    im_total = norms.im.sum(1)
+    total = im_total + norms.re.sum(1)
+    nan = torch.tensor(float("nan"), dtype=torch.float64)
+    share = torch.where(total > 0, im_total / total, nan)
+    centroid = torch.where(im_total > 0, (norms.im * geometry.theta).sum(1) / im_total, nan)
+    high = torch.where(im_total > 0, norms.im[:, : geometry.n_pairs // 2].sum(1) / im_total, nan)
+    return PhaseMetrics(share, centroid, high)
