@@ -7,6 +7,8 @@ final norm. So a streamed layer is read by the same code as a loaded one, and it
 import copy
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.attention import AttentionView, attention_view
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.loading import build_bridge
 from tlspectral.loading.pretrained import check_config, quiet
 from tlspectral.loading.source import Source, find_source
@@ -76,10 +78,14 @@ class CheckpointLayers:
                 dtype=torch.float32,
                 attn_implementation="eager",
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
-        lost = sorted(map(str, report["missing_keys"]))
+        lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
         if lost:
-            raise BadWeights(f"layer {index}: {self._folder} lacks {len(lost)} of its weights, such as {lost[0]}")
+            raise BadWeights(
+                f"layer {index}: {self._folder} lacks {len(lost)} of its weights or has them in another shape, "
+                f"such as {lost[0]}"
+            )
         model.config.architectures = [type(model).__name__]
         return attention_view(build_bridge(model.eval(), None, str(self._origin.record["model"])))
 
@@ -98,7 +104,7 @@ class CheckpointLayers:
             return {name: self._folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
         found = {}
         for file in sorted(self._folder.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
+            with _readable(file), safe_open(file, framework="pt") as tensors:
                 found |= dict.fromkeys(tensors.keys(), file)
         return found
 
@@ -115,7 +121,7 @@ class CheckpointLayers:
                 wanted.setdefault(file, {})[name] = f"{match[1]}0{match[3]}"
         weights = {}
         for file, names in wanted.items():
-            with safe_open(file, framework="pt") as tensors:
+            with _readable(file), safe_open(file, framework="pt") as tensors:
                 weights |= {new: tensors.get_tensor(old) for old, new in names.items()}
         if not any(_LAYER_KEY.match(name) for name in weights):
             raise UnsupportedArchitecture(f"layer {index}: {self._folder} names no tensors of this layer")
@@ -130,3 +136,22 @@ class CheckpointLayers:
                 setattr(config, name, [value[index]])
         config.num_hidden_layers = 1
         return config
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise BadWeights(f"{file} cannot be read as safetensors ({error}); fetch it again") from error
+
+
+@contextmanager
+def layer_named(index: int) -> Iterator[None]:
+    """Let errors about the only layer of a one-layer model speak of the checkpoint's layer `index`."""
+    try:
+        yield
+    except TlspectralError as error:
+        raise type(error)(str(error).replace("layer 0", f"layer {index}", 1)) from error

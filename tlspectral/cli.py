@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _REFUSAL = 2
-_MODEL_HELP = "Hub name, local folder, .gguf file, or a packaged demo model such as smollm2-135m."
+_MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m."
 
 
 class _OneLineErrors(TyperGroup):

@@ -90,7 +90,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
 
     What it does not establish: copying in the model, where MLPs and later heads stand between. `W_U` is taken as the
     model holds it: TransformerLens's `center_unembed` subtracts a mean over the vocabulary, which changes these two
-    columns a little although it changes no probability.
+    columns a little although it changes no probability. They are NaN where input and output vocabularies differ.
     """
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)
@@ -102,9 +102,12 @@ def copying_scores(model: Any) -> pd.DataFrame:
 
 
 def copying_of_layer(
-    output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"]
+    output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"] | None
 ) -> dict[str, Float64[np.ndarray, "heads"]]:
     """`copying` and `positivity` of a layer's heads; `circuit` is `unembedding_times_embedding`."""
+    if circuit is None:
+        nothing = np.full(len(output.w_o), np.nan)
+        return {"copying": nothing, "positivity": nothing.copy()}
     groups = len(output.w_o) // len(output.w_v)
     eigenvalues = torch.linalg.eigvals(output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0))
     total = eigenvalues.abs().sum(1)
@@ -112,9 +115,14 @@ def copying_of_layer(
     return {"copying": copying.numpy(), "positivity": (eigenvalues.real.sum(1) / total).numpy()}
 
 
-def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"]:
-    """W_U W_E with the final norm folded into W_U, summed over pieces of the vocabulary."""
+def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
+    """W_U W_E with the final norm folded into W_U, summed over pieces of the vocabulary.
+
+    None where the model answers in another vocabulary than it reads: then there is nothing to copy.
+    """
     w_u, norm = view.unembedding()
+    if w_u.shape[1] != len(view.embedding()):
+        return None
     gain = None if norm.gain is None else norm.gain.detach().to(device="cpu", dtype=torch.float64)
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
     pieces = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)

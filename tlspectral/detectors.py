@@ -1,6 +1,7 @@
 """Head detectors: how much attention goes to the previous token, the duplicate, and the token after it (FP section 3).
 
-All are measured on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
+All three are measured on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy. Scores by
+offset, on any tokens, are what `relative_position_kernel` shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,17 +9,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.attention import AttentionView, attention_view
+from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 
 DETECTORS = ("prev", "dup", "ind")
 SMALL_VOCABULARY = 64
 BATCH = 25
+FARTHEST_OFFSET = 20
+_KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
+_MASKED = -1e30  # below any score
 
 
 def detect_heads(
@@ -46,8 +52,11 @@ def detect_heads(
         show_progress: a bar over batches.
 
     Returns:
-        DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se`; `attrs` hold L, the number of sequences, the
-        opening token and `chance`, what uniform attention would score.
+        DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
+        prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
+        target there). `attrs` hold L, the number of sequences, the opening token, `chance`, what uniform attention
+        would score on the copy, and `reliability`: the rank correlation, over the model's heads, of each score between
+        even and odd sequences.
 
     Raises:
         ValueError: fewer than two sequences, or `tokens` that are no repeated sequences.
@@ -62,10 +71,12 @@ def detect_heads(
     with tqdm(total=len(tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
         scores = _mean_and_error(view, tokens, length, bar.update)
     rows = []
-    for layer, (mean, error) in enumerate(scores):
+    halves = []
+    for layer, (mean, error, by_half) in enumerate(scores):
+        halves.append(by_half)
         for head in range(mean.shape[1]):
             row: dict[str, Any] = {"layer": layer, "head": head}
-            for i, name in enumerate(DETECTORS):
+            for i, name in enumerate((*DETECTORS, "prev_first")):
                 row |= {name: mean[i, head], f"{name}_se": error[i, head]}
             rows.append(row)
     table = pd.DataFrame(rows)
@@ -75,8 +86,92 @@ def detect_heads(
         "bos": int(tokens[0, 0]),
         "seed": seed,
         "chance": chance_level(length),
+        "reliability": split_half_reliability(np.concatenate(halves, axis=2)),
     }
     return table
+
+
+def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dict[str, float | None]:
+    """Spearman correlation over heads between the scores of even and of odd sequences, per detector.
+
+    1 where the order of the heads does not depend on the sequences drawn. It speaks of the order of all heads, most of
+    which are near chance, and is None for fewer than three heads or equal scores.
+    """
+    found: dict[str, float | None] = {}
+    for name, (even, odd) in zip(DETECTORS, halves.swapaxes(0, 1), strict=False):
+        constant = len(even) < 3 or np.ptp(even) == 0 or np.ptp(odd) == 0
+        found[name] = None if constant else float(scipy.stats.spearmanr(even, odd).statistic)
+    return found
+
+
+def relative_position_kernel(
+    model: Any, heads: Heads, tokens: Int[Tensor, "sequences pos"] | None = None
+) -> pd.DataFrame:
+    """Mean attention score by how far the key lies behind the query (FP section 7, figure 3).
+
+    Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
+    those of the ablated model. The mean is over sequences and all queries that have such a key unmasked.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        heads: (layer, head) pairs or a DataFrame with these columns.
+        tokens: prompts, [sequences, pos]; None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
+
+    Returns:
+        DataFrame `layer, head, offset, score`; offset = key - query, from -20 (or as far as prompts reach) to 0; NaN
+        where every such key is masked.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: a layer computes its attention itself and exposes no scores.
+
+    What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
+    softmax sees only differences within a query's row.
+    """
+    view = attention_view(model)
+    chosen = heads_by_layer(view, heads)
+    columns = ["layer", "head", "offset", "score"]
+    if not chosen:
+        return pd.DataFrame(columns=columns)
+    for layer in chosen:
+        if "scores" not in view.hook_names(layer):
+            raise UnsupportedArchitecture(
+                f"layer {layer}: this bridge computes attention itself and exposes no scores, only the pattern; "
+                "read the kernel on HookedTransformer, or use detect_heads"
+            )
+    if tokens is None:
+        generator = torch.Generator().manual_seed(0)
+        length = min(_KERNEL_LENGTH, view.n_ctx)
+        tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=generator)
+        tokens[:, 0] = view.start_token
+    n_offsets = min(FARTHEST_OFFSET + 1, tokens.shape[1])
+    totals = {layer: torch.zeros(2, n_offsets, len(found), dtype=torch.float64) for layer, found in chosen.items()}
+    hooks = [(view.hook_names(layer)["scores"], _by_offset(chosen[layer], totals[layer])) for layer in chosen]
+    for batch in tokens.split(BATCH):
+        view.run(batch, hooks, last=hooks[-1][0])
+    rows = []
+    for layer, found in chosen.items():
+        means = (totals[layer][0] / totals[layer][1]).numpy()  # [offsets, heads]; 0 / 0 is NaN
+        rows += [
+            (layer, head, -offset, means[offset, place])
+            for place, head in enumerate(found)
+            for offset in reversed(range(n_offsets))
+        ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:
+    """A hook that adds the sum of unmasked scores and their number to `total`, by offset and head."""
+
+    def add(scores: Tensor, hook: Any) -> None:
+        own = scores[:, heads]
+        for offset in range(total.shape[1]):
+            diagonal = own.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
+            seen = diagonal > _MASKED
+            total[0, offset] += diagonal.where(seen, 0.0).sum((0, 2)).cpu()
+            total[1, offset] += seen.sum((0, 2)).cpu()
+
+    return add
 
 
 def repeated_sequences(
@@ -130,12 +225,20 @@ def _segment_length(tokens: Int[Tensor, "sequences pos"]) -> int:
 
 def _mean_and_error(
     view: AttentionView, tokens: Int[Tensor, "sequences pos"], length: int, advance: Callable[[int], Any]
-) -> Iterator[tuple[Float64[np.ndarray, "detectors heads"], Float64[np.ndarray, "detectors heads"]]]:
-    """Mean and standard error over sequences, layer by layer; patterns are reduced as they pass."""
+) -> Iterator[
+    tuple[
+        Float64[np.ndarray, "scores heads"], Float64[np.ndarray, "scores heads"], Float64[np.ndarray, "2 scores heads"]
+    ]
+]:
+    """Mean and standard error over sequences, and the means of even and odd ones, layer by layer.
+
+    The scores are those of `DETECTORS` on the copy, then `prev` on the segment. Patterns are reduced as they pass.
+    """
     count = len(tokens)
-    total: list[Tensor] = [torch.zeros(0)] * view.n_layers
+    total: list[Tensor] = [torch.zeros(0)] * view.n_layers  # [2 halves, scores, heads]
     squares: list[Tensor] = [torch.zeros(0)] * view.n_layers
     offsets = {"prev": 1, "dup": length, "ind": length - 1}
+    batch_start = 0
 
     def reducer(layer: int) -> Callable[[Tensor, Any], None]:
         def reduce(pattern: Tensor, hook: Any) -> None:
@@ -144,9 +247,12 @@ def _mean_and_error(
                 pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :].double().mean(-1)
                 for name in DETECTORS
             ]
-            scores = torch.stack(mass).cpu()  # [detectors, batch, heads]
+            mass.append(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length].double().mean(-1))
+            scores = torch.stack(mass).cpu()  # [scores, batch, heads]
+            odd = (batch_start + torch.arange(scores.shape[1])) % 2 == 1
+            halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
             seen = len(total[layer]) > 0
-            total[layer] = scores.sum(1) + (total[layer] if seen else 0)
+            total[layer] = halves + (total[layer] if seen else 0)
             squares[layer] = scores.square().sum(1) + (squares[layer] if seen else 0)
 
         return reduce
@@ -155,6 +261,7 @@ def _mean_and_error(
     hooks = [(name, reducer(layer)) for layer, name in enumerate(names)]
     for batch in tokens.split(BATCH):
         view.run(batch, hooks, last=names[-1])
+        batch_start += len(batch)
         advance(len(batch))
     for layer in range(view.n_layers):
         if len(total[layer]) == 0:
@@ -162,6 +269,7 @@ def _mean_and_error(
                 f"layer {layer}: the attention never returned its pattern; "
                 'load the model with attn_implementation="eager"'
             )
-        mean = total[layer] / count
+        mean = total[layer].sum(0) / count
         variance = (squares[layer] / count - mean.square()).clamp_min(0) * count / (count - 1)
-        yield mean.numpy(), (variance / count).sqrt().numpy()
+        sizes = torch.tensor([(count + 1) // 2, count // 2], dtype=torch.float64)
+        yield mean.numpy(), (variance / count).sqrt().numpy(), (total[layer] / sizes[:, None, None]).numpy()

@@ -86,6 +86,15 @@ def rotate(
     return turned
 
 
+def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
+    """One column per pair of a cos or sin table, which models lay out one a pair, in two halves, or interleaved."""
+    n_pairs = geometry.n_pairs
+    if table.shape[-1] == n_pairs:
+        return table
+    halves = torch.equal(table[..., :n_pairs], table[..., n_pairs:])
+    return table[..., :n_pairs] if halves else table[..., 0::2]
+
+
 class PhaseNorms(NamedTuple):
     """Frobenius norms of `Re M_t` and `Im M_t`, per head and pair."""
 
@@ -104,13 +113,22 @@ def phase_norms(
     `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
     The norms leave out `attention_scaling`, which multiplies every `M_t` alike.
     """
-    a, c = w_q[..., geometry.real_index], w_q[..., geometry.imag_index]
-    b, d = w_k[..., geometry.real_index], w_k[..., geometry.imag_index]
-    aa, cc, ac = (a * a).sum(1), (c * c).sum(1), (a * c).sum(1)
-    bb, dd, bd = (b * b).sum(1), (d * d).sum(1), (b * d).sum(1)
+    aa, cc, ac = _pair_products(w_q, geometry)
+    bb, dd, bd = _pair_products(w_k, geometry)
     re = (aa * bb + cc * dd + 2 * ac * bd).clamp_min(0).sqrt()
     im = (cc * bb + aa * dd - 2 * ac * bd).clamp_min(0).sqrt()
     return PhaseNorms(re, im)
+
+
+def _pair_products(
+    w: Float64[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
+) -> tuple[Float64[Tensor, "heads pairs"], ...]:
+    """Inner products real.real, imag.imag and real.imag of each pair's columns, one head in memory at a time."""
+    products = []
+    for head in w:
+        real, imag = head[:, geometry.real_index], head[:, geometry.imag_index]
+        products.append(torch.stack([(real * real).sum(0), (imag * imag).sum(0), (real * imag).sum(0)]))
+    return tuple(torch.stack(products, dim=1))
 
 
 class PhaseMetrics(NamedTuple):

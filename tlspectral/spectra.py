@@ -92,7 +92,10 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
     if w_q.dtype != torch.float64 or w_k.dtype != torch.float64:
         raise TypeError(f"the factors of M must be float64, found {w_q.dtype} and {w_k.dtype}; call .double() first")
     d_model, d_head = w_q.shape[1:]
-    triangle = torch.linalg.qr(torch.cat([w_q, w_k], dim=2), mode="r").R
+    # Head by head: LAPACK loops over a batch anyway, and the joined factors of a whole layer would double its memory.
+    triangle = torch.stack(
+        [torch.linalg.qr(torch.cat(factors, dim=1), mode="r").R for factors in zip(w_q, w_k, strict=True)]
+    )
     query, key = triangle[..., :d_head], triangle[..., d_head:]
     return ThinCore(query, key, query[:, : min(d_head, d_model)] @ key.mT)
 

@@ -3,7 +3,16 @@
 `attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
 """
 
-from tlspectral.attention.layer import AttentionLayer, Normalization, OutputFactors
+from tlspectral.attention.layer import AttentionLayer, Normalization, OutputFactors, RawAttention, fold_attention
 from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
 
-__all__ = ["AttentionLayer", "AttentionView", "Normalization", "OutputFactors", "attention_view", "vocabulary_chunks"]
+__all__ = [
+    "AttentionLayer",
+    "AttentionView",
+    "Normalization",
+    "OutputFactors",
+    "RawAttention",
+    "attention_view",
+    "fold_attention",
+    "vocabulary_chunks",
+]

@@ -1,4 +1,4 @@
-"""Reads a TransformerBridge, raw or processed, from the Hugging Face modules that it wraps.
+"""Reads a TransformerBridge, raw or processed, from the Hugging Face or native modules that it wraps.
 
 The bridge's own config is not trusted for rotary base, score scale or query/key norms: for several architectures it
 holds defaults. What is read here is proved by `verify_scores` on the running model.
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention.layer import Normalization, RawAttention
+from tlspectral.attention.layer import Normalization, RawAttention, require_readable
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
@@ -43,14 +43,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     try:
         w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
         b_q, b_k = attention.b_Q, attention.b_K
-    except (NotImplementedError, AttributeError) as error:
+    except (NotImplementedError, AttributeError, ValueError) as error:
+        if "quanti" in str(error).lower() or "meta device" in str(error):
+            raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
-    except ValueError as error:
-        if "quanti" in str(error).lower():
-            raise BadWeights(f"layer {layer}, W_Q: {error}") from error
-        raise UnsupportedArchitecture(f"layer {layer}: {error}") from error
     d_model, d_head = w_q.shape[-2:]
     return RawAttention(
         w_q=w_q,
@@ -85,19 +83,35 @@ def delegates_attention(model: Any, layer: int) -> bool:
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """The scaled (cos, sin), each [pos, columns], that the layer applied in a run; None where it exposes none.
+    """The scaled (cos, sin), each [(batch,) pos, columns], that the layer applied in a run; None where it exposes none.
 
     Raises:
         UnsupportedArchitecture: the layer has rotary geometry but was given no tables.
     """
     cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:
-        return cos.reshape(-1, *cos.shape[-2:])[0], sin.reshape(-1, *sin.shape[-2:])[0]
-    if hasattr(model.blocks[layer].attn, "hook_cos"):
+        return cos, sin
+    native = _native_rotary(model.blocks[layer].attn.original_component)
+    if native is not None:
+        return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
+    attention = model.blocks[layer].attn
+    table = getattr(attention.original_component, "embed_positions", None)
+    if isinstance(table, Tensor):
+        sin, cos = table[:n_positions].chunk(2, dim=-1)
+        return cos, sin
+    if hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
         )
     return None
+
+
+def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
+    """What a layer that delegates its attention lets a query see, [pos, pos]: earlier keys, within its window."""
+    own = getattr(model.blocks[layer].attn.original_component, "bias", None)
+    if isinstance(own, Tensor) and own.dtype == torch.bool and own.ndim == 4:  # GPT-Neo keeps its windowed mask
+        return own[0, 0, :n_positions, :n_positions]
+    return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
 
 
 def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
@@ -117,11 +131,15 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
         return 1.0 / float(wrapped.scale_attn)
     if type(wrapped).__name__.startswith("GPTNeoSelfAttention"):
         return 1.0  # GPT-Neo does not divide its scores
+    if type(wrapped).__name__ == "NativeAttention":
+        return 1.0 / float(wrapped.scale)
     return d_head**-0.5
 
 
 def _softcap(wrapped: Any) -> float | None:
     softcap = getattr(wrapped, "attn_logit_softcapping", None)
+    if type(wrapped).__name__ == "NativeAttention":
+        softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 is none
     return float(softcap) if softcap else None
 
 
@@ -149,14 +167,16 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
     module is given one random vector and must act as one of the known forms.
     """
     module = bridged.original_component
+    if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
+        return Normalization("none", None, None, 0.0)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = next(
         (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
         getattr(model.cfg, "eps", 1e-5),
     )
     eps = float(eps)
-    if weight is not None and weight.device.type == "meta":
-        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
+    require_readable(weight, f"{where} gain")
+    require_readable(bias, f"{where} bias")
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
     probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) + 1.0
     with torch.no_grad():
@@ -164,7 +184,7 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
         response = (
             type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
         )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight}
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.detach().double()}
     shift = 0.0 if bias is None else bias.detach().double().cpu()
     for kind in ("LN", "RMS"):
         for gain in gains.values():
@@ -184,6 +204,11 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
         sin, cos = wrapped.embed_positions[1].detach().double().cpu().chunk(2)
         real, imag = pair_columns(2 * len(sin), adjacent=True)
+        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    native = _native_rotary(wrapped)
+    if native is not None:  # tables as wide as the columns that turn, each pair's angle twice
+        cos, sin = (table[1, 0::2].detach().double().cpu() for table in (native.cos_cached, native.sin_cached))
+        real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
     module = module if module is not None else getattr(wrapped, "rotary_emb", None)
@@ -208,6 +233,12 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
+
+
+def _native_rotary(wrapped: Any) -> Any:
+    """The table of cos and sin of a model made by `boot_native`; None in other models."""
+    rotary = getattr(wrapped, "rotary", None)
+    return rotary if type(rotary).__name__ == "NativeRotary" else None
 
 
 def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:

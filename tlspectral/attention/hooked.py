@@ -5,11 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention.layer import Normalization, RawAttention
+from tlspectral.attention.layer import Normalization, NormalizationKind, RawAttention, require_readable
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
-_NORM_KINDS = {"LN": "LN", "LNPre": "LN", "RMS": "RMS", "RMSPre": "RMS", None: "none"}
+_NORM_KINDS: dict[str, NormalizationKind] = {
+    "LayerNorm": "LN",
+    "LayerNormPre": "LN",
+    "RMSNorm": "RMS",
+    "RMSNormPre": "RMS",
+    "Identity": "none",
+}
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -26,6 +32,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = block.attn
     grouped = hasattr(attention, "_W_K")
+    require_readable(attention.W_Q, f"layer {layer}, W_Q")
     return RawAttention(
         w_q=attention.W_Q,
         w_k=attention._W_K if grouped else attention.W_K,
@@ -64,12 +71,11 @@ def rotary_tables(
 
 
 def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:
-    kind = _NORM_KINDS.get(cfg.normalization_type, "unknown")
-    if kind == "unknown":
-        raise UnsupportedArchitecture(
-            f"{where}: normalisation {cfg.normalization_type!r} is not one that can be folded"
-        )
-    return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))  # type: ignore[arg-type]
+    # By class, not by the config: the final norm may be of another kind than the others.
+    kind = _NORM_KINDS.get(type(norm).__name__)
+    if kind is None:
+        raise UnsupportedArchitecture(f"{where}: {type(norm).__name__} is not a norm that can be folded")
+    return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 
 
 def _query_key_norm(norm: Any, cfg: Any, layer: int) -> Normalization | None:

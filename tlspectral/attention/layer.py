@@ -1,6 +1,7 @@
 """What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +65,7 @@ class OutputFactors:
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ class AttentionLayer:
             w_q = w_q * self.q_norm.gain.double()
         if self.k_norm is not None and self.k_norm.gain is not None:
             w_k = w_k * self.k_norm.gain.double()
-        return w_q, w_k.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
+        groups = self.n_heads // self.n_kv_heads
+        return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
@@ -153,11 +156,8 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         "query norm gain": raw.q_norm.gain if raw.q_norm else None,
         "key norm gain": raw.k_norm.gain if raw.k_norm else None,
     }
-    digest = hashlib.sha256()
     for role, value in parameters.items():
-        if value is not None:
-            _require_readable(value, role, layer)
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
     w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
     return AttentionLayer(
@@ -174,7 +174,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         alibi=raw.alibi,
         rotary=raw.rotary,
         storage_dtype=raw.w_q.dtype,
-        digest=digest.hexdigest(),
+        digest=digest_of(parameters.values()),
     )
 
 
@@ -185,13 +185,21 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
         BadWeights: as `fold_attention`.
     """
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
+        require_readable(value, f"layer {layer}, {role}")
+    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
+
+
+def digest_of(values: Iterable[Tensor | None]) -> str:
+    """SHA-256 of the bytes of tensors as stored, in order; None counts for nothing."""
+    digest = hashlib.sha256()
+    for value in values:
         if value is not None:
-            _require_readable(value, role, layer)
-    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o))
+            digest.update(memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def _double(value: Tensor) -> Tensor:
-    return value.detach().to(device="cpu", dtype=torch.float64)
+    return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # never the model's own memory
 
 
 def _on_cpu(norm: Normalization | None) -> Normalization | None:
@@ -212,16 +220,19 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
     return weight, folded_bias
 
 
-def _require_readable(value: Tensor, role: str, layer: int) -> None:
+def require_readable(value: Tensor | None, where: str) -> None:
+    """Refuse weights that are not finite floating-point numbers in memory; `where` names layer and role.
+
+    Raises:
+        BadWeights: with what was found.
+    """
+    if value is None:
+        return
     if value.device.type == "meta":
-        raise BadWeights(f"layer {layer}, {role}: the weight is on the meta device; load the model with its weights")
+        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
     if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
-        raise BadWeights(
-            f"layer {layer}, {role}: stored as {value.dtype}, a quantised format; load de-quantised weights instead"
-        )
+        raise BadWeights(f"{where}: stored as {value.dtype}, a quantised format; load de-quantised weights instead")
     finite = torch.isfinite(value)
     if not bool(finite.all()):
         bad = int((~finite).sum())
-        raise BadWeights(
-            f"layer {layer}, {role}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again"
-        )
+        raise BadWeights(f"{where}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again")

@@ -7,11 +7,20 @@ from types import ModuleType
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.attention import bridge, hooked
-from tlspectral.attention.layer import AttentionLayer, Normalization, OutputFactors, fold_attention, fold_output
+from tlspectral.attention.layer import (
+    AttentionLayer,
+    Normalization,
+    OutputFactors,
+    RawAttention,
+    digest_of,
+    fold_attention,
+    fold_output,
+    require_readable,
+)
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry
 
@@ -71,6 +80,10 @@ class AttentionView:
         ids = getattr(tokenizer, "all_special_ids", None) or ()
         return tuple(sorted(int(i) for i in ids if 0 <= int(i) < self.d_vocab))
 
+    def raw(self, index: int) -> RawAttention:
+        """The parameters of one layer as the model holds them. Raises as `layer`."""
+        return self._reader.read_attention(self.model, self._checked(index))
+
     def layer(self, index: int) -> AttentionLayer:
         """The query-key side of one layer, folded in float64 on the CPU.
 
@@ -78,33 +91,38 @@ class AttentionView:
             BadHead: no such layer.
             UnsupportedArchitecture, BadWeights: the layer cannot be read; the message names it.
         """
-        return fold_attention(self._reader.read_attention(self.model, self._checked(index)), index)
+        return fold_attention(self.raw(index), index)
 
     def output(self, index: int) -> OutputFactors:
         """The value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
-        return fold_output(self._reader.read_attention(self.model, self._checked(index)), index)
+        return fold_output(self.raw(index), index)
 
     def n_heads(self, index: int) -> int:
         """Query heads of a layer. Raises as `layer`."""
-        return self._reader.read_attention(self.model, self._checked(index)).w_q.shape[0]
+        return self.raw(index).w_q.shape[0]
 
     def rotary(self, index: int) -> RotaryGeometry | None:
         """Rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
-        return self._reader.read_attention(self.model, self._checked(index)).rotary
+        return self.raw(index).rotary
 
     def delegates_attention(self, index: int) -> bool:
         """True where the layer exposes only its attention pattern and discards edits of its scores."""
         return self._reader.delegates_attention(self.model, index)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Scaled (cos, sin) that the layer applied at positions 0 .. n_positions - 1, [pos, columns]; None if hidden.
+        """Scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it does not show them.
 
         `captured` holds what hooks named by `hook_names` saw in a run.
         """
         return self._reader.rotary_tables(self.model, index, n_positions, captured)
 
+    def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
+        """Which keys a query may see in a layer that delegates its attention, without padding."""
+        return bridge.causal_mask(self.model, index, n_positions)
+
     def hook_names(self, index: int) -> dict[str, str]:
-        """Names of the hook points of a layer by what passes there: residual, query, key, z, scores, pattern, cos, sin.
+        """Names of the hook points of a layer by what passes there: residual, query, key, value, z, scores, pattern,
+        cos, sin.
 
         `scores` is missing where the layer delegates its attention, cos and sin where no tables pass.
         """
@@ -113,6 +131,7 @@ class AttentionView:
             "residual": f"blocks.{index}.hook_resid_pre",
             "query": f"{attention}.hook_q",
             "key": f"{attention}.hook_k",
+            "value": f"{attention}.hook_v",
             "z": f"{attention}.hook_z",
             "pattern": f"{attention}.hook_pattern",
         }
@@ -130,11 +149,23 @@ class AttentionView:
         """W_U [d_model, d_vocab] as stored, and the norm in front of it."""
         return self.model.W_U, self._reader.final_normalization(self.model)
 
+    def ends_digest(self) -> str:
+        """SHA-256 of embedding, unembedding and the norm in front of it, as stored."""
+        w_u, norm = self.unembedding()
+        for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
+            require_readable(value, role)
+        return digest_of([self.embedding(), w_u, norm.gain])
+
     def position_embedding(self) -> Tensor | None:
         """W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
         if self.model.cfg.positional_embedding_type != "standard":
             return None
-        return self.model.W_pos
+        return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
+
+    def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Logits of a whole forward pass, in evaluation mode; gradients as the caller has them."""
+        with _evaluating(self.model):
+            return self.model(tokens.to(self.device), return_type="logits")
 
     def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
         """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
@@ -167,7 +198,6 @@ def attention_view(model: Any) -> AttentionView:
 
     Raises:
         TypeError: the object is neither.
-        UnsupportedArchitecture, BadWeights: its first layer cannot be read.
     """
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
@@ -197,7 +227,9 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+    # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
+    roots = (model, getattr(model, "original_model", model))
+    training = [module for root in roots for module in root.modules() if module.training]
     for module in training:
         module.training = False
     try:

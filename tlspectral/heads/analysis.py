@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from os import PathLike
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 
 from tlspectral import __version__
 from tlspectral.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.checkpoints import CheckpointLayers, streamable_checkpoint
+from tlspectral.checkpoints import CheckpointLayers, layer_named, streamable_checkpoint
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.errors import BadHead
@@ -150,36 +151,43 @@ def _measure(
     whole = None if streamed else check_scores(source, tokens)
     asymmetries = score_asymmetries(source, tokens) if not streamed and "score_asym" in extras else None
     ends = source.ends if streamed else source
+    ends_digest = ends.ends_digest()
     moments, circuit = EmbeddingMoments(ends), unembedding_times_embedding(ends)
     directions = position_directions(ends) if "position_share" in extras else None
     measured = []
     for index in progress(indices):
         view, at = (source.layer_view(index), 0) if streamed else (source, index)
-        check = check_scores(view, tokens) if whole is None else whole
-        layer = view.layer(at)
-        w_q, w_k = layer.operator_factors()
-        metrics = head_metrics(
-            w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension
-        )
-        columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
-        columns["self_match"] = moments.self_match(w_q, w_k)
-        columns |= copying_of_layer(view.output(at), circuit)
+        with layer_named(index) if streamed else nullcontext():
+            check = check_scores(view, tokens) if whole is None else whole
+            layer = _measure_layer(view.layer(at), index, check.of_layer(at) | {"layer": index}, moments)
+            output = view.output(at)
+        columns = copying_of_layer(output, circuit)
         if not streamed:  # a streamed layer's input is not its own, and the share depends on it
             columns["outside_m"] = check.outside_m[at]
         if "position_share" in extras:
-            columns["position_share"] = position_shares(w_q, w_k, directions)
+            columns["position_share"] = position_shares(*view.layer(at).operator_factors(), directions)
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
-        measured.append(
-            _MeasuredLayer(
-                columns=columns,
-                spectra=_layer_spectra(layer, index, metrics),
-                digest=layer.digest,
-                valid_up_to=layer.rotary.valid_up_to if layer.rotary else None,
-                check=check.of_layer(at) | {"layer": index},
-            )
-        )
+        digest = layer.digest + output.digest + ends_digest
+        measured.append(replace(layer, columns=layer.columns | columns, digest=digest))
     return measured
+
+
+def _measure_layer(
+    layer: AttentionLayer, index: int, check: dict[str, Any], moments: EmbeddingMoments
+) -> _MeasuredLayer:
+    """What the query-key factors say. They are freed on return, so that two layers' never meet."""
+    w_q, w_k = layer.operator_factors()
+    metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
+    columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
+    columns["self_match"] = moments.self_match(w_q, w_k)
+    return _MeasuredLayer(
+        columns=columns,
+        spectra=_layer_spectra(layer, index, metrics),
+        digest=layer.digest,
+        valid_up_to=layer.rotary.valid_up_to if layer.rotary else None,
+        check=check,
+    )
 
 
 def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -> None:

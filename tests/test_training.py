@@ -1,0 +1,387 @@
+"""The random-map task against its definition, the plain model against TransformerLens, the trainer, the packaging."""
+
+import hashlib
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import typer
+import zoo
+from torch import nn
+from typer.testing import CliRunner
+
+from tlspectral.loading.packaged import read_packaged
+from tlspectral.training import (
+    AttentionOnlyTransformer,
+    RandomMapTask,
+    TrainingSettings,
+    TransformerConfig,
+    evaluate,
+    package,
+    train,
+)
+from tlspectral.training.evaluation import follows_a_copy, token_losses
+
+needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+POSITIONS = ("rotary", "standard")
+SMALL = TransformerConfig(d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16)
+SMALL_TASK = RandomMapTask(vocabulary=8, length=16)
+SHORT = TrainingSettings(steps=30, batch_size=8, warmup_steps=5, evaluate_every=10, evaluation_sequences=16)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def model(positions="rotary", seed=0, **changes):
+    return AttentionOnlyTransformer(replace(SMALL, positional_embedding_type=positions, **changes), seed=seed).eval()
+
+
+def sample_tokens(n_sequences=4, seed=0):
+    return SMALL_TASK.sample(n_sequences, generator(seed)).tokens
+
+
+# --- the task ---
+
+
+def test_a_batch_is_the_documented_draw():
+    """Maps, first tokens, places of noise, noise tokens, in this order from one generator."""
+    task, stream = RandomMapTask(vocabulary=7, length=30, noise=0.3), generator(5)
+    maps = torch.randint(0, 7, (6, 7), generator=stream)
+    tokens = [torch.randint(0, 7, (6,), generator=stream)]
+    is_noise = torch.rand(6, 29, generator=stream) < 0.3
+    noise = torch.randint(0, 7, (6, 29), generator=stream)
+    for t in range(29):
+        step = torch.tensor([int(maps[row, tokens[-1][row]]) for row in range(6)])
+        tokens.append(torch.where(is_noise[:, t], noise[:, t], step))
+    batch = task.sample(6, generator(5))
+    assert torch.equal(batch.tokens, torch.stack(tokens, dim=1))
+    for row in range(6):
+        for t in range(29):
+            met = int(batch.tokens[row, t]) in batch.tokens[row, :t].tolist()
+            assert bool(batch.predictable[row, t]) == (met and not bool(is_noise[row, t]))
+
+
+def test_predictable_targets_can_be_looked_up():
+    """Without noise, the target of a token that was met before is what followed it then."""
+    batch = RandomMapTask(noise=0.0).sample(20, generator())
+    tokens = batch.tokens
+    for row in range(20):
+        seen: dict[int, int] = {}
+        for t in range(127):
+            current, target = int(tokens[row, t]), int(tokens[row, t + 1])
+            assert bool(batch.predictable[row, t]) == (current in seen)
+            assert seen.setdefault(current, target) == target
+
+
+def test_statistics_of_the_task():
+    task = RandomMapTask()
+    tokens, predictable = task.sample(2000, generator())
+    assert tokens.shape == (2000, 128)
+    assert predictable.shape == (2000, 127)
+    assert (tokens[:, 0].bincount(minlength=32) > 0).all()
+    # Steps that leave the map: 0.1, less the noise that hits the map's token, 1/32 of it. Seen over targets whose token
+    # was met before and followed by the same token as most often; 254 000 steps have an error of 0.0006.
+    counts = torch.zeros(2000, 32, 32)
+    for t in range(127):
+        counts[torch.arange(2000), tokens[:, t], tokens[:, t + 1]] += 1
+    most = counts.argmax(-1)
+    often = counts.sum(-1) >= 10  # enough steps from a token to tell its image
+    rows = torch.arange(2000)
+    kept, off = 0, 0
+    for t in range(127):
+        use = often[rows, tokens[:, t]]
+        off += int((tokens[:, t + 1] != most[rows, tokens[:, t]])[use].sum())
+        kept += int(use.sum())
+    assert off / kept == pytest.approx(0.1 * 31 / 32, abs=0.004)
+    # A fresh map per sequence: first token and image are independent and uniform, 20 of each of the 1024 pairs.
+    pairs = RandomMapTask(length=2, noise=0.0).sample(20480, generator()).tokens
+    counts = torch.bincount(pairs[:, 0] * 32 + pairs[:, 1], minlength=1024).double()
+    chi_square = float(((counts - 20) ** 2 / 20).sum())
+    assert abs(chi_square - 1023) < 4 * (2 * 1023) ** 0.5
+
+
+def test_noise_alone_is_never_predictable():
+    batch = RandomMapTask(noise=1.0).sample(3, generator())
+    assert not batch.predictable.any()
+    assert batch.tokens.unique().numel() == 32
+
+
+def test_the_draw_is_decided_by_its_generator_alone():
+    first, again, other = sample_tokens(seed=1), sample_tokens(seed=1), sample_tokens(seed=2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("settings", [{"vocabulary": 1}, {"length": 1}, {"noise": 1.5}, {"noise": -0.1}])
+def test_an_impossible_task_is_refused(settings):
+    with pytest.raises(ValueError, match="random-map task needs"):
+        RandomMapTask(**settings)
+
+
+# --- the model ---
+
+
+def jittered(module, seed=0):
+    """Biases and gains off 0 and 1, so that none can be left out unseen."""
+    stream = generator(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if ".W_" not in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=stream)
+    return module
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_shapes(positions):
+    logits, patterns = model(positions).with_patterns(sample_tokens())
+    assert logits.shape == (4, 16, 8)
+    assert [pattern.shape for pattern in patterns] == [(4, 2, 16, 16)] * 2
+    for pattern in patterns:
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(4, 2, 16))
+        assert not pattern.triu(1).any()
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_the_future_is_not_seen(positions):
+    tokens = sample_tokens()
+    changed = tokens.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % 8
+    before, after = (jittered(model(positions))(ids) for ids in (tokens, changed))
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert (before[:, 9:] != after[:, 9:]).any(-1).all()
+
+
+def test_rotary_scores_depend_on_the_offset_alone():
+    attention = model().blocks[0].attn
+    q, k = torch.randn(2, 8, generator=generator()).unbind()
+    turned = [attention.rotated(vector.expand(1, 1, 16, 8))[0, 0] for vector in (q, k)]
+    scores = turned[0] @ turned[1].T  # query key
+    for offset in range(-15, 16):
+        diagonal = scores.diagonal(offset)
+        # Measured: 1e-6; neighbouring offsets differ by 0.1.
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
+    assert scores[0, 0].item() == pytest.approx((q @ k).item(), abs=1e-5)
+    assert scores[:, 0].std() > 0.1
+
+
+def test_absolute_positions_are_learned():
+    assert "pos_embed.W_pos" in dict(model("standard").named_parameters())
+    assert "pos_embed.W_pos" not in dict(model("rotary").named_parameters())
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_the_model_by_a_second_hand(positions):
+    """The same computation with torch's own layers, in float64, one head at a time."""
+    built = jittered(model(positions)).double()
+    tokens, state = sample_tokens(), built.state_dict()
+    x = F.embedding(tokens, state["embed.W_E"])
+    if positions == "standard":
+        x = x + state["pos_embed.W_pos"]
+    theta = torch.tensor([10000 ** (-2 * t / 8) for t in range(4)])
+    for layer in range(2):
+        at = {name.split(".", 2)[2]: value for name, value in state.items() if name.startswith(f"blocks.{layer}.")}
+        n = F.layer_norm(x, (16,), at["ln1.w"], at["ln1.b"])
+        for head in range(2):
+            q, k, v = (n @ at[f"attn.W_{role}"][head] + at[f"attn.b_{role}"][head] for role in "QKV")
+            if positions == "rotary":
+                angle = torch.arange(16)[:, None] * theta
+                turn = torch.polar(torch.ones_like(angle), angle)
+                pair = [torch.view_as_complex(part.unflatten(-1, (4, 2)).contiguous()) * turn for part in (q, k)]
+                q, k = (torch.view_as_real(part).flatten(-2) for part in pair)
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + z @ at["attn.W_O"][head]
+        x = x + at["attn.b_O"]
+    expected = F.layer_norm(x, (16,), state["ln_final.w"], state["ln_final.b"]) @ state["unembed.W_U"]
+    # Measured: 1e-6, from the float32 angles; 1e-15 without positions.
+    torch.testing.assert_close(built(tokens), expected, atol=1e-5 if positions == "rotary" else 1e-12, rtol=0)
+
+
+@needs_hooked
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_seed_gives_transformer_lens_initial_weights(positions):
+    from transformer_lens import HookedTransformer
+
+    config = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_head": 8, "d_vocab": 8, "n_ctx": 16, "attn_only": True}
+    hooked = HookedTransformer(config | {"positional_embedding_type": positions, "seed": 3, "device": "cpu"})
+    theirs = dict(hooked.named_parameters())
+    ours = dict(model(positions, seed=3).named_parameters())
+    assert set(theirs) - set(ours) == {"unembed.b_U"}
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_building_a_model_leaves_the_global_random_state():
+    before = torch.get_rng_state()
+    model()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="17 tokens do not fit into a context of n_ctx=16"):
+        model()(torch.zeros(1, 17, dtype=torch.int64))
+    with pytest.raises(ValueError, match="neither 'rotary' nor 'standard'"):
+        replace(SMALL, positional_embedding_type="alibi")
+    with pytest.raises(ValueError, match="d_head=7 is odd"):
+        replace(SMALL, d_head=7)
+
+
+# --- the evaluation ---
+
+
+def test_losses_are_cross_entropy():
+    tokens = sample_tokens()
+    logits = torch.randn(4, 16, 8, generator=generator())
+    expected = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
+    torch.testing.assert_close(token_losses(logits, tokens), expected)
+
+
+def test_keys_that_follow_a_copy():
+    tokens = sample_tokens(n_sequences=2)
+    found = follows_a_copy(tokens)
+    for row in range(2):
+        for query in range(16):
+            for key in range(16):
+                expected = 1 <= key < query and tokens[row, key - 1] == tokens[row, query]
+                assert bool(found[row, query, key]) == bool(expected)
+
+
+def test_evaluation_finds_the_best_heads():
+    """Against loops over a model that attends unevenly."""
+    built, batch = jittered(model()), SMALL_TASK.sample(5, generator())
+    found = evaluate(built, batch)
+    with torch.no_grad():
+        logits, patterns = built.with_patterns(batch.tokens)
+    losses = token_losses(logits, batch.tokens)
+    assert found["loss"] == pytest.approx(losses.mean().item())
+    assert found["loss_predictable"] == pytest.approx(losses[batch.predictable].mean().item())
+    follows = follows_a_copy(batch.tokens)
+    heads = [pattern[:, head] for pattern in patterns for head in range(2)]
+    queries = range(4, 16)
+    previous = [np.mean([one[row, p, p - 1] for row in range(5) for p in queries]) for one in heads]
+    induction = [np.mean([(one[row, p] * follows[row, p]).sum() for row in range(5) for p in queries]) for one in heads]
+    assert found["prev_best"] == pytest.approx(max(previous), abs=1e-6)
+    assert found["ind_best"] == pytest.approx(max(induction), abs=1e-6)
+
+
+# --- the trainer ---
+
+
+@pytest.fixture(scope="module")
+def run():
+    return train(SMALL, SMALL_TASK, SHORT)
+
+
+def test_the_loss_falls(run):
+    assert run.history["step"].tolist() == [0, 10, 20, 30]
+    assert list(run.history) == ["step", "loss", "loss_predictable", "prev_best", "ind_best"]
+    # Measured: 2.37 to 1.99, of which ln 8 = 2.08 is what knowing nothing costs.
+    assert run.history["loss"].iloc[-1] < run.history["loss"].iloc[0] - 0.1
+
+
+def test_the_same_seed_gives_the_same_weights(run):
+    again, other = train(SMALL, SMALL_TASK, SHORT), train(SMALL, SMALL_TASK, replace(SHORT, seed=1))
+    weights, same, different = (one.model.state_dict() for one in (run, again, other))
+    assert all(torch.equal(value, same[name]) for name, value in weights.items())
+    assert run.history.equals(again.history)
+    assert not torch.equal(weights["embed.W_E"], different["embed.W_E"])
+
+
+def test_evaluating_more_often_does_not_change_the_training(run):
+    often = train(SMALL, SMALL_TASK, replace(SHORT, evaluate_every=7))
+    assert often.history["step"].tolist() == [0, 7, 14, 21, 28, 30]
+    assert torch.equal(often.model.unembed.W_U, run.model.unembed.W_U)
+
+
+def test_a_step_is_adamw_on_the_mean_loss():
+    """Two steps by hand; under warm-up the first has learning rate 0."""
+    settings = replace(SHORT, steps=2, warmup_steps=2, decay_share=0.0, clip=1e-3)
+    built, stream = AttentionOnlyTransformer(SMALL, seed=0), generator(10_000)
+    optimizer = torch.optim.AdamW(built.parameters(), lr=2e-3, weight_decay=0.01)
+    for rate in (0.0, 1e-3):
+        tokens = SMALL_TASK.sample(8, stream).tokens
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        F.cross_entropy(built(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(built.parameters(), 1e-3)
+        optimizer.step()
+    found = train(SMALL, SMALL_TASK, settings).model.state_dict()
+    for name, value in built.state_dict().items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=0)  # steps are of size 1e-3
+
+
+def test_the_learning_rate_warms_up_stays_and_falls_along_a_cosine():
+    settings = TrainingSettings(steps=100, learning_rate=1.0, warmup_steps=10, decay_share=0.4)
+    rates = [settings.learning_rate_at(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(10)])
+    assert set(rates[10:61]) == {1.0}
+    assert rates[80] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[60:]))
+    assert rates[99] < 0.01
+    flat = TrainingSettings(steps=100, learning_rate=1.0, warmup_steps=0, decay_share=0.0)
+    assert {flat.learning_rate_at(step) for step in range(100)} == {1.0}
+
+
+def test_a_task_that_does_not_fit_is_refused():
+    for task in (RandomMapTask(vocabulary=9, length=16), RandomMapTask(vocabulary=8, length=17)):
+        with pytest.raises(ValueError, match=r"d_vocab=8 and n_ctx=16"):
+            train(SMALL, task, SHORT)
+
+
+def test_the_bar_is_silent_unless_asked_for(capfd):
+    train(SMALL, SMALL_TASK, replace(SHORT, steps=1))
+    assert capfd.readouterr() == ("", "")
+    train(SMALL, SMALL_TASK, replace(SHORT, steps=1), show_progress=True)
+    assert "training" in capfd.readouterr().err
+
+
+# --- the packaging ---
+
+RECIPE = package.Recipe(SMALL, SMALL_TASK, replace(SHORT, steps=2))
+
+
+def test_a_checkpoint_is_weights_and_their_record(tmp_path):
+    path = package.make_checkpoint("tiny-test", tmp_path / "made", recipe=RECIPE)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["tiny-test.json", "tiny-test.safetensors"]
+    record, weights = read_packaged("tiny-test", path.parent)
+    trained = train(SMALL, SMALL_TASK, RECIPE.training)
+    assert all(torch.equal(value, weights[name]) for name, value in trained.model.state_dict().items())
+    assert TransformerConfig(**record["config"]) == SMALL
+    assert RandomMapTask(**record["task"]) == SMALL_TASK
+    assert TrainingSettings(**record["training"]) == RECIPE.training
+    assert record["command"] == "python -m tlspectral.training.package tiny-test"
+    assert record["metrics"]["logit_difference"] < 1e-5
+    assert len(record["metrics"]["heads"]) == 4
+    assert [row["step"] for row in record["history"]] == [0, 2]
+    again = package.make_checkpoint("tiny-test", tmp_path / "again", recipe=RECIPE)
+    assert again.read_bytes() == path.read_bytes()
+    assert again.with_suffix(".safetensors").read_bytes() == path.with_suffix(".safetensors").read_bytes()
+
+
+def test_a_model_that_transformer_lens_computes_otherwise_is_not_written(tmp_path, monkeypatch):
+    built = package.bridge_from_weights
+
+    def other_scale(config, weights, *place):
+        return built(config, {name: 1.5 * value for name, value in weights.items()}, *place)
+
+    monkeypatch.setattr(package, "bridge_from_weights", other_scale)
+    with pytest.raises(RuntimeError, match="TransformerLens' logits differ by"):
+        package.make_checkpoint("tiny-test", tmp_path, recipe=RECIPE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_where_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(package.RECIPES, "tiny-rope", RECIPE)
+    app = typer.Typer()
+    app.command()(package.main)
+    done = CliRunner().invoke(app, ["tiny-rope", "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "tiny-rope.json") in done.output.replace("\n", "")
+    record = json.loads((tmp_path / "tiny-rope.json").read_text())
+    assert record["sha256"] == hashlib.sha256((tmp_path / "tiny-rope.safetensors").read_bytes()).hexdigest()
+    wrong = CliRunner().invoke(app, ["tiny-alibi", "-o", str(tmp_path)])
+    assert wrong.exit_code == 2
+    assert "no packaged checkpoint" in wrong.output.replace("\n", " ")

@@ -1,0 +1,202 @@
+"""A small attention-only transformer in plain torch, to be read from top to bottom and to be trained.
+
+Parameters have the names and shapes of TransformerLens, and are made in its order, so that the same seed gives the
+initial weights of a HookedTransformer. The architecture is one that TransformerLens' native model and HookedTransformer
+both compute: LayerNorm with gain and bias in front of every layer and of the unembedding, biases on q, k, v and o, no
+bias on the logits, rotary pairs (0, 1), (2, 3), ... . A model that pairs columns t and t + d_head/2 instead is the same
+model with the columns of W_Q, W_K and their biases in another order.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and positions, named as TransformerLens names them.
+
+    `positional_embedding_type` is `"rotary"` (RoPE on whole heads) or `"standard"` (learned absolute positions).
+    """
+
+    n_layers: int = 2
+    d_model: int = 64
+    n_heads: int = 4
+    d_head: int = 16
+    d_vocab: int = 32
+    n_ctx: int = 128
+    positional_embedding_type: str = "rotary"
+    rotary_base: int = 10000
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.positional_embedding_type not in ("rotary", "standard"):
+            raise ValueError(
+                f"positional_embedding_type={self.positional_embedding_type!r} is neither 'rotary' nor 'standard'"
+            )
+        if self.positional_embedding_type == "rotary" and self.d_head % 2:
+            raise ValueError(f"rotary positions turn pairs of columns, but d_head={self.d_head} is odd")
+
+
+class Embed(nn.Module):
+    """Token embedding."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """Look the tokens up."""
+        return F.embedding(tokens, self.W_E)
+
+
+class PosEmbed(nn.Module):
+    """Learned absolute positions."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
+
+    def forward(self, n_positions: int) -> Float[Tensor, "pos d_model"]:
+        """The first positions' vectors."""
+        return self.W_pos[:n_positions]
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with gain and bias."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(config.d_model))
+        self.b = nn.Parameter(torch.zeros(config.d_model))
+        self.eps = config.eps
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Normalise each position."""
+        return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal attention, every head written out."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        heads, d_model, d_head = config.n_heads, config.d_model, config.d_head
+        self.W_Q = nn.Parameter(torch.empty(heads, d_model, d_head))
+        self.W_O = nn.Parameter(torch.empty(heads, d_head, d_model))
+        self.b_Q = nn.Parameter(torch.zeros(heads, d_head))
+        self.b_O = nn.Parameter(torch.zeros(d_model))
+        self.W_K = nn.Parameter(torch.empty(heads, d_model, d_head))
+        self.W_V = nn.Parameter(torch.empty(heads, d_model, d_head))
+        self.b_K = nn.Parameter(torch.zeros(heads, d_head))
+        self.b_V = nn.Parameter(torch.zeros(heads, d_head))
+        self.rotary = config.positional_embedding_type == "rotary"
+        future = torch.ones(config.n_ctx, config.n_ctx, dtype=torch.bool).triu(1)
+        self.register_buffer("future", future, persistent=False)
+        if self.rotary:
+            theta = 1.0 / config.rotary_base ** (torch.arange(0, d_head, 2).float() / d_head)  # radians per token
+            angle = torch.outer(torch.arange(config.n_ctx).float(), theta)
+            self.register_buffer("cos", angle.cos(), persistent=False)
+            self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch heads pos pos"]]:
+        """What the layer adds to the residual stream, and its attention pattern."""
+        n = x.shape[1]
+        q = torch.einsum("bpd,hdk->bhpk", x, self.W_Q) + self.b_Q[:, None]  # batch heads pos d_head
+        k = torch.einsum("bpd,hdk->bhpk", x, self.W_K) + self.b_K[:, None]  # batch heads pos d_head
+        v = torch.einsum("bpd,hdk->bhpk", x, self.W_V) + self.b_V[:, None]  # batch heads pos d_head
+        if self.rotary:
+            q, k = self.rotated(q), self.rotated(k)  # batch heads pos d_head
+        scores = q @ k.mT / q.shape[-1] ** 0.5  # batch heads query key
+        scores = scores.masked_fill(self.get_buffer("future")[:n, :n], -torch.inf)  # batch heads query key
+        pattern = scores.softmax(-1)  # batch heads query key
+        z = pattern @ v  # batch heads pos d_head
+        return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O, pattern  # batch pos d_model
+
+    def rotated(self, x: Float[Tensor, "batch heads pos d_head"]) -> Float[Tensor, "batch heads pos d_head"]:
+        """Each pair of columns (2 t, 2 t + 1) turned by position * theta_t."""
+        n = x.shape[-2]
+        cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]  # pos pairs
+        real, imag = x[..., 0::2], x[..., 1::2]  # batch heads pos pairs
+        return torch.stack((real * cos - imag * sin, imag * cos + real * sin), dim=-1).flatten(-2)
+
+
+class Block(nn.Module):
+    """Norm and attention on the residual stream; there is no MLP."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.ln1 = LayerNorm(config)
+        self.attn = Attention(config)
+
+    def forward(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch heads pos pos"]]:
+        """The residual stream after the layer, and the attention pattern."""
+        added, pattern = self.attn(self.ln1(x))
+        return x + added, pattern
+
+
+class Unembed(nn.Module):
+    """Logits, without a bias."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.W_U = nn.Parameter(torch.empty(config.d_model, config.d_vocab))
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Logits of every position."""
+        return x @ self.W_U
+
+
+class AttentionOnlyTransformer(nn.Module):
+    """Embedding, attention layers, final norm, unembedding.
+
+    Matrices are drawn from N(0, 0.8 / sqrt(d_model)), biases are 0 and gains 1 (TransformerLens' `init_mode="gpt2"`).
+
+    Args:
+        config: the architecture.
+        seed: of the initial weights; the global random state is neither used nor changed.
+    """
+
+    def __init__(self, config: TransformerConfig, *, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.embed = Embed(config)
+        if config.positional_embedding_type == "standard":
+            self.pos_embed = PosEmbed(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.ln_final = LayerNorm(config)
+        self.unembed = Unembed(config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if ".W_" in name:
+                nn.init.normal_(parameter, std=0.8 / config.d_model**0.5, generator=generator)
+
+    def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Logits."""
+        return self.with_patterns(tokens)[0]
+
+    def with_patterns(
+        self, tokens: Int64[Tensor, "batch pos"]
+    ) -> tuple[Float[Tensor, "batch pos d_vocab"], list[Float[Tensor, "batch heads pos pos"]]]:
+        """Logits, and the attention pattern of each layer.
+
+        Raises:
+            ValueError: more tokens than n_ctx.
+        """
+        if tokens.shape[1] > self.config.n_ctx:
+            raise ValueError(f"{tokens.shape[1]} tokens do not fit into a context of n_ctx={self.config.n_ctx}")
+        x = self.embed(tokens)  # batch pos d_model
+        if self.config.positional_embedding_type == "standard":
+            x = x + self.pos_embed(tokens.shape[1])  # batch pos d_model
+        patterns = []
+        for block in self.blocks:
+            x, pattern = block(x)  # batch pos d_model; batch heads query key
+            patterns.append(pattern)
+        return self.unembed(self.ln_final(x)), patterns  # batch pos d_vocab
