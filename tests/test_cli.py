@@ -243,3 +243,10 @@ def test_help_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["0", "[]"]
+
+
+def test_the_first_try_of_the_readme_needs_no_file():
+    result = CliRunner().invoke(app, ["analyze", "tiny-rope", "--null-draws", "20"])
+    assert result.exit_code == 0, result.output
+    assert "tiny-rope: 8 heads in" in result.output
+    assert "L0H3" in result.output  # its previous-token head

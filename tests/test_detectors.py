@@ -25,6 +25,7 @@ MODELS += [("hooked", "gpt2"), ("hooked", "llama")] if zoo.HAS_HOOKED else []
 SMALL = {"n_sequences": 7, "segment_length": 10}
 SCORES = ["prev", "dup", "ind"]
 ERRORS = ["prev_se", "dup_se", "ind_se"]
+COLUMNS = [*(name for pair in zip(SCORES, ERRORS, strict=True) for name in pair), "prev_first", "prev_first_se"]
 
 
 @functools.cache
@@ -44,18 +45,22 @@ def kept_patterns(model, tokens):
 
 
 def plain_scores(patterns, length):
-    """The three scores, one loop per sequence, head and query, as the specification reads."""
-    rows = []
-    queries = range(length + 1, 2 * length + 1)
+    """The scores, one loop per sequence, head and query, as the specification reads; per sequence in `attrs`."""
+    rows, single = [], {}
+    copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
+    wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
     for layer, pattern in enumerate(patterns):
         for head in range(pattern.shape[1]):
             row = {"layer": layer, "head": head}
-            for name, back in {"prev": 1, "dup": length, "ind": length - 1}.items():
+            for name, (queries, back) in wanted.items():
                 per_sequence = np.array([np.mean([one[head, p, p - back] for p in queries]) for one in pattern])
+                single.setdefault(name, []).append(per_sequence)
                 row[name] = per_sequence.mean()
                 row[f"{name}_se"] = per_sequence.std(ddof=1) / np.sqrt(len(per_sequence))
             rows.append(row)
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    table.attrs = {name: np.array(values) for name, values in single.items()}
+    return table
 
 
 def run_once(model):
@@ -189,6 +194,8 @@ def test_the_table_says_how_it_was_made():
     assert list(table) == ["layer", "head", "prev", "prev_se", "dup", "dup_se", "ind", "ind_se", *first]
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
+    reliability = table.attrs.pop("reliability")
+    assert reliability.keys() == set(SCORES)
     assert table.attrs == {
         "n_sequences": 7,
         "segment_length": 10,
@@ -208,9 +215,10 @@ def test_scores_and_errors_are_those_of_the_kept_patterns(backend, name):
     found = tls.detect_heads(model, tokens=tokens)
     expected = plain_scores(kept_patterns(model, tokens), 10)
     # Measured: 4e-17 on scores of 0.05 (the patterns are the same bits); one query more or less moves them by 1e-3.
-    np.testing.assert_allclose(found[SCORES], expected[SCORES], rtol=0, atol=1e-14)
+    scores, errors = [*SCORES, "prev_first"], [*ERRORS, "prev_first_se"]
+    np.testing.assert_allclose(found[scores], expected[scores], rtol=0, atol=1e-14)
     # Measured: 3e-17 on errors of 0.005, from the difference of squares; ddof 0 would move them by 7 %.
-    np.testing.assert_allclose(found[ERRORS], expected[ERRORS], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found[errors], expected[errors], rtol=0, atol=1e-10)
     assert (found["prev_se"] > 0).all()
     if name == "mistral":  # a window of 8 reaches neither the token 10 nor the one 9 before
         assert (found[["dup", "ind"]] == 0).all(axis=None)
@@ -234,6 +242,27 @@ def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
 def test_equal_scores_have_no_reliability():
     flat = np.zeros((2, 4, 5))
     assert detectors.split_half_reliability(flat) == {"prev": None, "dup": None, "ind": None}
+
+
+@pytest.mark.parametrize("batch", [2, 3, 100])
+def test_reliability_is_the_rank_correlation_of_even_and_odd_sequences(monkeypatch, batch):
+    monkeypatch.setattr(detectors, "BATCH", batch)
+    model, tokens = built("bridge", "gpt2"), drawn()
+    single = plain_scores(kept_patterns(model, tokens), 10).attrs
+    found = tls.detect_heads(model, tokens=tokens).attrs["reliability"]
+    for name in SCORES:
+        even, odd = single[name][:, 0::2].mean(1), single[name][:, 1::2].mean(1)
+        # Ranks: exact but for their correlation's own rounding.
+        assert found[name] == pytest.approx(scipy.stats.spearmanr(even, odd).statistic, abs=1e-12)
+    assert found["prev"] != found["ind"]
+
+
+def test_equal_scores_have_no_reliability():
+    model = built("bridge", "llama")
+    with model.hooks(fwd_hooks=[(pattern_name(layer), attends_to(1)) for layer in range(2)]):
+        table = tls.detect_heads(model, **SMALL)
+    assert table.attrs["reliability"] == {"prev": None, "dup": None, "ind": None}
+    assert (table["prev_first"] == 1).all()
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])

@@ -626,7 +626,7 @@ def test_attrs_say_all_and_are_json():
     assert check["layer"] in (0, 1)
     assert check["worst_error"] == tls.verify_scores(model)[check["layer"]]
     assert 0 < check["worst_error"] <= check["tolerance"] < 1e-3
-    assert attrs["detectors"] == tls.detect_heads(model, n_sequences=2).attrs | {"n_sequences": 200, "seed": 4}
+    assert attrs["detectors"] == tls.detect_heads(model, seed=4).attrs
     assert attrs["rotary_valid_up_to"] is None
     assert list(attrs["columns"]) == list(table)
     assert all(attrs["columns"].values())

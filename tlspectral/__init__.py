@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads
-    from tlspectral.heads import analyze_heads, frequency_table
+    from tlspectral.heads import analyze_heads, frequency_table, weight_noise_band
     from tlspectral.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.tables import read_table, write_table
@@ -31,6 +31,7 @@ _HOMES = {
     "qk_operators": "operators",
     "read_table": "tables",
     "verify_scores": "operators",
+    "weight_noise_band": "heads",
     "write_table": "tables",
 }
 
@@ -44,6 +45,7 @@ __all__ = [
     "qk_operators",
     "read_table",
     "verify_scores",
+    "weight_noise_band",
     "write_table",
 ]
 

@@ -72,7 +72,9 @@ def _global_options(
 @app.command()
 def analyze(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
+    ] = None,
     null_draws: Annotated[int, typer.Option(min=0, help="Draws of the random null per head.")] = 300,
     no_detectors: Annotated[
         bool,
@@ -82,20 +84,15 @@ def analyze(
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
 ) -> None:
-    """Analyse every attention head of a model and write the table.
+    """Analyse every attention head of a model, print what stands out, and write the table.
 
     With --no-detectors and the automatic backend, a folder of safetensors is read layer by layer, without loading the
     model.
 
     Example: tlspectral analyze smollm2-135m -o heads.parquet
     """
-    # Before the long part: a path that cannot be written would lose it.
-    if output.is_dir():
-        raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(output.parent, os.W_OK):
-        raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
-
+    if output is not None:
+        _require_writable(output)
     import tlspectral
 
     began = time.perf_counter()
@@ -103,10 +100,20 @@ def analyze(
     heads = tlspectral.analyze_heads(
         loaded, null_draws=null_draws, detectors=not no_detectors, n_jobs=jobs, seed=seed, show_progress=True
     )
-    tlspectral.write_table(heads, output)
+    if output is not None:
+        tlspectral.write_table(heads, output)
     seconds = time.perf_counter() - began
-    typer.echo(f"{output}: {len(heads)} heads in {seconds:.1f} s; {_self_check(heads.attrs)}\n")
+    typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {_self_check(heads.attrs)}\n")
     typer.echo(_summary(heads, top=5))
+
+
+def _require_writable(output: Path) -> None:
+    """Before the long part: a path that cannot be written would lose it."""
+    if output.is_dir():
+        raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
 
 
 @app.command()

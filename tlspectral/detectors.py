@@ -1,7 +1,7 @@
 """Head detectors: how much attention goes to the previous token, the duplicate, and the token after it (FP section 3).
 
-All three are measured on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy. Scores by
-offset, on any tokens, are what `relative_position_kernel` shows.
+All three are measured on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
+Scores by offset, on any tokens, are what `relative_position_kernel` shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def relative_position_kernel(
     chosen = heads_by_layer(view, heads)
     columns = ["layer", "head", "offset", "score"]
     if not chosen:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame.from_records([], columns=columns)
     for layer in chosen:
         if "scores" not in view.hook_names(layer):
             raise UnsupportedArchitecture(
@@ -157,7 +157,7 @@ def relative_position_kernel(
             for place, head in enumerate(found)
             for offset in reversed(range(n_offsets))
         ]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame.from_records(rows, columns=columns)
 
 
 def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:

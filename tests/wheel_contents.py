@@ -1,0 +1,32 @@
+"""What has to be in sdist and wheel, and what must not: run by `make wheel` on the folder that holds both."""
+
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+NEEDED = ("tlspectral/models/tiny-rope.safetensors", "tlspectral/models/tiny-rope.json", "tlspectral/py.typed")
+
+
+def names(archive: Path) -> list[str]:
+    if archive.suffix == ".whl":
+        return zipfile.ZipFile(archive).namelist()
+    with tarfile.open(archive) as files:
+        return [name.partition("/")[2] for name in files.getnames()]
+
+
+def main(folder: Path) -> int:
+    archives = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+    wrong = [] if len(archives) == 2 else [f"{folder} holds {len(archives)} archives, not a wheel and an sdist"]
+    for archive in archives:
+        held = names(archive)
+        wrong += [f"{archive.name} lacks {name}" for name in NEEDED if name not in held]
+        wrong += [
+            f"{archive.name} holds {name}" for name in held if name.split("/")[0] in ("tests", "hooks", "benchmarks")
+        ]
+    print("\n".join(wrong) or f"{len(archives)} archives hold what they should")
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
