@@ -25,7 +25,6 @@ MODELS += [("hooked", "gpt2"), ("hooked", "llama")] if zoo.HAS_HOOKED else []
 SMALL = {"n_sequences": 7, "segment_length": 10}
 SCORES = ["prev", "dup", "ind"]
 ERRORS = ["prev_se", "dup_se", "ind_se"]
-COLUMNS = [*(name for pair in zip(SCORES, ERRORS, strict=True) for name in pair), "prev_first", "prev_first_se"]
 
 
 @functools.cache
@@ -45,8 +44,8 @@ def kept_patterns(model, tokens):
 
 
 def plain_scores(patterns, length):
-    """The scores, one loop per sequence, head and query, as the specification reads; per sequence in `attrs`."""
-    rows, single = [], {}
+    """The scores, one loop per sequence, head and query, as the specification reads."""
+    rows = []
     copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
     wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
     for layer, pattern in enumerate(patterns):
@@ -54,13 +53,10 @@ def plain_scores(patterns, length):
             row = {"layer": layer, "head": head}
             for name, (queries, back) in wanted.items():
                 per_sequence = np.array([np.mean([one[head, p, p - back] for p in queries]) for one in pattern])
-                single.setdefault(name, []).append(per_sequence)
                 row[name] = per_sequence.mean()
                 row[f"{name}_se"] = per_sequence.std(ddof=1) / np.sqrt(len(per_sequence))
             rows.append(row)
-    table = pd.DataFrame(rows)
-    table.attrs = {name: np.array(values) for name, values in single.items()}
-    return table
+    return pd.DataFrame(rows)
 
 
 def run_once(model):
@@ -194,8 +190,6 @@ def test_the_table_says_how_it_was_made():
     assert list(table) == ["layer", "head", "prev", "prev_se", "dup", "dup_se", "ind", "ind_se", *first]
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
-    reliability = table.attrs.pop("reliability")
-    assert reliability.keys() == set(SCORES)
     assert table.attrs == {
         "n_sequences": 7,
         "segment_length": 10,
@@ -242,27 +236,6 @@ def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
 def test_equal_scores_have_no_reliability():
     flat = np.zeros((2, 4, 5))
     assert detectors.split_half_reliability(flat) == {"prev": None, "dup": None, "ind": None}
-
-
-@pytest.mark.parametrize("batch", [2, 3, 100])
-def test_reliability_is_the_rank_correlation_of_even_and_odd_sequences(monkeypatch, batch):
-    monkeypatch.setattr(detectors, "BATCH", batch)
-    model, tokens = built("bridge", "gpt2"), drawn()
-    single = plain_scores(kept_patterns(model, tokens), 10).attrs
-    found = tls.detect_heads(model, tokens=tokens).attrs["reliability"]
-    for name in SCORES:
-        even, odd = single[name][:, 0::2].mean(1), single[name][:, 1::2].mean(1)
-        # Ranks: exact but for their correlation's own rounding.
-        assert found[name] == pytest.approx(scipy.stats.spearmanr(even, odd).statistic, abs=1e-12)
-    assert found["prev"] != found["ind"]
-
-
-def test_equal_scores_have_no_reliability():
-    model = built("bridge", "llama")
-    with model.hooks(fwd_hooks=[(pattern_name(layer), attends_to(1)) for layer in range(2)]):
-        table = tls.detect_heads(model, **SMALL)
-    assert table.attrs["reliability"] == {"prev": None, "dup": None, "ind": None}
-    assert (table["prev_first"] == 1).all()
 
 
 @pytest.mark.parametrize("batch", [1, 3, 100])

@@ -169,6 +169,7 @@ def _measure(
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
         digest = layer.digest + output.digest + ends_digest
+        del output  # before the next layer is read
         measured.append(replace(layer, columns=layer.columns | columns, digest=digest))
     return measured
 
