@@ -12,9 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tlspectral.ablation import ablation_sweep, induction_loss, language_loss, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
-    from tlspectral.detectors import detect_heads
+    from tlspectral.detectors import detect_heads, relative_position_kernel
     from tlspectral.heads import analyze_heads, frequency_table, weight_noise_band
+    from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.tables import read_table, write_table
@@ -22,28 +24,42 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ablate": "hooks",
+    "ablation_hooks": "hooks",
+    "ablation_sweep": "ablation",
     "analyze_heads": "heads",
     "copying_scores": "composition",
     "detect_heads": "detectors",
     "frequency_table": "heads",
+    "induction_loss": "ablation",
     "k_composition": "composition",
+    "language_loss": "ablation",
     "load_model": "loading",
     "qk_operators": "operators",
     "read_table": "tables",
+    "relative_position_kernel": "detectors",
+    "summarize_sweep": "ablation",
     "verify_scores": "operators",
     "weight_noise_band": "heads",
     "write_table": "tables",
 }
 
 __all__ = [
+    "ablate",
+    "ablation_hooks",
+    "ablation_sweep",
     "analyze_heads",
     "copying_scores",
     "detect_heads",
     "frequency_table",
+    "induction_loss",
     "k_composition",
+    "language_loss",
     "load_model",
     "qk_operators",
     "read_table",
+    "relative_position_kernel",
+    "summarize_sweep",
     "verify_scores",
     "weight_noise_band",
     "write_table",

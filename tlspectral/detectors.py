@@ -24,7 +24,6 @@ SMALL_VOCABULARY = 64
 BATCH = 25
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
-_MASKED = -1e30  # below any score
 
 
 def detect_heads(
@@ -167,7 +166,7 @@ def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) ->
         own = scores[:, heads]
         for offset in range(total.shape[1]):
             diagonal = own.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
-            seen = diagonal > _MASKED
+            seen = diagonal > torch.finfo(scores.dtype).min / 2
             total[0, offset] += diagonal.where(seen, 0.0).sum((0, 2)).cpu()
             total[1, offset] += seen.sum((0, 2)).cpu()
 

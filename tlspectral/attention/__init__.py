@@ -3,7 +3,14 @@
 `attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
 """
 
-from tlspectral.attention.layer import AttentionLayer, Normalization, OutputFactors, RawAttention, fold_attention
+from tlspectral.attention.layer import (
+    AttentionLayer,
+    Normalization,
+    OutputFactors,
+    RawAttention,
+    fold_attention,
+    folded_bias,
+)
 from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
 
 __all__ = [
@@ -14,5 +21,6 @@ __all__ = [
     "RawAttention",
     "attention_view",
     "fold_attention",
+    "folded_bias",
     "vocabulary_chunks",
 ]

@@ -208,16 +208,23 @@ def _on_cpu(norm: Normalization | None) -> Normalization | None:
     return Normalization(norm.kind, _double(norm.gain), None, norm.eps)
 
 
+def folded_bias(
+    weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
+) -> Float[Tensor, "heads d_head"]:
+    """A projection's bias with that of the norm in front of it, in the tensors' own precision and differentiable."""
+    folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
+    return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
+
+
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    weight = _double(weight)
-    folded_bias = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else _double(bias)
-    if norm.bias is not None:
-        folded_bias = folded_bias + torch.einsum("d,hdk->hk", _double(norm.bias), weight)
+    weight, bias = _double(weight), None if bias is None else _double(bias)
+    norm_bias = None if norm.bias is None else _double(norm.bias)
+    bias = folded_bias(weight, bias, Normalization(norm.kind, None, norm_bias, norm.eps))
     if norm.gain is not None:
         weight = weight * _double(norm.gain)[:, None]
     if norm.kind == "LN":
         weight = weight - weight.mean(1, keepdim=True)
-    return weight, folded_bias
+    return weight, bias
 
 
 def require_readable(value: Tensor | None, where: str) -> None:

@@ -4,16 +4,19 @@ The model's own forward pass is used, so that masks, rotary tables, final norm, 
 blocks in front only hand on what was kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.attention.view import AttentionView
+from tlspectral.attention.view import AttentionView, Hook, _evaluating
+
+_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class IntactRun:
         scored: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns beside the residual stream; -1: no tuple.
+        points: the model's hook points by name, for `hooks_on`.
     """
 
     view: AttentionView
@@ -33,6 +37,7 @@ class IntactRun:
     scored: slice
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
+    points: Mapping[str, Any]
 
     def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
         """Logits of some sequences, from the given block on, under the hooks that are on the model.
@@ -108,7 +113,24 @@ def intact_run(
     finally:
         for handle in handles:
             handle.remove()
-    return IntactRun(view, tokens, scored, kept, companions)
+    return IntactRun(view, tokens, scored, kept, companions, view.model.hook_dict)
+
+
+@contextmanager
+def hooks_on(points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+    """As `model.hooks(fwd_hooks=hooks)`, for many short runs: `points` is `model.hook_dict`, taken once.
+
+    A bridge builds that dictionary anew for every hook it is given, which for 30 layers costs as much as a block.
+    """
+    level = next(_levels)
+    found = [(points[name], hook) for name, hook in hooks]
+    try:
+        for point, hook in found:
+            point.add_hook(hook, level=level)
+        yield
+    finally:
+        for point, _ in found:
+            point.remove_hooks("fwd", level=level)
 
 
 def logits_at(
@@ -120,7 +142,8 @@ def logits_at(
     """
     cut = view.model.unembed.register_forward_pre_hook(lambda module, given: (given[0][:, scored], *given[1:]))
     try:
-        logits = view.logits(tokens)
+        with _evaluating(view.model):
+            logits = view.model(tokens.to(view.device), return_type="logits")
     finally:
         cut.remove()
     wanted = len(range(tokens.shape[1])[scored])

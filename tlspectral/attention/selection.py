@@ -1,13 +1,14 @@
 """Which heads a caller means: pairs or table rows, checked against the model and sorted by layer."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
 from tlspectral.attention.view import AttentionView
 from tlspectral.errors import BadHead
 
-Heads = Iterable[tuple[int, int]] | pd.DataFrame
+Heads = Iterable[Any] | pd.DataFrame
 
 
 def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:

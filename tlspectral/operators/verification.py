@@ -15,7 +15,6 @@ from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.rotary import per_pair, rotate
 
 CHECK_LENGTH = 24
-_MASKED = -1e30  # below any score: masks are -inf or the dtype's lowest value
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,8 @@ def _check_layer(
     if "scores" in names:
         compared = "scores"
         theirs = captured[names["scores"]].double().cpu()
-        allowed = allowed & (theirs > _MASKED)
+        # Masks are -inf or the lowest number of the scores' own dtype.
+        allowed = allowed & (theirs > torch.finfo(captured[names["scores"]].dtype).min / 2)
         scale = float(theirs[allowed].abs().max())
         if layer.alibi:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)

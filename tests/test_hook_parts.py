@@ -1,0 +1,332 @@
+"""The parts of a score: they sum to it, and each is what explicit d x d operators M_t say, pair by pair, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlspectral.attention import AttentionLayer, Normalization
+from tlspectral.hooks.parts import Projection, Rotation, project, removal, whole_scores
+from tlspectral.rotary import RotaryGeometry, pair_columns
+
+invariant = settings(max_examples=30, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**32 - 1)
+# d_head, columns that turn, adjacent pairs: halves, adjacent, a part of either, a column left over, one pair, no RoPE.
+SHAPES = [(8, 8, False), (8, 8, True), (16, 4, False), (16, 4, True), (7, 6, False), (2, 2, True), (6, 0, False)]
+shapes = st.sampled_from(SHAPES)
+rotary_shapes = st.sampled_from(SHAPES[:-1])
+norms = st.booleans()
+BATCH, HEADS, TOKENS, WIDTH = 2, 3, 7, 9
+CONTENT = ("symmetric", "antisymmetric")
+# Everything here is float64 on scores of size 10: measured at most 6e-14. A wrong sign, pair or transpose is off by 1.
+ROUNDING = 1e-11
+
+
+class Case:
+    """Random tokens, weights and biases of one layer, with everything by two ways: the package's and by definition."""
+
+    def __init__(self, seed, shape, *, norm=False, shared_keys=False, scaling=1.0, shift=0):
+        d_head, rotary_dim, adjacent = shape
+        rng = np.random.default_rng(seed)
+        self.tokens = rng.standard_normal((BATCH, TOKENS, WIDTH))
+        self.w_q, self.w_k = rng.standard_normal((2, HEADS, WIDTH, d_head))
+        self.b_q, self.b_k = rng.standard_normal((2, HEADS, d_head))
+        if shared_keys:
+            self.w_k[1:], self.b_k[1:] = self.w_k[0], self.b_k[0]
+        self.norms = [None, None]
+        if norm:
+            self.norms = [Normalization("RMS", torch.from_numpy(rng.uniform(0.5, 2, d_head)), None, 1e-3) for _ in "qk"]
+        real, imag = pair_columns(rotary_dim, adjacent=adjacent)
+        theta = torch.from_numpy(rng.uniform(0, 1, len(real)))
+        self.geometry = RotaryGeometry(theta, real, imag, d_head, scaling) if rotary_dim else None
+        self.still = [c for c in range(d_head) if c not in {*real.tolist(), *imag.tolist()}]
+        self.scaling, self.scale = scaling, 0.3
+        self.rotation = None
+        if self.geometry is not None:
+            cos, sin = self.geometry.position_tables(TOKENS + shift)
+            self.rotation = Rotation(self.geometry, cos[shift:], sin[shift:])
+        self.query = self._project(self.w_q, self.b_q, self.norms[0])
+        self.key = self._project(self.w_k, self.b_k, self.norms[1])
+
+    def _project(self, w, b, norm):
+        captured = np.einsum("bpd,hdk->bphk", self.tokens, w) + b
+        return project(torch.from_numpy(captured), torch.from_numpy(b), norm)
+
+    def layer(self):
+        w_q, w_k, b_q, b_k = (torch.from_numpy(x) for x in (self.w_q, self.w_k, self.b_q, self.b_k))
+        none = Normalization("none", None, None, 0.0)
+        return AttentionLayer(
+            0, w_q, b_q, w_k, b_k, none, *self.norms, self.scale, None, False, self.geometry, torch.float64, ""
+        )
+
+    def removal(self, part, pairs=None, include_bias=False):
+        pairs = None if pairs is None else torch.as_tensor(pairs)
+        return removal(
+            part, self.query, self.key, self.rotation, self.layer(), pairs=pairs, include_bias=include_bias
+        ).numpy()
+
+    def explicit(self, pairs=None, bias=False):
+        """Content and phase by definition: [batch, heads, i, j] of C, of C with each M transposed, and of D.
+
+        Dense operators on tokens with a 1 appended, so that biases are rows of the weights; one pair at a time.
+        """
+        n = np.concatenate([self.tokens, np.full((BATCH, TOKENS, 1), float(bias))], -1)
+        n_bias = np.concatenate([self.tokens, np.ones((BATCH, TOKENS, 1))], -1)
+        parts = np.zeros((3, BATCH, HEADS, TOKENS, TOKENS))
+        offset = np.arange(TOKENS)[:, None] - np.arange(TOKENS)
+        for h in range(HEADS):
+            w_q = np.concatenate([self.w_q[h], self.b_q[h][None]])
+            w_k = np.concatenate([self.w_k[h], self.b_k[h][None]])
+            loudness = np.ones((BATCH, TOKENS, TOKENS))
+            if self.norms[0] is not None:
+                a, b = (((n_bias @ w) ** 2).mean(-1) + norm.eps for w, norm in zip((w_q, w_k), self.norms, strict=True))
+                loudness = 1 / np.sqrt(a[:, :, None] * b[:, None, :])
+                w_q, w_k = (w * norm.gain.numpy() for w, norm in zip((w_q, w_k), self.norms, strict=True))
+            still = w_q[:, self.still] @ w_k[:, self.still].T
+            if pairs is None:
+                parts[0, :, h] += n @ still @ n.transpose(0, 2, 1)
+                parts[1, :, h] += n @ still.T @ n.transpose(0, 2, 1)
+            for t in range(self.geometry.n_pairs if self.geometry else 0):
+                if pairs is not None and not pairs[t]:
+                    continue
+                re, im, theta = (
+                    int(self.geometry.real_index[t]), int(self.geometry.imag_index[t]), float(self.geometry.theta[t])
+                )  # fmt: skip
+                m = np.outer(w_q[:, re] + 1j * w_q[:, im], (w_k[:, re] + 1j * w_k[:, im]).conj()) * self.scaling**2
+                b_t = n @ m @ n.transpose(0, 2, 1)
+                parts[0, :, h] += np.cos(offset * theta) * b_t.real
+                parts[1, :, h] += np.cos(offset * theta) * (n @ m.real.T @ n.transpose(0, 2, 1))
+                parts[2, :, h] -= np.sin(offset * theta) * b_t.imag
+            parts[:, :, h] *= loudness * self.scale
+        return parts
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDING)
+
+
+# --- invariants ---
+
+
+@invariant
+@given(seeds, shapes, norms)
+def test_the_parts_sum_to_the_score(seed, shape, norm):
+    case = Case(seed, shape, norm=norm, scaling=1.3)
+    parts = CONTENT if case.geometry is None else (*CONTENT, "rope_phase")
+    removed = sum(case.removal(part) for part in parts)
+    without_bias = Projection(case.query.content, case.query.content, None)
+    score = whole_scores(without_bias, Projection(case.key.content, case.key.content, None), case.rotation, case.scale)
+    assert float(score.abs().max()) > 0.1
+    close(-removed, score.numpy())
+
+
+@invariant
+@given(seeds, rotary_shapes, norms, st.booleans())
+def test_content_is_even_and_phase_odd_in_the_offset(seed, shape, norm, bias):
+    # The same tokens in reverse order: every pair of tokens meets at the negated offset.
+    case, mirrored = (Case(seed, shape, norm=norm) for _ in range(2))
+    mirrored.query, mirrored.key = (
+        Projection(*(None if x is None else x.flip(2) for x in (at.whole, at.content, at.token_scale)))
+        for at in (case.query, case.key)
+    )
+    turned_back = {part: mirrored.removal(part)[..., ::-1, ::-1] for part in CONTENT}
+    for part in CONTENT:
+        close(turned_back[part], case.removal(part))
+    phase = mirrored.removal("rope_phase", include_bias=bias)[..., ::-1, ::-1]
+    close(phase, -case.removal("rope_phase", include_bias=bias))
+
+
+@invariant
+@given(seeds, shapes)
+def test_parts_have_the_symmetry_of_their_name(seed, shape):
+    case = Case(seed, shape)
+    symmetric, antisymmetric = case.removal("symmetric"), case.removal("antisymmetric")
+    close(symmetric, symmetric.swapaxes(-1, -2))
+    close(antisymmetric, -antisymmetric.swapaxes(-1, -2))
+    assert not antisymmetric.diagonal(axis1=-2, axis2=-1).any()
+
+
+@invariant
+@given(seeds, rotary_shapes)
+def test_a_common_turn_of_a_pair_changes_no_part(seed, shape):
+    # W_Q and W_K share a gauge freedom per pair: the same rotation of both leaves every M_t as it is.
+    case = Case(seed, shape)
+    angles = np.random.default_rng(seed).uniform(0, 6, case.geometry.n_pairs)
+    turned = Case(seed, shape)
+    real, imag = case.geometry.real_index.numpy(), case.geometry.imag_index.numpy()
+    for name in ("w_q", "w_k", "b_q", "b_k"):
+        w = getattr(case, name)
+        new = w.copy()
+        new[..., real] = w[..., real] * np.cos(angles) - w[..., imag] * np.sin(angles)
+        new[..., imag] = w[..., imag] * np.cos(angles) + w[..., real] * np.sin(angles)
+        setattr(turned, name, new)
+    turned.query = turned._project(turned.w_q, turned.b_q, None)
+    turned.key = turned._project(turned.w_k, turned.b_k, None)
+    for part in (*CONTENT, "rope_phase"):
+        close(turned.removal(part), case.removal(part))
+
+
+@invariant
+@given(seeds, rotary_shapes, st.integers(1, 40))
+def test_only_offsets_matter(seed, shape, shift):
+    # Left padding moves all positions.
+    case, moved = Case(seed, shape), Case(seed, shape, shift=shift)
+    for part in (*CONTENT, "rope_phase"):
+        close(moved.removal(part), case.removal(part))
+
+
+# --- explicit operators ---
+
+
+@invariant
+@given(seeds, shapes, norms, st.booleans())
+def test_content_parts_are_those_of_explicit_operators(seed, shape, norm, shared_keys):
+    case = Case(seed, shape, norm=norm, shared_keys=shared_keys, scaling=1.2)
+    content, transposed, _ = case.explicit()
+    close(case.removal("antisymmetric"), -(content - transposed) / 2)
+    close(case.removal("symmetric"), -(content + transposed) / 2)
+
+
+@invariant
+@given(seeds, rotary_shapes, norms, st.booleans())
+def test_phase_and_band_are_those_of_explicit_operators(seed, shape, norm, bias):
+    case = Case(seed, shape, norm=norm, scaling=1.2)
+    close(case.removal("rope_phase", include_bias=bias), -case.explicit(bias=bias)[2])
+    chosen = np.random.default_rng(seed).random(case.geometry.n_pairs) < 0.5
+    content, _, phase = case.explicit(pairs=chosen, bias=bias)
+    close(case.removal("rope_phase", chosen, bias), -phase)
+    close(case.removal("rotary_band", chosen, bias), -(content + phase))
+
+
+@invariant
+@given(seeds, rotary_shapes, norms, st.booleans())
+def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias):
+    case = Case(seed, shape, norm=norm)
+    group = np.random.default_rng(seed).integers(0, 3, case.geometry.n_pairs)
+    for part in ("rotary_band", "rope_phase"):
+        total = sum(case.removal(part, group == g, bias) for g in range(3))
+        close(total, case.removal(part, None, bias))
+        close(case.removal(part, np.ones(len(group), bool), bias), case.removal(part, None, bias))
+    queries, keys = (at.whole if bias else at.content for at in (case.query, case.key))
+    product = case.rotation.product(queries, keys, direction=1)
+    close(case.removal("rotary_band", None, bias), -case.scale * product.numpy())
+
+
+@invariant
+@given(seeds, shapes, norms)
+def test_whole_scores_are_those_of_explicit_operators(seed, shape, norm):
+    case = Case(seed, shape, norm=norm, scaling=1.2)
+    content, _, phase = case.explicit(bias=True)
+    close(whole_scores(case.query, case.key, case.rotation, case.scale).numpy(), content + phase)
+
+
+@invariant
+@given(seeds, shapes)
+def test_the_transpose_keeps_each_tokens_loudness(seed, shape):
+    # C~(i, j) = C(j, i) (a_i / b_i) (b_j / a_j), a and b the 1/rms of query and key.
+    case = Case(seed, shape, norm=True)
+    content = case.explicit()[0]
+    a, b = case.query.token_scale.numpy(), case.key.token_scale.numpy()
+    ratio = a / b
+    swapped = content.swapaxes(-1, -2) * ratio[..., :, None] / ratio[..., None, :]
+    close(case.removal("symmetric"), -(content + swapped) / 2)
+    # The plain transpose would be another matrix: the rule is needed.
+    assert np.abs(swapped - content.swapaxes(-1, -2)).max() > 1e-3
+
+
+# --- details ---
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_no_phase_is_exactly_no_change(shape):
+    case = Case(0, shape)
+    for w in (case.w_q, case.w_k):
+        w[..., case.geometry.imag_index.numpy()] = 0
+    case.query = case._project(case.w_q, 0 * case.b_q, None)
+    case.key = case._project(case.w_k, 0 * case.b_k, None)
+    assert not case.removal("rope_phase").any()
+    assert case.removal("symmetric").any()
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_no_pairs_are_exactly_no_change(shape):
+    case = Case(0, shape)
+    none = np.zeros(case.geometry.n_pairs, bool)
+    assert not case.removal("rope_phase", none).any()
+    assert not case.removal("rotary_band", none).any()
+
+
+def test_tables_may_differ_within_a_batch():
+    case = Case(0, (8, 8, False))
+    cos, sin = case.geometry.position_tables(TOKENS + 3)
+    pairs = [(cos[:TOKENS], sin[:TOKENS]), (2 * cos[3:], 2 * sin[3:])]
+    found = []
+    for i, (c, s) in enumerate(pairs):
+        case.rotation = Rotation(case.geometry, c, s)
+        found.append({part: case.removal(part)[i] for part in (*CONTENT, "rope_phase")})
+    case.rotation = Rotation(case.geometry, *(torch.stack(tables) for tables in zip(*pairs, strict=True)))
+    for part in (*CONTENT, "rope_phase"):
+        close(case.removal(part), np.stack([each[part] for each in found]))
+
+
+def test_one_tables_batch_serves_all():
+    case = Case(0, (8, 4, True))
+    plain = case.removal("rope_phase")
+    case.rotation = Rotation(case.geometry, case.rotation.cos[None], case.rotation.sin[None])
+    close(case.removal("rope_phase"), plain)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-1])
+def test_still_columns(shape):
+    case = Case(0, shape)
+    assert case.rotation.still_columns().tolist() == case.still
+    assert len(case.still) == shape[0] - shape[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widened"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_projections_are_never_half_precision(dtype, widened):
+    captured, bias = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(2, 4)
+    found = project(captured, bias.double(), None)
+    assert found.whole.dtype == found.content.dtype == widened
+    assert found.whole.shape == (1, 2, 5, 4)
+    assert torch.equal(found.whole.transpose(1, 2).to(dtype), captured)
+    assert torch.equal(found.content, found.whole - 1)
+    assert found.token_scale is None
+
+
+def test_projection_under_a_norm():
+    captured = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bias, gain = torch.full((2, 4), 0.5, dtype=torch.float64), torch.arange(1.0, 5.0, dtype=torch.float64)
+    found = project(captured, bias, Normalization("RMS", gain, None, 0.1))
+    rms = (captured.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    close(found.whole.transpose(1, 2).numpy(), (captured / rms * gain).numpy())
+    close(found.content.transpose(1, 2).numpy(), ((captured - 0.5) / rms * gain).numpy())  # the rms of the whole vector
+    close(found.token_scale.transpose(1, 2).numpy(), (1 / rms[..., 0]).numpy())
+    ungained = project(captured, bias, Normalization("RMS", None, None, 0.1))
+    close((ungained.whole * gain).numpy(), found.whole.numpy())
+
+
+def test_parts_are_differentiable():
+    case = Case(0, (4, 4, False), norm=True)
+    layer = case.layer()
+    stream = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, TOKENS, HEADS, 4, dtype=torch.float64, generator=stream) for _ in range(2)]
+    for part in (*CONTENT, "rope_phase", "rotary_band"):
+
+        def total(q, k, part=part):
+            query = project(q, layer.b_q, layer.q_norm)
+            key = project(k, layer.b_k, layer.k_norm)
+            change = removal(part, query, key, case.rotation, layer, pairs=None, include_bias=False)
+            return change.square().sum()
+
+        assert torch.autograd.gradcheck(total, tuple(x.requires_grad_() for x in inputs))

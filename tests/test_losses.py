@@ -1,0 +1,231 @@
+"""Losses: which positions count, their errors, what ablations and hooks do to them, text, paired effects."""
+
+import functools
+import gc
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+import tlspectral.ablation.scoring as scoring
+from tlspectral.ablation import (
+    Loss,
+    induction_loss,
+    language_loss,
+    packaged_text,
+    paired_effect,
+)
+from tlspectral.ablation.text import text_tokens
+from tlspectral.attention import attention_view
+from tlspectral.detectors import repeated_sequences
+from tlspectral.hooks import ablate
+
+BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
+MODELS = [
+    (backend, name)
+    for name in ("gpt2", "llama", "gemma2", "gptj", "opt", "cohere")
+    for backend in BACKENDS
+    if backend == "bridge" or name in zoo.HOOKED_ARCHITECTURES
+]
+SMALL = {"n_sequences": 7, "segment_length": 10}
+
+
+@functools.cache
+def built(backend, name):
+    return getattr(zoo, backend)(name)
+
+
+@functools.cache
+def with_tokenizer():
+    model = zoo.bridge("llama")
+    model.tokenizer = zoo._tokenizer()
+    return model
+
+
+def plain_losses(model, tokens, first):
+    """Per sequence, from all logits of one forward pass."""
+    with torch.no_grad():
+        logits = attention_view(model).logits(tokens).double()
+    each = -logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    return each[:, first:].mean(1).numpy()
+
+
+# --- the induction loss ---
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_it_is_the_loss_of_the_second_copy(backend, name):
+    model = built(backend, name)
+    tokens = repeated_sequences(attention_view(model), 7, 10, seed=0)
+    found = induction_loss(model, **SMALL)
+    # Measured: 4e-7, float32 log-softmax; a position more or less moves a loss by 0.1.
+    np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 11), rtol=0, atol=1e-5)
+    assert found.value == pytest.approx(found.per_sequence.mean())
+    assert found.stderr == pytest.approx(found.per_sequence.std(ddof=1) / 7**0.5)
+    assert "sequences=7" in repr(found)
+
+
+def test_targets_are_the_last_tokens_of_the_copy():
+    """L-1 targets, the second to the last token of the copy: a model that knows them alone has no loss."""
+    tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
+    view = attention_view(built("bridge", "llama"))
+    task = scoring.induction_sequences(view, tokens, n_sequences=1, segment_length=4, seed=0)
+    assert tokens[0, task.scored].tolist() == [5, 6, 7]
+    logits = torch.full((1, 3, 10), -100.0)
+    logits[0, range(3), [6, 7, 8]] = 100.0
+    assert float(task.losses(logits, slice(0, 1))) == 0
+
+
+@pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "opt")])
+def test_an_active_ablation_and_a_users_hook_act(backend, name):
+    model = built(backend, name)
+    intact = induction_loss(model, **SMALL)
+    with ablate(model, [(1, 2)], "output"):
+        ablated = induction_loss(model, **SMALL)
+    silent = [("blocks.1.attn.hook_z", lambda z, hook: z * (torch.arange(z.shape[2]) != 2)[:, None])]
+    with model.hooks(fwd_hooks=silent):
+        by_hand = induction_loss(model, **SMALL)
+    assert np.abs(ablated.per_sequence - intact.per_sequence).mean() > 1e-3
+    np.testing.assert_allclose(ablated.per_sequence, by_hand.per_sequence, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(induction_loss(model, **SMALL).per_sequence, intact.per_sequence)
+
+
+@pytest.mark.parametrize("budget", [50, 64, 10**6])
+def test_the_size_of_batches_does_not_matter(monkeypatch, budget):
+    model = built("bridge", "gpt2")
+    expected = induction_loss(model, **SMALL).per_sequence
+    monkeypatch.setattr(scoring, "_CPU_TOKENS", budget)
+    # Measured: 2e-7, another order of float32 sums.
+    np.testing.assert_allclose(induction_loss(model, **SMALL).per_sequence, expected, rtol=0, atol=1e-5)
+
+
+def test_logits_do_not_pile_up(monkeypatch):
+    """Scored positions alone are unembedded, and a batch's logits are gone when the next batch's come."""
+    monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21)
+    model, seen = built("bridge", "llama"), []
+
+    def count(logits, hook):
+        size = logits.untyped_storage().nbytes()
+        alive = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+        seen.append(
+            (tuple(logits.shape), len({one.data_ptr() for one in alive if one.untyped_storage().nbytes() == size}))
+        )
+
+    with model.hooks(fwd_hooks=[("unembed.hook_out", count)]):
+        induction_loss(model, n_sequences=9, segment_length=10)
+    assert [shape for shape, _ in seen] == [(3, 9, zoo.VOCABULARY)] * 3
+    assert {alive for _, alive in seen} == {seen[0][1]}
+
+
+def test_half_precision_is_scored_in_single():
+    model = zoo.bridge("llama")
+    expected = induction_loss(model, **SMALL).value
+    half = zoo.bridge("llama").to(torch.bfloat16)
+    # Measured: 1e-3, the rounding of bf16 logits of size 1.
+    assert induction_loss(half, **SMALL).value == pytest.approx(expected, abs=2e-2)
+
+
+def test_tokens_that_do_not_repeat_are_refused():
+    with pytest.raises(ValueError, match=r"\[BOS, r, r\].*found shape \(2, 21\)"):
+        induction_loss(built("bridge", "llama"), tokens=zoo.prompt(2, 21))
+
+
+# --- the language loss ---
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_every_position_predicts_the_next_token(backend, name):
+    model, tokens = built(backend, name), zoo.prompt(5, 23)
+    found = language_loss(model, tokens)
+    np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 0), rtol=0, atol=1e-5)
+
+
+def test_text_becomes_rows_with_a_start_token():
+    view = attention_view(with_tokenizer())
+    tokens = text_tokens(view, ["w3 w4 w5 w6", "w7 w8 w9"], n_sequences=9, sequence_length=4)
+    # Documents joined by EOS (2), cut into threes; what is left over, two tokens, is dropped.
+    assert tokens.tolist() == [[1, 3, 4, 5], [1, 6, 2, 7]]
+    assert text_tokens(view, "w3 w4 w5 w6", n_sequences=1, sequence_length=4).tolist() == [[1, 3, 4, 5]]
+    assert text_tokens(view, "w3 w4", n_sequences=9, sequence_length=100).tolist() == [[1, 3, 4]]
+    found = language_loss(with_tokenizer(), ["w3 w4 w5 w6", "w7 w8 w9"], sequence_length=4)
+    np.testing.assert_array_equal(found.per_sequence, language_loss(with_tokenizer(), tokens).per_sequence)
+
+
+def test_the_packaged_book_is_english_and_whole():
+    text = packaged_text()
+    assert 60_000 < len(text.encode()) < 200_000
+    assert text.startswith("CHAPTER I\n")
+    assert text.count("CHAPTER") == 12
+    assert "curiouser and curiouser" in text.lower()
+    found = language_loss(with_tokenizer(), n_sequences=3, sequence_length=16)
+    assert len(found.per_sequence) == 3
+
+
+def test_a_single_word_names_a_data_set(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, split, streaming):
+        asked.append((name, split, streaming))
+        return iter([{"text": "w3 w4 w5 w6"}, {"text": "w7 w8 w9"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = language_loss(with_tokenizer(), "NeelNanda/pile-10k", sequence_length=4)
+    assert asked == [("NeelNanda/pile-10k", "train", True)]
+    assert len(found.per_sequence) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "no tokenizer"),
+        ("some text", "no tokenizer"),
+        (torch.zeros(2, 1, dtype=torch.long), r"found \(2, 1\)"),
+        (torch.zeros(2, 999, dtype=torch.long), "2 to 128 positions"),
+        (torch.full((2, 4), 97), "found 97 to 97"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        language_loss(built("bridge", "llama"), given)
+
+
+# --- paired effects ---
+
+
+def test_a_paired_effect_is_of_the_same_sequences():
+    rng = np.random.default_rng(0)
+    before = rng.normal(4, 1, 8)
+    effect = paired_effect(Loss(before + 0.3), Loss(before))
+    assert effect.value == pytest.approx(0.3)
+    assert effect.stderr == pytest.approx(0, abs=1e-12)
+    assert effect.pvalue == 2 / 2**8  # all signs or none: exact
+    flips = np.array([1.0, 2.0, 3.0, -4.0])
+    sums = [float(flips @ signs) for signs in itertools.product([1, -1], repeat=4)]
+    expected = np.mean([abs(total) >= 2 for total in sums])
+    assert paired_effect(Loss(flips), Loss(np.zeros(4))).pvalue == expected
+
+
+def test_no_effect_has_p_one():
+    same = Loss(np.arange(5.0))
+    assert paired_effect(same, same).pvalue == 1
+
+
+def test_sampled_flips_are_seeded():
+    rng = np.random.default_rng(1)
+    before, after = Loss(rng.normal(0, 1, 40)), Loss(rng.normal(0.3, 1, 40))
+    assert paired_effect(after, before, seed=3) == paired_effect(after, before, seed=3)
+    # The t test asks nearly the same: its p here is 0.24.
+    import scipy.stats
+
+    expected = scipy.stats.ttest_rel(after.per_sequence, before.per_sequence).pvalue
+    assert paired_effect(after, before).pvalue == pytest.approx(expected, abs=0.03)
+
+
+def test_losses_of_other_sequences_are_refused():
+    with pytest.raises(ValueError, match="same two or more sequences, found 3 and 4"):
+        paired_effect(Loss(np.zeros(3)), Loss(np.zeros(4)))
+    assert np.isnan(Loss(np.zeros(1)).stderr)

@@ -1,0 +1,85 @@
+"""What removing a part costs, head by head of one layer: blocks replayed from there, several heads in a batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
+from tlspectral.ablation.scoring import ScoredSequences
+from tlspectral.attention.replay import IntactRun, hooks_on
+from tlspectral.hooks.ablation import LayerAblation, Removal
+from tlspectral.hooks.parts import Part
+
+
+@dataclass(frozen=True)
+class LayerEffects:
+    """Losses of a layer's ablated heads.
+
+    Attributes:
+        losses: of each sequence, the head without its part.
+        score_rms: root mean square of what was removed, over unmasked pairs of all sequences; NaN for `"output"`.
+        controls: as `losses`, each draw removing a random part of equal size instead; no draws without a control.
+    """
+
+    losses: Float64[np.ndarray, "heads sequences"]
+    score_rms: Float64[np.ndarray, "heads"]
+    controls: Float64[np.ndarray, "heads draws sequences"]
+
+
+def layer_effects(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    layer: int,
+    heads: list[int],
+    part: Part,
+    *,
+    draws: int = 0,
+    seed: int = 0,
+) -> LayerEffects:
+    """Ablate each of the heads in turn, on all sequences.
+
+    A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
+    the batch axis. Every number is the same for any stacking but for rounding.
+    """
+    view, folded = intact.view, intact.view.layer(layer)
+    jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
+    n, rows = len(sequences.tokens), sequences.rows_at_once(view)
+    losses = torch.zeros(len(jobs), n, dtype=torch.float64)
+    squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
+    with torch.no_grad():
+        for start in range(0, n, rows):
+            now = slice(start, min(start + rows, n))
+            stack = max(1, rows // (now.stop - now.start))
+            for first in range(0, len(jobs), stack):
+                chunk = slice(first, min(first + stack, len(jobs)))
+                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, now])
+                chosen = [head for head, _ in jobs[chunk]]
+                hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
+                with hooks_on(intact.points, hooks):
+                    logits = intact.replay(layer, now, len(chosen))
+                losses[chunk, now] = sequences.losses(logits, now).cpu()
+    by_head = losses.view(len(heads), draws + 1, n).numpy()
+    score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
+    return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def _alteration(jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor) -> Callable[[Removal], Tensor]:
+    """Notes the mean square of what each job removes, [jobs, sequences], and puts in the random parts."""
+    random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
+
+    def alter(removal: Removal) -> Tensor:
+        if removal.allowed is None:
+            return removal.difference
+        squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T)
+        if not random:
+            return removal.difference
+        frames = random_frames(seed, layer, [jobs[index] for index in random], removal.d_head)
+        replaced = removal.difference.clone()
+        replaced[:, random] = random_difference(removal, random, frames)
+        return replaced
+
+    return alter

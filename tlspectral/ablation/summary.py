@@ -1,0 +1,180 @@
+"""What a sweep says, in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Float64
+
+from tlspectral.tables import HEAD_COLUMNS
+
+SMALL_EFFECT = 0.01
+DETECTORS = ("prev", "dup", "ind")
+COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
+_NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
+_LEVEL = 1.959964  # two-sided 95 %
+_RESAMPLES = 2_000
+
+
+def summarize_sweep(
+    sweep: pd.DataFrame | Sequence[pd.DataFrame], heads: pd.DataFrame, *, seed: int = 0
+) -> pd.DataFrame:
+    """The statements that a sweep supports, part by part, with and without control of the size of what was removed.
+
+    `size_control` is `none` (effects as they are, nats), `score_rms` (effect over the RMS removed, nats per unit of
+    score: the fair comparison of parts that differ in size) or `random` (effect less that of a random part of equal
+    size; with `control="random"` alone). `statement` is one of
+
+    * `sum`: of the effects of all heads. Interval over sequences (t distribution), from the sums that `sweep.attrs`
+      hold; where a table was cut or joined and they no longer fit, the widest that the heads' standard errors allow.
+    * `share_small`: share of heads with an absolute effect below 0.01 nats; low and high move every effect by 1.96 of
+      its standard errors against or with it.
+    * `detector_rank`: rank (1 is best) of the head with the largest effect among all heads by `prev`, `dup`, `ind`;
+      p = rank / n is exact for a head chosen at random, not corrected for the three detectors. `note` names the head.
+    * `rank_correlation`: Spearman of the effect with each numeric column of `heads` that is spectral, and with the
+      detectors; the interval resamples layers (percentile, 2,000 draws, ranks of the whole table), the p takes heads as
+      independent, which they are not.
+
+    Args:
+        sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.
+        heads: of `analyze_heads` for the same model; heads outside the sweep do not count.
+        seed: of the resampling.
+
+    Returns:
+        DataFrame `part, size_control, statement, column, value, low, high, pvalue, n, note`, one statement a row, NaN
+        where something has no meaning.
+
+    Raises:
+        ValueError: no sweep, a head that `heads` lacks, or one that is in a part twice.
+
+    What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
+    one model this is one observation of circuits, not many.
+    """
+    tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
+    rows: list[dict[str, Any]] = []
+    for table in tables:
+        parts = table["part"].unique()
+        for part in parts:
+            found = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
+            rows += _part_rows(part, found, heads, table.attrs if len(parts) == 1 else {}, seed)
+    if not rows:
+        raise ValueError("the sweep holds no measured effect")
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _part_rows(part: str, found: pd.DataFrame, heads: pd.DataFrame, attrs: Any, seed: int) -> Iterator[dict[str, Any]]:
+    if found.duplicated(["layer", "head"]).any():
+        raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
+    joined = found.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
+    missing = np.flatnonzero(joined["_merge"] != "both")
+    if len(missing):
+        layer, head = joined.loc[missing[0], ["layer", "head"]]
+        raise ValueError(f"heads lacks L{layer}H{head} of the sweep: analyse the whole model")
+    if joined.empty:
+        return
+    sums = attrs.get("sums_per_sequence") or {}
+    for control, name, effect, error in _effects(joined):
+        start = {"part": part, "size_control": control}
+        usable = np.isfinite(effect)
+        if not usable.any():
+            continue
+        yield start | _sum(effect[usable], error[usable], sums.get(name))
+        if control != "score_rms":
+            yield start | _share_small(effect[usable], error[usable])
+        kept = joined.iloc[np.flatnonzero(usable)]
+        for statement in _ranks(kept, heads, effect[usable]):
+            yield start | statement
+        for statement in _correlations(kept, heads, effect[usable], seed):
+            yield start | statement
+
+
+def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
+    """Size control, its name among the sums, the effect of each head, and its standard error."""
+    delta, error = joined["delta"].to_numpy(float), joined["delta_stderr"].to_numpy(float)
+    yield "none", "delta", delta, error
+    size = joined["score_rms"].to_numpy(float)
+    size = np.where(size > 0, size, np.nan)
+    yield "score_rms", "delta_per_rms", delta / size, error / size
+    if "control_delta" in joined:
+        above = delta - joined["control_delta"].to_numpy(float)
+        yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_stderr"].to_numpy(float))
+
+
+def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | None) -> dict[str, Any]:
+    total = float(effect.sum())
+    sums = np.asarray(per_sequence if per_sequence is not None else [], dtype=float)
+    if len(sums) > 1 and np.isclose(sums.mean(), total, rtol=1e-6, atol=1e-9):
+        half = scipy.stats.t.ppf(0.975, len(sums) - 1) * sums.std(ddof=1) / np.sqrt(len(sums))
+        note = f"over {len(sums)} sequences"
+    else:
+        # The same sequences serve all heads: errors may add up, and at worst they do.
+        half, note = _LEVEL * float(error.sum()), "errors of all heads added"
+    return {
+        "statement": "sum",
+        "value": total,
+        "low": total - half,
+        "high": total + half,
+        "n": len(effect),
+        "note": note,
+    }
+
+
+def _share_small(effect: np.ndarray, error: np.ndarray) -> dict[str, Any]:
+    size, slack = np.abs(effect), _LEVEL * np.nan_to_num(error)
+    shares = [float((at < SMALL_EFFECT).mean()) for at in (size, size + slack, size - slack)]
+    return {"statement": "share_small", "value": shares[0], "low": shares[1], "high": shares[2], "n": len(effect)}
+
+
+def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
+    largest = joined.iloc[int(effect.argmax())]
+    for name in DETECTORS:
+        if name not in heads or pd.isna(largest[name]):
+            continue
+        scores = heads[name].dropna()
+        rank, n = int((scores > largest[name]).sum()) + 1, len(scores)
+        head = f"L{int(largest['layer'])}H{int(largest['head'])}"
+        yield {
+            "statement": "detector_rank", "column": name, "value": rank, "pvalue": rank / n, "n": n, "note": head,
+        }  # fmt: skip
+
+
+def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray, seed: int) -> Iterator[dict[str, Any]]:
+    spectral = [column.name for column in HEAD_COLUMNS if column.name not in _NOT_SPECTRAL]
+    for name in [*spectral, *DETECTORS]:
+        if name not in heads or not pd.api.types.is_numeric_dtype(heads[name]):
+            continue
+        # A sweep has no column of the head table but these two, so nothing was renamed in the join.
+        values = joined[name].to_numpy(float)
+        usable = np.isfinite(values)
+        row: dict[str, Any] = {"statement": "rank_correlation", "column": name, "n": int(usable.sum())}
+        x, y, layers = values[usable], effect[usable], joined["layer"].to_numpy()[usable]
+        if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:
+            agreement: Any = scipy.stats.spearmanr(x, y)
+            low, high = _over_layers(scipy.stats.rankdata(x), scipy.stats.rankdata(y), layers, seed)
+            row |= {"value": float(agreement.statistic), "low": low, "high": high, "pvalue": float(agreement.pvalue)}
+        yield row
+
+
+def _over_layers(
+    x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray, seed: int
+) -> tuple[float, float]:
+    """Percentile interval of the correlation of x and y under resampling of whole layers; NaN with a single layer."""
+    _, place = np.unique(layers, return_inverse=True)
+    n_layers = int(place.max()) + 1
+    if n_layers < 2:
+        return float("nan"), float("nan")
+    drawn = np.random.default_rng(seed).multinomial(n_layers, np.full(n_layers, 1 / n_layers), size=_RESAMPLES)
+    weights = drawn[:, place].astype(float)  # [resamples, heads]: how often each head is in a resample
+    total = weights.sum(1)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return weights @ values / total
+
+    covariance = mean(x * y) - mean(x) * mean(y)
+    spread = (mean(x * x) - mean(x) ** 2) * (mean(y * y) - mean(y) ** 2)
+    usable = spread > 0
+    found = covariance[usable] / np.sqrt(spread[usable])
+    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (np.nan, np.nan)
+    return float(low), float(high)

@@ -1,0 +1,322 @@
+"""`ablation_sweep`: what every head's part is worth to the model, one head at a time."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import joblib
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.folder import SweepFolder, open_folder, weights_digest
+from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
+from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
+from tlspectral.ablation.screen import gradient_screen
+from tlspectral.ablation.text import text_tokens
+from tlspectral.attention import AttentionView, attention_view
+from tlspectral.attention.replay import intact_run
+from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.parts import Part
+
+SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
+SEQUENCES = 16
+SEGMENT_LENGTH = 64
+TEXT_LENGTH = 128
+CONTROL_DRAWS = 5
+SCREENED = 20
+
+
+def ablation_sweep(
+    model: Any,
+    part: Part,
+    *,
+    heads: Heads | None = None,
+    task: Literal["induction", "language"] = "induction",
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    control: Literal["random"] | None = None,
+    screen: Literal["gradient"] | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> pd.DataFrame:
+    """Remove `part` from one head at a time and score the model each time (FP sections 5 and 8).
+
+    Residual streams of an intact run are kept, and an ablation in layer l runs blocks l and later only; the numbers
+    are those of whole forward passes under `ablate`. Hooks on the model stay in force.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"` or `"output"`.
+        heads: (layer, head) pairs or a DataFrame with these columns; None is every head (for `rope_phase`: of layers
+            with rotary positions).
+        task: `"induction"`: 16 repeated random sequences with segments of 64 tokens; `"language"`: the first 16 rows
+            of 128 tokens of the packaged book. On two cores more would take hours; FP used 128 to 300 sequences.
+        tokens: other sequences for the task, [sequences, pos].
+        control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
+            bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
+            that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head.
+        screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
+            with the largest estimates and 20 random others.
+        checkpoint_dir: a folder for one file per layer and part; a sweep that was stopped continues there and gives
+            the table it would have given. Parts may share a folder.
+        n_jobs: workers among which layers are shared out, by joblib (processes, each with a copy of the model) or
+            whatever `joblib.parallel_config` says, Dask included.
+        seed: of sequences, control draws, the screen's random set and sign flips.
+        show_progress: a bar over layers.
+
+    Returns:
+        DataFrame sorted by layer and head: `layer, head, part, loss, delta` (loss less intact loss, nats),
+        `delta_stderr` and `delta_p` (over sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed
+        from the scaled scores, before a softcap, over unmasked pairs; NaN for `output`). With a control
+        `control_delta, control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With
+        a screen `estimate` and `measured` (`"top"`, `"control"` or empty; losses are NaN where empty). `attrs` say what
+        it was made with; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: `rope_phase` of layers without rotary positions.
+        EditNotHonored: the model discards the edit.
+        IncompatibleCheckpoint: the folder holds another sweep.
+        ValueError: an unknown part, task, control or screen; tokens that do not fit the task; a model without tokenizer
+            on packaged text.
+
+    What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
+    `delta` beside `score_rms` and the control.
+    """
+    _check_arguments(part, task, control, screen)
+    view = attention_view(model)
+    by_layer = _chosen_heads(view, heads, part)
+    sequences = _sequences(view, task, tokens, seed)
+    draws = CONTROL_DRAWS if control == "random" else 0
+    plan = _Plan(part, sequences, draws, seed)
+    folder = None
+    if checkpoint_dir is not None:
+        settings = {
+            "weights": weights_digest(view),
+            "tokens": sequences.digest,
+            "task": task,
+            "control": control and {"kind": control, "draws": draws},
+            "screen": screen,
+            "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
+            "seed": seed,
+        }
+        folder = open_folder(checkpoint_dir, settings, scored_loss(view, sequences).value)
+    screened = None
+    if screen == "gradient":
+        screened = _screen(view, sequences, by_layer, part, seed, folder)
+        exact = screened[screened["measured"] != ""]
+        by_layer = heads_by_layer(view, exact)
+    pieces = _measure(view, plan, by_layer, folder, n_jobs, show_progress)
+    return _assembled(view, plan, pieces, screened, {"task": task, "control": control, "screen": screen})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done to every head, in whichever process."""
+
+    part: Part
+    sequences: ScoredSequences
+    draws: int
+    seed: int
+
+    def piece(self, layer: int) -> str:
+        """Name of a layer's file."""
+        return f"{self.part}_L{layer:03d}"
+
+
+def _check_arguments(part: str, task: str, control: str | None, screen: str | None) -> None:
+    if part == "rotary_band":
+        raise ValueError("a sweep has no frequencies: use ablate(..., 'rotary_band', frequencies=...) for a band")
+    if part not in SWEPT_PARTS:
+        raise ValueError(f"part must be one of {', '.join(map(repr, SWEPT_PARTS))}; not {part!r}")
+    if task not in ("induction", "language"):
+        raise ValueError(f"task must be 'induction' or 'language', not {task!r}")
+    if control not in (None, "random"):
+        raise ValueError(f"control must be None or 'random', not {control!r}")
+    if screen not in (None, "gradient"):
+        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
+    if part == "output" and control is not None:
+        raise ValueError("'output' is no part of the scores, so there is no random score part of its size")
+
+
+def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
+    if heads is not None:
+        chosen = heads_by_layer(view, heads)
+    else:
+        chosen = {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
+    if part != "rope_phase":
+        return chosen
+    still = [layer for layer in chosen if view.rotary(layer) is None]
+    if still and (heads is not None or len(still) == len(chosen)):
+        raise UnsupportedArchitecture(f"layer {still[0]}: no rotary positions, so there is no rope_phase to remove")
+    return {layer: found for layer, found in chosen.items() if layer not in still}
+
+
+def _sequences(view: AttentionView, task: str, tokens: Tensor | None, seed: int) -> ScoredSequences:
+    if task == "induction":
+        return induction_sequences(view, tokens, n_sequences=SEQUENCES, segment_length=SEGMENT_LENGTH, seed=seed)
+    if tokens is None:
+        tokens = text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=TEXT_LENGTH)
+    return language_sequences(tokens, view)
+
+
+def _screen(
+    view: AttentionView,
+    sequences: ScoredSequences,
+    by_layer: dict[int, list[int]],
+    part: Part,
+    seed: int,
+    folder: SweepFolder | None,
+) -> pd.DataFrame:
+    """Estimates of all heads, and which of them are to be measured."""
+    name = f"{part}_screen"
+    kept = None if folder is None else folder.read(name)
+    if kept is not None:
+        return kept
+    table = gradient_screen(view, sequences, by_layer, part)
+    order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
+    rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
+    table["measured"] = ""
+    table.loc[order[:SCREENED], "measured"] = "top"
+    table.loc[rest[:SCREENED], "measured"] = "control"
+    if folder is not None:
+        folder.write(name, table)
+    return table
+
+
+def _measure(
+    view: AttentionView,
+    plan: _Plan,
+    by_layer: dict[int, list[int]],
+    folder: SweepFolder | None,
+    n_jobs: int,
+    show_progress: bool,
+) -> list[pd.DataFrame]:
+    """A table for each layer, in order; from the folder where it is there already."""
+    kept = {layer: None if folder is None else folder.read(plan.piece(layer)) for layer in by_layer}
+    found: dict[int, pd.DataFrame] = {layer: table for layer, table in kept.items() if table is not None}
+    missing = {layer: heads for layer, heads in by_layer.items() if layer not in found}
+    bar = partial(tqdm, desc=f"sweep {plan.part}", unit="layer", leave=False, disable=not show_progress)
+    workers = min(joblib.effective_n_jobs(n_jobs), len(missing))
+    with bar(total=len(by_layer), initial=len(found)) as progress:
+        if n_jobs == 1 or workers <= 1:
+            found |= _layers(view.model, plan, missing, folder, progress.update)
+        else:
+            order = list(missing)
+            shares = [{layer: missing[layer] for layer in order[first::workers]} for first in range(workers)]
+            jobs = (joblib.delayed(_layers)(view.model, plan, share, folder) for share in shares)
+            done: Any = joblib.Parallel(n_jobs=n_jobs)(jobs)
+            for share in done:
+                found |= share
+                progress.update(len(share))
+    return [found[layer] for layer in by_layer]
+
+
+def _layers(
+    model: Any,
+    plan: _Plan,
+    by_layer: dict[int, list[int]],
+    folder: SweepFolder | None,
+    advance: Callable[[int], Any] = lambda count: None,
+) -> dict[int, pd.DataFrame]:
+    """Measure some layers of a model after one intact run of it."""
+    if not by_layer:
+        return {}
+    view, sequences = attention_view(model), plan.sequences
+    loss = np.zeros(len(sequences.tokens))
+
+    def reduce(now: slice, logits: Tensor) -> None:
+        loss[now] = sequences.losses(logits, now)[0].cpu().numpy()
+
+    batch = sequences.rows_at_once(view)
+    intact = intact_run(view, sequences.tokens, sequences.scored, by_layer, batch=batch, reduce=reduce)
+    found = {}
+    for layer, heads in by_layer.items():
+        effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)
+        deltas = effects.losses - loss
+        table = pd.DataFrame(
+            {
+                "layer": layer,
+                "head": heads,
+                "part": plan.part,
+                "loss": effects.losses.mean(1),
+                "delta": deltas.mean(1),
+                "delta_stderr": [standard_error(one) for one in deltas],
+                "delta_p": [sign_flip_p(one, plan.seed) for one in deltas],
+                "score_rms": effects.score_rms,
+            }
+        )
+        sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
+        sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
+        if plan.draws:
+            controls = effects.controls - loss  # [heads, draws, sequences]
+            over_sequences = np.array([standard_error(one) for one in controls.mean(1)])
+            over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
+            table["control_delta"] = controls.mean((1, 2))
+            table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
+            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+        table.attrs = {
+            "sums_per_sequence": {name: one.tolist() for name, one in sums.items()},
+            "intact_per_sequence": loss.tolist(),
+        }
+        if folder is not None:
+            folder.write(plan.piece(layer), table)
+        found[layer] = table
+        advance(1)
+    return found
+
+
+def _assembled(
+    view: AttentionView,
+    plan: _Plan,
+    pieces: Iterable[pd.DataFrame],
+    screened: pd.DataFrame | None,
+    arguments: dict[str, Any],
+) -> pd.DataFrame:
+    pieces = list(pieces)
+    if not pieces:
+        raise ValueError("no heads were given, so there is nothing to sweep")
+    names = pieces[0].attrs["sums_per_sequence"]
+    sums = {name: np.sum([piece.attrs["sums_per_sequence"][name] for piece in pieces], axis=0) for name in names}
+    intact = Loss(np.array(pieces[0].attrs["intact_per_sequence"]))
+    bare = [piece.copy(deep=False) for piece in pieces]
+    for piece in bare:
+        piece.attrs = {}
+    table = pd.concat(bare, ignore_index=True)
+    attrs: dict[Any, Any] = {
+        **view.source,
+        **arguments,
+        "seed": plan.seed,
+        "n_sequences": len(plan.sequences.tokens),
+        "tokens_sha256": plan.sequences.digest,
+        "intact_loss": intact.value,
+        "intact_loss_stderr": intact.stderr,
+    }
+    if screened is None:
+        attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}
+    else:
+        table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
+        table["part"] = plan.part
+        table["score_rms"] = screened["score_rms"].to_numpy()
+        others = [name for name in table if name not in ("estimate", "measured")]
+        table = table.reindex(columns=[*others, "estimate", "measured"])
+        control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
+        agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
+        attrs["screen"] = {
+            "kind": "gradient",
+            "top": int((table["measured"] == "top").sum()),
+            "control": len(control),
+            "rank_correlation": None if agreement is None else float(agreement.statistic),
+            "pvalue": None if agreement is None else float(agreement.pvalue),
+        }
+    table.attrs = attrs
+    return table

@@ -1,0 +1,5 @@
+"""Forward hooks that remove a part of a head's query-key operator from a running model."""
+
+from tlspectral.hooks.ablation import PARTS, ablate, ablation_hooks
+
+__all__ = ["PARTS", "ablate", "ablation_hooks"]

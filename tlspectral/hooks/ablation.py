@@ -1,0 +1,310 @@
+"""`ablate`: remove a part of some heads' query-key operators while a model runs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tlspectral.attention import AttentionLayer, AttentionView, attention_view, folded_bias
+from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
+from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
+from tlspectral.hooks.probe import require_honoured
+from tlspectral.rotary import per_pair
+
+PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
+
+
+Frequencies = Iterable[Any] | Tensor | None
+
+
+@contextmanager
+def ablate(
+    model: Any, heads: Heads, part: Part, *, frequencies: Frequencies = None, include_bias: bool = False
+) -> Iterator[Any]:
+    """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
+
+    What is removed (with C, D of `tlspectral.hooks.parts`):
+
+    * `"rope_phase"`: Im(M_t), the part of the score that is odd in the offset; of some frequencies if given.
+    * `"antisymmetric"`: M_A, so that content acts by M_S; the phase is left alone.
+    * `"symmetric"`: M_S, so that content acts by M_A; the phase is left alone.
+    * `"rotary_band"`: everything that the given frequencies contribute.
+    * `"output"`: all the head writes (z = 0), for scale.
+
+    Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to `rope_phase` and
+    `rotary_band`. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks
+    that edit queries and keys, which it then sees.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; the block's `as` target.
+        heads: (layer, head) pairs over any layers, or a DataFrame with these columns; none at all changes nothing.
+        part: what is removed.
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
+        include_bias: see above.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
+        ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
+            meaning.
+        EditNotHonored: the model discards the edit, or a key/value cache is in use (raised as the model runs).
+
+    What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
+    size.
+    """
+    hooks = ablation_hooks(model, heads, part, frequencies=frequencies, include_bias=include_bias)
+    with model.hooks(fwd_hooks=hooks):
+        yield model
+
+
+def ablation_hooks(
+    model: Any, heads: Heads, part: Part, *, frequencies: Frequencies = None, include_bias: bool = False
+) -> list[tuple[str, Callable[..., Any]]]:
+    """The hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
+
+    They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time.
+    """
+    view = attention_view(model)
+    by_layer = heads_by_layer(view, heads)
+    _check_arguments(part, frequencies, include_bias)
+    hooks: list[tuple[str, Callable[..., Any]]] = []
+    for index, chosen in by_layer.items():
+        layer = view.layer(index)
+        pairs = _chosen_pairs(layer, part, frequencies)
+        if pairs is None or bool(pairs.any()):
+            hooks += LayerAblation(view, layer, chosen, part, pairs, include_bias).hooks()
+    return hooks
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is about to be removed from the chosen heads of a layer, for code that watches or replaces it.
+
+    Attributes:
+        difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
+            z, [batch, heads, pos, d_head].
+        allowed: pairs that the model does not mask; None for `"output"`.
+        query, key: what the scores are made of; None for `"output"`.
+    """
+
+    difference: Float[Tensor, "batch heads pos width"]
+    allowed: Bool[Tensor, "*batch pos pos"] | None
+    query: Projection | None
+    key: Projection | None
+
+    @property
+    def d_head(self) -> int:
+        """Columns of a head."""
+        return self.difference.shape[-1] if self.query is None else self.query.content.shape[-1]
+
+
+@dataclass
+class LayerAblation:
+    """One layer's hooks and what they hand on to each other within a run.
+
+    Attributes:
+        view: of the model.
+        layer: the layer, folded.
+        heads: those that lose a part.
+        part: what is removed.
+        pairs: rotary pairs that it is limited to, None for all.
+        include_bias: see `ablate`.
+        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
+            may recur) loses its part in the i-th copy alone.
+        alter: given what is about to be removed, returns what to add instead. With it nothing is kept to the bit.
+        seen: what the hooks of a run have met so far.
+    """
+
+    view: AttentionView
+    layer: AttentionLayer
+    heads: list[int]
+    part: Part
+    pairs: Bool[Tensor, "pairs"] | None = None
+    include_bias: bool = False
+    stacked: bool = False
+    alter: Callable[[Removal], Tensor] | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)
+
+    def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
+        """A TransformerLens `fwd_hooks` list, proved to reach the output. Raises EditNotHonored where it does not."""
+        names = self.view.hook_names(self.layer.layer)
+        require_honoured(self.view, self.layer.layer, "scores" if "scores" in names and self.part != "output" else "z")
+        if self.part == "output":
+            return [(names["z"], self._edit_output)]
+        held = ("query", "key", "cos", "sin") if "scores" in names else ("query", "key", "value")
+        hooks: list[tuple[str, Callable[..., Any]]] = [
+            (names[point], self._holder(point)) for point in held if point in names
+        ]
+        if "scores" in names:
+            return [*hooks, (names["scores"], self._edit_scores)]
+        return [*hooks, (names["z"], self._edit_z)]
+
+    def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
+        def hold(activation: Tensor, hook: Any) -> None:
+            self.seen[point] = activation
+
+        return hold
+
+    def _edit_scores(self, scores: Float[Tensor, "batch heads query key"], hook: Any) -> Tensor:
+        query, key, rotation = self._projections()
+        difference = self._difference(query, key, rotation)
+        if difference.shape[-2:] != scores.shape[-2:]:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: scores are {tuple(scores.shape[-2:])} but queries and keys of this run "
+                f"give {tuple(difference.shape[-2:])}: a key/value cache is in use; run without it "
+                "(use_past_kv_cache=False)"
+            )
+        before = self._own(scores, heads_axis=1)
+        # Kept to the bit where nothing is removed, and where the model masks.
+        kept = before <= torch.finfo(before.dtype).min / 2
+        if self.alter is None:
+            kept |= difference == 0
+        else:
+            difference = self.alter(Removal(difference, ~kept, query, key))
+        if self.layer.softcap is None:
+            after = before + difference.to(before)
+        else:
+            # The change of the capped score is added, so that edits of others survive here too.
+            raw = whole_scores(query, key, rotation, self.layer.score_scale)
+            after = before + (self._capped(raw + difference) - self._capped(raw)).to(before)
+        return self._with_own(scores, torch.where(kept, before, after.to(before)), heads_axis=1)
+
+    def _edit_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
+        value = self.seen.pop("value")
+        query, key, rotation = self._projections()
+        if query.whole.shape[-2] != value.shape[1] or z.shape[1] != value.shape[1]:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: a key/value cache is in use; run without it (use_past_kv_cache=False)"
+            )
+        scores = whole_scores(query, key, rotation, self.layer.score_scale)
+        values = self._own(value, heads_axis=2, heads=self._key_heads(value)).transpose(1, 2).to(scores)
+        allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
+
+        def mixed(raw: Tensor) -> Tensor:
+            pattern = self._capped(raw).masked_fill(~allowed, -torch.inf).softmax(-1)
+            return (pattern @ values).transpose(1, 2)
+
+        before = mixed(scores)
+        found = self._own(z, heads_axis=2)
+        # Measured 1e-6 of the norm in float32 and 0.03 in bfloat16; padding, which this layer does not show, a cache or
+        # an edit of z moves it by tenths.
+        allowed_error = 1e-3 if found.dtype.itemsize >= 4 else 0.1
+        if float((before.to(found) - found).detach().norm()) > allowed_error * float(found.detach().norm()):
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: this bridge computes attention itself, and its output is not that of "
+                "causal attention over this run's own keys; look for a key/value cache (run with "
+                "use_past_kv_cache=False), padding, or another hook on z, or ablate on another backend"
+            )
+        difference = self._difference(query, key, rotation)
+        if self.alter is not None:
+            difference = self.alter(Removal(difference, allowed, query, key))
+        change = (mixed(scores + difference) - before).to(z)
+        left = torch.where(change == 0, found, found + change) if self.alter is None else found + change
+        return self._with_own(z, left, heads_axis=2)
+
+    def _edit_output(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
+        found = self._own(z, heads_axis=2)
+        left = torch.zeros_like(found)
+        if self.alter is not None:
+            left = found + self.alter(Removal(-found.transpose(1, 2), None, None, None)).transpose(1, 2)
+        return self._with_own(z, left, heads_axis=2)
+
+    def _own(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
+        """The chosen heads of a tensor; of a stacked one each from its own copy, so that the batch is one copy's."""
+        heads = self.heads if heads is None else heads
+        if not self.stacked:
+            return whole.index_select(heads_axis, torch.tensor(heads, device=whole.device))
+        copies = whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)
+        return copies[range(len(heads)), heads].movedim(0, heads_axis)
+
+    def _with_own(self, whole: Tensor, own: Tensor, *, heads_axis: int) -> Tensor:
+        """A copy of `whole` with the chosen heads replaced."""
+        edited = whole.clone()
+        if not self.stacked:
+            edited.movedim(heads_axis, 0)[self.heads] = own.movedim(heads_axis, 0)
+            return edited
+        copies = edited.unflatten(0, (len(self.heads), -1)).movedim(heads_axis + 1, 1)
+        copies[range(len(self.heads)), self.heads] = own.movedim(heads_axis, 0)
+        return edited
+
+    def _difference(self, query: Projection, key: Projection, rotation: Rotation | None) -> Tensor:
+        return removal(self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias)
+
+    def _projections(self) -> tuple[Projection, Projection, Rotation | None]:
+        q, k = self.seen.pop("query"), self.seen.pop("key")
+        layer = self.layer
+        kv_heads = [layer.kv_head(head) for head in self.heads]
+        b_q, b_k = layer.b_q, layer.b_k
+        if torch.is_grad_enabled():  # the folded bias depends on the weights, and gradients go through it
+            raw = self.view.raw(layer.layer)
+            b_q, b_k = folded_bias(raw.w_q, raw.b_q, raw.norm), folded_bias(raw.w_k, raw.b_k, raw.norm)
+        query = project(self._own(q, heads_axis=2), b_q[self.heads], layer.q_norm)
+        key = project(self._own(k, heads_axis=2, heads=self._key_heads(k)), b_k[kv_heads], layer.k_norm)
+        return query, key, self._rotation(q.shape[1])
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        cap = self.layer.softcap
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def _key_heads(self, captured: Tensor) -> list[int]:
+        """Heads to take of a key or value tensor, which models hold grouped or already repeated."""
+        grouped = captured.shape[2] == self.layer.n_kv_heads
+        return [self.layer.kv_head(head) for head in self.heads] if grouped else self.heads
+
+    def _rotation(self, n_positions: int) -> Rotation | None:
+        geometry = self.layer.rotary
+        if geometry is None:
+            return None
+        names = self.view.hook_names(self.layer.layer)
+        captured = {names[point]: self.seen.pop(point) for point in ("cos", "sin") if point in self.seen}
+        tables = self.view.rotary_tables(self.layer.layer, n_positions, captured)
+        if tables is None:
+            return Rotation(geometry, *geometry.position_tables(n_positions))
+        if self.stacked:  # every copy has the same positions
+            tables = [table[: len(table) // len(self.heads)] if _batched(table) else table for table in tables]
+        return Rotation(geometry, *(per_pair(table, geometry) for table in tables))
+
+
+def _batched(table: Tensor) -> bool:
+    return table.ndim == 3 and len(table) > 1
+
+
+def _check_arguments(part: Part, frequencies: Frequencies, include_bias: bool) -> None:
+    if part not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(map(repr, PARTS))}; not {part!r}")
+    rotary = part in ("rope_phase", "rotary_band")
+    if frequencies is not None and not rotary:
+        raise ValueError(f"frequencies choose rotary pairs, and {part!r} is not made of them")
+    if part == "rotary_band" and frequencies is None:
+        raise ValueError("rotary_band needs frequencies: the pairs whose contribution is dropped")
+    if include_bias and not rotary:
+        raise ValueError(f"include_bias has a meaning for rope_phase and rotary_band only, not for {part!r}")
+
+
+def _chosen_pairs(layer: AttentionLayer, part: Part, frequencies: Frequencies) -> Bool[Tensor, "pairs"] | None:
+    """A mask over the layer's rotary pairs, None for all."""
+    if part not in ("rope_phase", "rotary_band"):
+        return None
+    if layer.rotary is None:
+        raise UnsupportedArchitecture(f"layer {layer.layer}: no rotary positions, so there is no {part} to remove")
+    if frequencies is None:
+        return None
+    n_pairs = layer.rotary.n_pairs
+    chosen = torch.as_tensor(frequencies)
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (n_pairs,):
+            raise ValueError(f"layer {layer.layer}: the mask has {len(chosen)} entries for {n_pairs} rotary pairs")
+        return chosen
+    if chosen.is_floating_point() and chosen.numel():
+        raise ValueError(f"layer {layer.layer}: frequencies are indices or a boolean mask, not {chosen.dtype}")
+    indices = chosen.long().flatten()
+    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
+        raise ValueError(f"layer {layer.layer}: frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
+    mask = torch.zeros(n_pairs, dtype=torch.bool)
+    mask[indices] = True
+    return mask

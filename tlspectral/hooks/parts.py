@@ -1,0 +1,141 @@
+"""The parts of a head's score, as full matrices over pairs of tokens, and what removing one subtracts.
+
+With `S+` the score of the bilinear form with the model's own rotations and `S-` the same with every angle negated,
+
+    C = (S+ + S-) / 2     content: Re(M_t) and columns that do not turn, even in the offset
+    D = (S+ - S-) / 2     phase: Im(M_t), odd in the offset
+
+so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. No loop over
+frequencies and no d_model x d_model matrix ("Fingerprint, Not Blueprint", sections 5, 8 and 10).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tlspectral.attention import AttentionLayer, Normalization
+from tlspectral.rotary import RotaryGeometry
+
+Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Queries or keys of some heads, as they enter the score before any rotation.
+
+    Attributes:
+        whole: with bias.
+        content: without bias, what M acts on.
+        token_scale: 1/rms of a query/key norm per token, None without one.
+    """
+
+    whole: Float[Tensor, "batch heads pos d_head"]
+    content: Float[Tensor, "batch heads pos d_head"]
+    token_scale: Float[Tensor, "batch heads pos"] | None
+
+
+def project(
+    captured: Float[Tensor, "batch pos heads d_head"],
+    bias: Float[Tensor, "heads d_head"],
+    norm: Normalization | None,
+) -> Projection:
+    """Queries or keys as captured at `hook_q` or `hook_k`, with the query/key norm that the model applies after."""
+    # Half precision is widened: a difference of scores would lose what it is about.
+    whole = captured.transpose(1, 2).to(torch.promote_types(captured.dtype, torch.float32))
+    content = whole - bias.to(whole)[:, None]
+    if norm is None:
+        return Projection(whole, content, None)
+    token_scale = (whole.square().mean(-1) + norm.eps).rsqrt()
+    factor = token_scale[..., None] * (1.0 if norm.gain is None else norm.gain.to(whole))
+    return Projection(whole * factor, content * factor, token_scale)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary pairs of a layer with the cos and sin that a run applied, [pos, pairs] or [batch, pos, pairs]."""
+
+    geometry: RotaryGeometry
+    cos: Float[Tensor, "*batch pos pairs"]
+    sin: Float[Tensor, "*batch pos pairs"]
+
+    def product(
+        self,
+        queries: Float[Tensor, "batch heads pos d_head"],
+        keys: Float[Tensor, "batch heads pos d_head"],
+        *,
+        direction: Literal[1, -1],
+        pairs: Bool[Tensor, "pairs"] | None = None,
+    ) -> Float[Tensor, "batch heads pos pos"]:
+        """Products of rotated queries and keys over the rotary columns alone, of all pairs or of some."""
+        kept = slice(None) if pairs is None else pairs
+        real, imag = (index.to(queries.device)[kept] for index in (self.geometry.real_index, self.geometry.imag_index))
+        cos, sin = (self._per_head(table).to(queries)[..., kept] for table in (self.cos, direction * self.sin))
+
+        def turned(x: Tensor) -> Tensor:
+            a, b = x[..., real], x[..., imag]
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+        return turned(queries) @ turned(keys).mT
+
+    def _per_head(self, table: Tensor) -> Tensor:
+        return table[:, None] if table.ndim == 3 else table
+
+    def still_columns(self) -> Int[Tensor, "columns"]:
+        """Columns of the head that are in no pair."""
+        still = torch.ones(self.geometry.d_head, dtype=torch.bool)
+        still[self.geometry.real_index] = False
+        still[self.geometry.imag_index] = False
+        return still.nonzero().flatten()
+
+
+def whole_scores(
+    query: Projection, key: Projection, rotation: Rotation | None, score_scale: float
+) -> Float[Tensor, "batch heads pos pos"]:
+    """Scaled scores with biases, before softcap and mask."""
+    return score_scale * _rotated(query.whole, key.whole, rotation, 1)
+
+
+def removal(
+    part: Part,
+    query: Projection,
+    key: Projection,
+    rotation: Rotation | None,
+    layer: AttentionLayer,
+    *,
+    pairs: Bool[Tensor, "pairs"] | None,
+    include_bias: bool,
+) -> Float[Tensor, "batch heads pos pos"]:
+    """What removing `part` adds to the scaled scores of every pair (i, j), mask or not.
+
+    `pairs` selects frequencies for `rope_phase` and `rotary_band`; `include_bias` lets these two act on the bias terms
+    as well.
+    """
+    if part in ("rope_phase", "rotary_band"):
+        assert rotation is not None
+        queries, keys = (at.whole if include_bias else at.content for at in (query, key))
+        forward = rotation.product(queries, keys, direction=1, pairs=pairs)
+        if part == "rotary_band":
+            return -layer.score_scale * forward
+        return -layer.score_scale * (forward - rotation.product(queries, keys, direction=-1, pairs=pairs)) / 2
+    content = _rotated(query.content, key.content, rotation, 1)
+    if rotation is not None:
+        content = (content + _rotated(query.content, key.content, rotation, -1)) / 2
+    mirrored = content.mT
+    if query.token_scale is not None and key.token_scale is not None:
+        # The transpose swaps what is asked and what is answered, not how loud each token is.
+        ratio = query.token_scale / key.token_scale
+        mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
+    if part == "antisymmetric":
+        return layer.score_scale * (mirrored - content) / 2
+    return -layer.score_scale * (mirrored + content) / 2
+
+
+def _rotated(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:
+    if rotation is None:
+        return queries @ keys.mT
+    still = rotation.still_columns().to(queries.device)
+    product = rotation.product(queries, keys, direction=direction)
+    return product + queries[..., still] @ keys[..., still].mT if len(still) else product
