@@ -25,6 +25,10 @@ demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads o
 	@$(MAKE) --no-print-directory .venv/demo; installed=$$SECONDS; \
 	.venv/bin/tlspectral analyze smollm2-135m -o out/smollm2.parquet --jobs 2; echo; \
 	.venv/bin/tlspectral plane out/smollm2.parquet -o out/smollm2.png; \
+	.venv/bin/tlspectral ablate smollm2-135m out/smollm2.parquet --part rope_phase -o out/rope_phase.parquet; echo; \
+	for part in symmetric antisymmetric; do \
+		.venv/bin/tlspectral ablate smollm2-135m out/smollm2.parquet --part $$part --task language; echo; \
+	done; \
 	echo "make demo: $$SECONDS s, $$installed s of it for the environment"
 
 test: .venv/test ## all tests not marked slow

@@ -677,6 +677,22 @@ def test_an_edit_of_scores_survives(backend, name, first):
 
 
 @some_models
+@pytest.mark.parametrize("part", ["symmetric", "output"])
+def test_no_activation_is_edited_in_place(backend, name, part):
+    model = shared(backend, name)
+    names = [point for key, point in attention_view(model).hook_names(0).items() if key != "pattern"]
+    kept = []
+
+    def keep(activation, hook):
+        kept.append((activation, activation.clone()))
+
+    with model.hooks(fwd_hooks=[(point, keep) for point in names]), ablate(model, [(0, 1)], part):
+        assert not torch.equal(logits(model), intact(backend, name))
+    assert len(kept) >= 5
+    assert all(torch.equal(activation, copy) for activation, copy in kept)
+
+
+@some_models
 def test_caches_and_hooks_inside(backend, name):
     model, view = shared(backend, name), attention_view(shared(backend, name))
     names, point = view.hook_names(1), observed(backend, name)
@@ -817,6 +833,19 @@ def test_left_padding(backend, name):
 
 
 @pytest.mark.parametrize("name", DELEGATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_padded_token_in_a_batch_is_not_overlooked(name, dtype):
+    model = in_dtype("bridge", name, dtype)
+    tokens = zoo.prompt(batch=16, length=48)
+    mask = torch.ones_like(tokens)
+    with ablate(model, [(0, 1)], "symmetric"):
+        logits(model, tokens, attention_mask=mask)
+        mask[5, 0] = 0
+        with pytest.raises(EditNotHonored, match="padding"):
+            logits(model, tokens, attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", DELEGATED)
 def test_left_padding_leaves_output_alone(name):
     model = shared("bridge", name)
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), zoo.prompt(length=19)], 1)
@@ -877,8 +906,33 @@ def test_gradients_are_those_of_finite_differences(backend, name, part):
                 by_head(weight)[head] -= sign * step * direction
         slope, expected = (values[0] - values[1]) / (2 * step), float((gradient[head] * direction).sum())
         # Slopes are 4 to 300, measured off by at most 8e-4 of themselves (RMS norms and softmaxes in float32).
-        # A path that is cut off, as that of a folded bias through W_Q, costs a twentieth and more.
+        # A path that is cut off, as that of a folded bias through W_Q, costs 3 to 50 per cent.
         assert slope == pytest.approx(expected, rel=5e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=needs_hooked)])
+@pytest.mark.parametrize("side", ["q_norm", "k_norm"])
+@pytest.mark.parametrize("part", ["symmetric", "rope_phase"])
+def test_gradients_reach_the_gain_of_a_query_key_norm(backend, side, part):
+    model = getattr(zoo, backend)("qwen3").to(torch.float64)
+    if backend == "bridge":
+        model.original_model.to(torch.float64)
+    norm = getattr(model.blocks[0].attn, side)
+    gain = norm.w if backend == "hooked" else norm.original_component.weight
+    weights = torch.randn(2, 12, zoo.VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with ablate(model, [(0, 1), (0, 2)], part):
+        (gradient,) = torch.autograd.grad(loss_of(model, weights), gain)
+    direction = torch.randn(gain.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step, values = 3e-4, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            gain += sign * step * direction
+        with ablate(model, [(0, 1), (0, 2)], part), torch.no_grad():
+            values.append(float(loss_of(model, weights)))
+        with torch.no_grad():
+            gain -= sign * step * direction
+    # GAINNOISE
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=5e-3, abs=5e-3)
 
 
 @some_models
@@ -1028,6 +1082,8 @@ def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
     model.add_hook(point, note("added"))
     with model.hooks(fwd_hooks=[(point, note("context")), (point, lambda z, hook: 0 * z)]):
         before = state_of(model)
+        ablation_hooks(model, [(1, 1)], "symmetric")
+        assert_same_state(state_of(model), before)
         hooks = ablation_hooks(model, [(0, 0), (1, 1)], "symmetric")  # a layer whose z is wiped is no refusal
         assert calls == []
         assert_same_state(state_of(model), before)

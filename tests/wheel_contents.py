@@ -5,7 +5,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-NEEDED = ("tlspectral/models/tiny-rope.safetensors", "tlspectral/models/tiny-rope.json", "tlspectral/py.typed")
+NEEDED = (
+    "tlspectral/models/tiny-rope.safetensors",
+    "tlspectral/models/tiny-rope.json",
+    "tlspectral/py.typed",
+    "tlspectral/data/text/alice.txt",
+)
 
 
 def names(archive: Path) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
@@ -99,7 +98,7 @@ def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dic
     found: dict[str, float | None] = {}
     for name, (even, odd) in zip(DETECTORS, halves.swapaxes(0, 1), strict=False):
         constant = len(even) < 3 or np.ptp(even) == 0 or np.ptp(odd) == 0
-        found[name] = None if constant else float(scipy.stats.spearmanr(even, odd).statistic)
+        found[name] = None if constant else float(pd.Series(even).corr(pd.Series(odd), method="spearman"))
     return found
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -194,7 +194,8 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
-            digest.update(memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            stored: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(stored)
     return digest.hexdigest()
 
 

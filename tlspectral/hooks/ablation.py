@@ -159,20 +159,21 @@ class LayerAblation:
                 f"give {tuple(difference.shape[-2:])}: a key/value cache is in use; run without it "
                 "(use_past_kv_cache=False)"
             )
-        before = self._own(scores, heads_axis=1)
-        # Kept to the bit where nothing is removed, and where the model masks.
-        kept = before <= torch.finfo(before.dtype).min / 2
-        if self.alter is None:
-            kept |= difference == 0
-        else:
-            difference = self.alter(Removal(difference, ~kept, query, key))
-        if self.layer.softcap is None:
-            after = before + difference.to(before)
-        else:
+        allowed = self._own(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
+        if self.alter is not None:
+            difference = self.alter(Removal(difference, allowed, query, key))
+        if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits of others survive here too.
             raw = whole_scores(query, key, rotation, self.layer.score_scale)
-            after = before + (self._capped(raw + difference) - self._capped(raw)).to(before)
-        return self._with_own(scores, torch.where(kept, before, after.to(before)), heads_axis=1)
+            difference = self._capped(raw + difference) - self._capped(raw)
+        # Kept to the bit where the model masks; where nothing is removed a sum does so by itself. In place, as at most
+        # two matrices as large as the scores shall be held.
+        change = difference.to(scores).masked_fill_(~allowed, 0.0)
+        if not self.stacked:
+            return scores.index_add(1, torch.tensor(self.heads, device=scores.device), change)
+        edited = scores.clone()
+        edited.unflatten(0, (len(self.heads), -1))[range(len(self.heads)), :, self.heads] += change.transpose(0, 1)
+        return edited
 
     def _edit_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
         value = self.seen.pop("value")

@@ -118,19 +118,19 @@ def removal(
         queries, keys = (at.whole if include_bias else at.content for at in (query, key))
         forward = rotation.product(queries, keys, direction=1, pairs=pairs)
         if part == "rotary_band":
-            return -layer.score_scale * forward
-        return -layer.score_scale * (forward - rotation.product(queries, keys, direction=-1, pairs=pairs)) / 2
+            return forward.mul_(-layer.score_scale)
+        return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=pairs)).mul_(-layer.score_scale / 2)
     content = _rotated(query.content, key.content, rotation, 1)
     if rotation is not None:
-        content = (content + _rotated(query.content, key.content, rotation, -1)) / 2
+        content = content.add_(_rotated(query.content, key.content, rotation, -1)).div_(2)
     mirrored = content.mT
     if query.token_scale is not None and key.token_scale is not None:
         # The transpose swaps what is asked and what is answered, not how loud each token is.
         ratio = query.token_scale / key.token_scale
         mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
     if part == "antisymmetric":
-        return layer.score_scale * (mirrored - content) / 2
-    return -layer.score_scale * (mirrored + content) / 2
+        return (mirrored - content).mul_(layer.score_scale / 2)
+    return (mirrored + content).mul_(-layer.score_scale / 2)
 
 
 def _rotated(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:

@@ -1,0 +1,151 @@
+"""The ablation sweep on SmolLM2-135M against one plain full forward with a hook per head, and what hooks cost.
+
+Run `python benchmarks/ablation.py`; some minutes on an idle core. Both sides use the same hook mathematics, the same
+tokens and the induction task, by turns in one process. Only a sample is run, some heads of some layers: what a head
+costs depends on its layer alone, and layers between are interpolated. Times are CPU seconds (process_time), medians.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import typer
+from torch.profiler import ProfilerActivity, profile
+
+import tlspectral as tls
+from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
+from tlspectral.ablation.screen import gradient_screen
+from tlspectral.attention import AttentionView, attention_view
+from tlspectral.attention.replay import hooks_on, intact_run, logits_at
+from tlspectral.hooks import ablation_hooks
+
+PART = "rope_phase"
+
+
+def seconds(job: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    gc.collect()
+    start = time.process_time()
+    job()
+    return time.process_time() - start
+
+
+def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> None:
+    """One head the plain way: a whole forward, all logits, the loss of the scored positions.
+
+    Hooks are put on as in the sweep: `model.hooks` of a bridge takes some ms for each, whatever they do.
+    """
+    with torch.no_grad(), hooks_on(points, hooks):
+        logits = view.logits(task.tokens)[:, task.scored]
+        task.losses(logits, slice(0, len(task.tokens)))
+
+
+def blocks_and_unembedding(view: AttentionView, tokens: torch.Tensor, repeats: int) -> tuple[float, float]:
+    """CPU seconds of all blocks, and of the unembedding at all positions, timed inside whole runs."""
+    spent, started, handles = {"blocks": 0.0, "unembed": 0.0}, {}, []
+    for name, modules in (("blocks", list(view.model.blocks)), ("unembed", [view.model.unembed])):
+        for module in modules:
+
+            def begin(*_: Any, name: str = name) -> None:
+                started[name] = time.process_time()
+
+            def end(*_: Any, name: str = name) -> None:
+                spent[name] += time.process_time() - started[name]
+
+            handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    with torch.no_grad():
+        for _ in range(repeats):
+            view.logits(tokens)
+    for handle in handles:
+        handle.remove()
+    return spent["blocks"] / repeats, spent["unembed"] / repeats
+
+
+def peak(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> float:
+    """MB of tensors alive at most during the blocks of a forward, less what was alive before."""
+    with (
+        torch.no_grad(),
+        hooks_on(points, hooks),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
+    ):
+        logits_at(view, task.tokens, slice(0, 1))  # one position: the peak is not that of the logits
+    events: Any = run.profiler
+    alive = most = 0
+    for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            most = max(most, alive)
+    return most / 2**20
+
+
+def cost_of_hooks(view: AttentionView, task: ScoredSequences, points: Any, repeats: int) -> None:
+    """A hook on one head, hooks on all heads, and the memory of the latter, against bare forwards."""
+    every = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
+    one_hook = ablation_hooks(view.model, [(view.n_layers // 2, 1)], PART)
+    all_hooks = ablation_hooks(view.model, every, PART)
+    sides = ([], one_hook, all_hooks)
+    for _ in range(2):
+        plain_head(view, task, points, [])
+    grown = peak(view, task, points, all_hooks) - peak(view, task, points, [])
+    times = [
+        [seconds(lambda side=side: plain_head(view, task, points, side)) for side in sides] for _ in range(repeats)
+    ]
+    one = statistics.median(with_one / bare for bare, with_one, _ in times)
+    whole = statistics.median(with_all / bare for bare, _, with_all in times)
+    scores = len(task.tokens) * view.n_heads(0) * task.tokens.shape[1] ** 2 * 4 / 2**20
+    print(f"forward without hooks         {statistics.median(bare for bare, _, _ in times):6.2f} s")
+    print(f"hook on one head              {100 * (one - 1):+6.1f} %   (at most +8 %)")
+    print(f"hooks on all heads            {whole:6.2f} x   (at most 2 x)")
+    print(f"peak memory, all heads        {grown:+6.1f} MB  (two layers' scores: {2 * scores:.1f} MB)")
+
+
+def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1) -> None:
+    """Measure and print."""
+    torch.set_num_threads(threads)
+    view = attention_view(tls.load_model("smollm2-135m"))
+    n_layers, n_heads = view.n_layers, view.n_heads(0)
+    task = induction_sequences(view, None, n_sequences=max(2, sequences), segment_length=64, seed=0)
+    rows, positions = task.tokens.shape
+    print(f"SmolLM2-135M, {n_layers} x {n_heads} heads, {rows} sequences of {positions} tokens, {threads} thread(s)")
+    points = view.model.hook_dict
+    cost_of_hooks(view, task, points, max(5, repeats))
+
+    blocks, unembedding = blocks_and_unembedding(view, task.tokens, repeats)
+    scored = len(range(positions)[task.scored]) / positions
+    limit = (blocks + unembedding) / (blocks * (n_layers + 1) / (2 * n_layers) + scored * unembedding)
+    print(f"blocks {blocks:.2f} s, unembedding {unembedding:.2f} s, {100 * scored:.0f} % scored: limit {limit:.2f} x")
+
+    intact = intact_run(
+        view, task.tokens, task.scored, range(n_layers), batch=task.rows_at_once(view), reduce=lambda now, logits: None
+    )
+    sampled = sorted({*range(0, n_layers, 5), n_layers - 5, n_layers - 3, n_layers - 1})
+    ratios, costs, plains = {}, {}, []
+    for layer in sampled:
+        hooks, found = ablation_hooks(view.model, [(layer, 0)], PART), []
+        for _ in range(repeats):
+            plain = seconds(lambda hooks=hooks: plain_head(view, task, points, hooks))
+            replayed = seconds(lambda layer=layer: layer_effects(intact, task, layer, list(range(heads)), PART))
+            found.append((plain, replayed / heads))
+        plains += [plain for plain, _ in found]
+        costs[layer] = statistics.median(ours for _, ours in found)
+        ratios[layer] = statistics.median(plain / ours for plain, ours in found)
+        print(f"layer {layer:2d}: {ratios[layer]:6.2f} x, {costs[layer]:.3f} s a head")
+    slope, at_zero = statistics.linear_regression(list(costs), list(costs.values()))
+    mean_cost, plain = at_zero + slope * (n_layers - 1) / 2, statistics.median(plains)
+    achieved = plain / mean_cost
+    late = [ratios[layer] for layer in sampled if layer >= n_layers - n_layers // 6]
+    print(f"all layers: {achieved:.2f} x, {100 * achieved / limit:.0f} % of the limit (at least 85 %)")
+    print(f"last sixth: {statistics.mean(late):.2f} x, its first layer {min(late):.2f} x (at least 4 x)")
+
+    by_layer = {layer: list(range(n_heads)) for layer in range(n_layers)}
+    screen = seconds(lambda: gradient_screen(view, task, by_layer, PART))
+    whole_model = plain * n_layers * n_heads / (screen + plain + 40 * mean_cost)  # an intact run, 40 average heads
+    print(f"gradient screen {screen:.2f} s, then 40 heads: {whole_model:.1f} x for the whole model (at least 8 x)")
+
+
+if __name__ == "__main__":
+    typer.run(main)

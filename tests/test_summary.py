@@ -1,0 +1,192 @@
+"""`summarize_sweep`: each statement against numbers that are known, and what it does with tables that do not fit."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import zoo
+
+import tlspectral as tls
+from tlspectral.ablation import ablation_sweep, summarize_sweep
+from tlspectral.ablation.summary import COLUMNS
+
+LAYERS, HEADS, SEQUENCES = 6, 5, 8
+
+
+def made(part="symmetric", seed=0, control=False):
+    """A sweep of 30 heads with known effects, and the head table that goes with it."""
+    rng = np.random.default_rng(seed)
+    n = LAYERS * HEADS
+    common = rng.normal(0, 0.02, SEQUENCES)  # what all heads share: the same sequences serve them all
+    deltas = rng.normal(0, 0.01, (n, 1)) + common + rng.normal(0, 0.001, (n, SEQUENCES))
+    deltas[17] += 1.0
+    sizes = rng.uniform(0.5, 2, n)
+    place = np.arange(n)
+    sweep = pd.DataFrame(
+        {
+            "layer": place // HEADS,
+            "head": place % HEADS,
+            "part": part,
+            "loss": 4 + deltas.mean(1),
+            "delta": deltas.mean(1),
+            "delta_stderr": deltas.std(axis=1, ddof=1) / SEQUENCES**0.5,
+            "delta_p": 0.5,
+            "score_rms": sizes,
+        }
+    )
+    sums = {"delta": deltas.sum(0).tolist(), "delta_per_rms": (deltas / sizes[:, None]).sum(0).tolist()}
+    if control:
+        sweep["control_delta"], sweep["control_delta_stderr"] = 0.25, 0.001
+        sums["delta_above_control"] = (deltas - 0.25).sum(0).tolist()
+    sweep.attrs = {"sums_per_sequence": sums}
+    heads = sweep[["layer", "head"]].assign(
+        dir_frac=rng.uniform(0.5, 0.8, n),
+        D_head=sweep["delta"] ** 3,
+        status="ok",
+        imag_mass=np.nan,
+        prev=-np.abs(place - 19.0),  # heads 18, 19 and 20 are above head 17
+        dup=place == 17,
+        ind=rng.uniform(0, 1, n),
+    )
+    return sweep, heads.astype({"dup": float}), deltas
+
+
+def statement(summary, name, control="none", **also):
+    found = summary[(summary["statement"] == name) & (summary["size_control"] == control)]
+    for key, value in also.items():
+        found = found[found[key] == value]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def test_a_sum_has_the_interval_of_its_sequences():
+    sweep, heads, deltas = made()
+    found = statement(summarize_sweep(sweep, heads), "sum")
+    sums = deltas.sum(0)
+    expected = scipy.stats.t.interval(0.95, SEQUENCES - 1, sums.mean(), scipy.stats.sem(sums))
+    assert found["value"] == pytest.approx(sums.mean())
+    assert (found["low"], found["high"]) == pytest.approx(expected)
+    assert found["n"] == 30
+    # As if heads were independent it would be several times narrower.
+    assert found["high"] - found["value"] > 3 * 1.96 * np.sqrt((sweep["delta_stderr"] ** 2).sum())
+
+
+def test_a_cut_table_gets_the_widest_interval():
+    sweep, heads, _ = made()
+    cut = sweep[sweep["layer"] > 1]
+    found = statement(summarize_sweep(cut, heads), "sum")
+    assert found["value"] == pytest.approx(cut["delta"].sum())
+    assert found["high"] - found["value"] == pytest.approx(1.959964 * cut["delta_stderr"].sum(), rel=1e-6)
+    assert found["note"] == "errors of all heads added"
+
+
+def test_the_share_of_small_effects_knows_the_errors():
+    sweep, heads, _ = made()
+    found = statement(summarize_sweep(sweep, heads), "share_small")
+    assert found["value"] == (sweep["delta"].abs() < 0.01).mean()
+    assert found["low"] <= found["value"] <= found["high"]
+    assert found["high"] < 1  # head 17 is never small
+    sweep["delta_stderr"] = 0.0
+    exact = statement(summarize_sweep(sweep, heads), "share_small")
+    assert exact["low"] == exact["value"] == exact["high"]
+
+
+def test_the_largest_effect_is_ranked_among_all_heads():
+    sweep, heads, _ = made()
+    summary = summarize_sweep(sweep, heads)
+    for name, rank in (("prev", 4), ("dup", 1)):
+        found = statement(summary, "detector_rank", column=name)
+        assert (found["value"], found["pvalue"], found["n"]) == (rank, rank / 30, 30)
+        assert found["note"] == "L3H2"
+
+
+def test_correlations_are_with_every_numeric_spectral_column():
+    sweep, heads, _ = made()
+    summary = summarize_sweep(sweep, heads)
+    named = summary[(summary["statement"] == "rank_correlation") & (summary["size_control"] == "none")]["column"]
+    assert set(named) == {"dir_frac", "D_head", "imag_mass", "prev", "dup", "ind"}
+    found = statement(summary, "rank_correlation", column="dir_frac")
+    expected = scipy.stats.spearmanr(heads["dir_frac"], sweep["delta"])
+    assert found["value"] == pytest.approx(expected.statistic)
+    assert found["pvalue"] == pytest.approx(expected.pvalue)
+    assert found["low"] < found["value"] < found["high"]
+    certain = statement(summary, "rank_correlation", column="D_head")  # a monotone function of the effect
+    assert (certain["value"], certain["low"], certain["high"]) == pytest.approx((1, 1, 1))
+    nothing = statement(summary, "rank_correlation", column="imag_mass")
+    assert nothing["n"] == 0
+    assert np.isnan(nothing["value"])
+
+
+def test_the_interval_resamples_layers():
+    """Heads of a layer that are copies of each other count once: the interval is as wide as that of the layers."""
+    rng = np.random.default_rng(3)
+    sweep, heads, _ = made()
+    of_layer = rng.normal(size=(2, LAYERS))
+    sweep["delta"], heads["dir_frac"] = (np.repeat(one, HEADS) for one in of_layer)
+    found = statement(summarize_sweep(sweep, heads), "rank_correlation", column="dir_frac")
+    ranks = [scipy.stats.rankdata(one) for one in of_layer]
+    drawn = rng.integers(0, LAYERS, (4000, LAYERS))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        again = [np.corrcoef(ranks[0][one], ranks[1][one])[0, 1] for one in drawn if len(set(one)) > 1]
+    # Measured: 0.02, two samples of some thousand resamples.
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.nanpercentile(again, [2.5, 97.5])), abs=0.08)
+
+
+def test_size_controls():
+    sweep, heads, deltas = made(control=True)
+    summary = summarize_sweep(sweep, heads)
+    assert list(summary) == list(COLUMNS)
+    assert set(summary["size_control"]) == {"none", "score_rms", "random"}
+    per_rms = deltas / sweep["score_rms"].to_numpy()[:, None]
+    assert statement(summary, "sum", "score_rms")["value"] == pytest.approx(per_rms.mean(1).sum())
+    assert statement(summary, "sum", "score_rms")["note"] == "over 8 sequences"
+    assert statement(summary, "sum", "random")["value"] == pytest.approx((sweep["delta"] - 0.25).sum())
+    assert statement(summary, "share_small", "random")["value"] == ((sweep["delta"] - 0.25).abs() < 0.01).mean()
+    assert not ((summary["statement"] == "share_small") & (summary["size_control"] == "score_rms")).any()
+
+
+def test_several_parts_are_summarised_one_by_one():
+    (one, heads, _), (two, _, _) = made(), made("antisymmetric", seed=1)
+    apart = summarize_sweep([one, two], heads)
+    assert apart["part"].unique().tolist() == ["symmetric", "antisymmetric"]
+    assert (apart.loc[apart["statement"] == "sum", "note"] == "over 8 sequences").all()
+    joined = summarize_sweep(pd.concat([one, two], ignore_index=True), heads)
+    assert (joined.loc[joined["statement"] == "sum", "note"] == "errors of all heads added").all()
+    keep = ["part", "size_control", "statement", "column", "value", "pvalue", "n"]
+    pd.testing.assert_frame_equal(joined[keep], apart[keep])
+
+
+def test_heads_that_were_not_measured_do_not_count():
+    sweep, heads, _ = made()
+    sweep.loc[:9, ["loss", "delta", "delta_stderr"]] = np.nan
+    assert statement(summarize_sweep(sweep, heads), "sum")["n"] == 20
+
+
+def test_a_part_without_scores_has_no_size():
+    sweep, heads, _ = made("output")
+    sweep["score_rms"] = np.nan
+    assert set(summarize_sweep(sweep, heads)["size_control"]) == {"none"}
+
+
+def test_tables_that_do_not_fit_are_refused():
+    sweep, heads, _ = made()
+    with pytest.raises(ValueError, match="heads lacks L5H4 of the sweep"):
+        summarize_sweep(sweep, heads.iloc[:-1])
+    with pytest.raises(ValueError, match="a head is in the sweep twice"):
+        summarize_sweep(pd.concat([sweep, sweep]), heads)
+    with pytest.raises(ValueError, match="no measured effect"):
+        summarize_sweep(sweep.iloc[:0], heads)
+
+
+def test_the_real_tables_fit():
+    model = zoo.bridge("llama")
+    tokens = zoo.prompt(3, 9)
+    heads = tls.analyze_heads(model, null_draws=4, show_progress=False)
+    options = {"task": "language", "tokens": tokens, "show_progress": False}
+    sweep = ablation_sweep(model, "symmetric", control="random", **options)
+    summary = summarize_sweep(sweep, heads)
+    assert set(summary["size_control"]) == {"none", "score_rms", "random"}
+    assert (summary.loc[summary["statement"] == "sum", "note"] == "over 3 sequences").all()
+    named = set(summary["column"].dropna())
+    assert {"dir_frac", "D_head", "D_head_z", "rope_imag_frac", "prev", "ind"} <= named
+    assert not {"layer", "head", "kv_head", "prev_se"} & named

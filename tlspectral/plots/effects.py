@@ -1,0 +1,82 @@
+"""What an ablation does: effects of heads with their errors, and kernels before and after."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+_INK = "#22262b"
+_INTACT = "#1b6ca8"
+_ABLATED = "#c8102e"
+_GREY = "#6b7480"
+
+
+def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
+    """Change of the loss as each head loses its part, largest first, with one standard error.
+
+    Args:
+        sweep: of `ablation_sweep`; heads without a measured effect are left out. Its control, if it has one, is drawn
+            beside the effect.
+        heads: of `analyze_heads`, for the previous-token score, which stands behind each name.
+
+    Returns:
+        A figure that belongs to no window; show it in a notebook or save it by `savefig`.
+    """
+    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "name", "prev"]], on=["layer", "head"])
+    table = table.sort_values("delta", ignore_index=True)
+    figure = Figure(figsize=(6.4, 1.2 + 0.28 * len(table)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(table))
+    axes.axvline(0, color=_GREY, linewidth=0.8)
+    axes.errorbar(
+        table["delta"],
+        places,
+        xerr=table["delta_stderr"],
+        fmt="o",
+        color=_ABLATED,
+        label=f"{table['part'].iloc[0]} removed",
+    )
+    if "control_delta" in table:
+        axes.errorbar(
+            table["control_delta"],
+            places - 0.2,
+            xerr=table["control_delta_stderr"],
+            fmt="s",
+            color=_GREY,
+            markersize=4,
+            label="random part of equal size removed",
+        )
+    axes.set_yticks(
+        places, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
+    )
+    axes.set_xlabel("change of the loss (nats), bars: one standard error over sequences")
+    axes.tick_params(colors=_INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None) -> Figure:
+    """Mean attention score against the offset of the key, one panel per head, intact and ablated.
+
+    Args:
+        intact: of `relative_position_kernel`.
+        ablated: the same inside `ablate(...)`, for the same heads; None draws the intact kernel alone.
+
+    Returns:
+        A figure that belongs to no window.
+    """
+    groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
+    figure = Figure(figsize=(3.2 * len(groups) + 0.6, 2.8), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(groups), sharex=True))
+    for axes, (layer, head) in zip(panels, groups, strict=True):
+        table = intact[(intact["layer"] == layer) & (intact["head"] == head)]
+        axes.plot(table["offset"], table["score"], "o-", markersize=3.5, color=_INTACT, label="intact")
+        if ablated is not None:
+            same = ablated[(ablated["layer"] == layer) & (ablated["head"] == head)]
+            axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=_ABLATED, label="ablated")
+        axes.set_title(f"L{layer}H{head}", color=_INK)
+        axes.set_xlabel("offset of the key (tokens)")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("mean score before the softmax")
+    panels[0].legend(frameon=False)
+    return figure
