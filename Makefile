@@ -73,7 +73,7 @@ clean: ## remove the environments and everything made by running things
 	@touch $@
 
 .venv/test: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[test]'
+	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[test,cluster]'
 	@touch $@
 
 .venv/lint: .venv/base

@@ -503,8 +503,9 @@ def test_hooked_encoder_and_unknown_norm_are_refused():
     model.cfg.attention_dir = "bidirectional"
     with pytest.raises(UnsupportedArchitecture, match="layer 0: the attention is bidirectional"):
         attention_view(model).layer(0)
-    model.cfg.attention_dir, model.cfg.normalization_type = "causal", "BN"
-    with pytest.raises(UnsupportedArchitecture, match="layer 1: normalisation 'BN'"):
+    model.cfg.attention_dir = "causal"
+    model.blocks[1].ln1 = nn.BatchNorm1d(48)
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: BatchNorm1d is not a norm"):
         attention_view(model).layer(1)
 
 

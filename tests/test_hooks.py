@@ -51,8 +51,8 @@ def shared(backend, name):
 
 @functools.cache
 def intact(backend, name):
-    """Logits of the shared model on the prompt."""
-    return logits(shared(backend, name))
+    """Logits of the shared model on the prompt, from a twin: this may be asked for inside an ablation."""
+    return logits(getattr(zoo, backend)(name))
 
 
 def logits(model, tokens=None, **options):
@@ -931,8 +931,8 @@ def test_gradients_reach_the_gain_of_a_query_key_norm(backend, side, part):
             values.append(float(loss_of(model, weights)))
         with torch.no_grad():
             gain -= sign * step * direction
-    # GAINNOISE
-    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=5e-3, abs=5e-3)
+    # Measured off by at most 3e-3 of themselves (norms in float32); a gain without its gradient costs 4 to 70 per cent.
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(float((gradient * direction).sum()), rel=1e-2)
 
 
 @some_models

@@ -184,7 +184,7 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
         response = (
             type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
         )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.detach().double()}
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.double()}
     shift = 0.0 if bias is None else bias.detach().double().cpu()
     for kind in ("LN", "RMS"):
         for gain in gains.values():
