@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,15 +21,7 @@ needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 
 WRONG_ON_BRIDGE = ("cohere",) if zoo.HAS_HOOKED else ()
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """Any connection attempt fails the test at the line that makes it."""
-
-    def refuse(*_, **__):
-        raise AssertionError("a connection was attempted")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+pytestmark = pytest.mark.usefixtures("no_network")
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
-from tlspectral.attention import AttentionView
+from tlspectral.attention import AttentionView, stored_bytes
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import read_table, whole_file, write_table
 
@@ -106,7 +105,7 @@ def weights_digest(view: AttentionView) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(view.model.named_parameters(), key=lambda item: item[0]):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest.update(stored_bytes(value))
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from tlspectral.attention.layer import (
     RawAttention,
     fold_attention,
     folded_bias,
+    stored_bytes,
 )
 from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
 
@@ -22,5 +23,6 @@ __all__ = [
     "attention_view",
     "fold_attention",
     "folded_bias",
+    "stored_bytes",
     "vocabulary_chunks",
 ]

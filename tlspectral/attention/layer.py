@@ -194,9 +194,13 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
-            stored: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(stored)
+            digest.update(stored_bytes(value))
     return digest.hexdigest()
+
+
+def stored_bytes(value: Tensor) -> Any:
+    """The bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _double(value: Tensor) -> Tensor:

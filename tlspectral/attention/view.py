@@ -187,6 +187,19 @@ class AttentionView:
             'load the model with attn_implementation="eager"'
         )
 
+    def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
+        """What passes the named hook points in such a run; points that did not fire are missing."""
+        captured: dict[str, Tensor] = {}
+
+        def keeper(name: str) -> Callable[[Tensor, Any], None]:
+            def keep(activation: Tensor, hook: Any) -> None:
+                captured[name] = activation.detach()
+
+            return keep
+
+        self.run(tokens, [(name, keeper(name)) for name in names], last=last)
+        return captured
+
     def _checked(self, index: int) -> int:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")

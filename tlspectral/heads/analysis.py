@@ -159,13 +159,11 @@ def _measure(
         view, at = (source.layer_view(index), 0) if streamed else (source, index)
         with layer_named(index) if streamed else nullcontext():
             check = check_scores(view, tokens) if whole is None else whole
-            layer = _measure_layer(view.layer(at), index, check.of_layer(at) | {"layer": index}, moments)
+            layer = _measure_layer(view.layer(at), index, check.of_layer(at) | {"layer": index}, moments, directions)
             output = view.output(at)
         columns = copying_of_layer(output, circuit)
         if not streamed:  # a streamed layer's input is not its own, and the share depends on it
             columns["outside_m"] = check.outside_m[at]
-        if "position_share" in extras:
-            columns["position_share"] = position_shares(*view.layer(at).operator_factors(), directions)
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
         digest = layer.digest + output.digest + ends_digest
@@ -175,13 +173,14 @@ def _measure(
 
 
 def _measure_layer(
-    layer: AttentionLayer, index: int, check: dict[str, Any], moments: EmbeddingMoments
+    layer: AttentionLayer, index: int, check: dict[str, Any], moments: EmbeddingMoments, directions: Tensor | None
 ) -> _MeasuredLayer:
     """What the query-key factors say. They are freed on return, so that two layers' never meet."""
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
     columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
     columns["self_match"] = moments.self_match(w_q, w_k)
+    columns["position_share"] = position_shares(w_q, w_k, directions)
     return _MeasuredLayer(
         columns=columns,
         spectra=_layer_spectra(layer, index, metrics),

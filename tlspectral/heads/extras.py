@@ -1,7 +1,5 @@
 """Columns that are computed only when asked for."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float64, Int
@@ -22,17 +20,9 @@ def score_asymmetries(
     `tokens` None takes the random prompt of the self-check; FP uses text.
     """
     prompt = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
-    residuals: dict[str, Tensor] = {}
-
-    def capture_into(name: str) -> Any:
-        def capture(activation: Tensor, hook: Any) -> None:
-            residuals[name] = activation.detach()
-
-        return capture
-
     names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
     last = view.hook_names(view.n_layers - 1)["pattern"]
-    view.run(prompt, [(name, capture_into(name)) for name in names], last=last)
+    residuals = view.capture(prompt, names, last=last)
     asymmetries = []
     for index, name in enumerate(names):
         layer = view.layer(index)

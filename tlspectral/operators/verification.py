@@ -80,10 +80,9 @@ def check_scores(
     layers = tuple(range(view.n_layers) if layers is None else layers)
     tokens = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
     names = {index: view.hook_names(index) for index in layers}
-    captured: dict[str, Tensor] = {}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for at in names.values() for point, name in at.items() if point in points]
-    view.run(tokens, _capturing(wanted, captured), last=names[max(layers)]["pattern"])
+    captured = view.capture(tokens, wanted, last=names[max(layers)]["pattern"])
     results = [_check_layer(view, view.layer(index), names[index], captured) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
     return ScoreCheck(layers, errors, tolerances, compared, outside)
@@ -94,16 +93,6 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
     geometries = [view.rotary(index) for index in range(view.n_layers)]
     length = min([CHECK_LENGTH, view.n_ctx, *(g.valid_up_to for g in geometries if g and g.valid_up_to)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
-
-
-def _capturing(names: list[str], captured: dict[str, Tensor]) -> list[tuple[str, Any]]:
-    def hook_for(name: str) -> Any:
-        def capture(activation: Tensor, hook: Any) -> None:
-            captured[name] = activation.detach()
-
-        return capture
-
-    return [(name, hook_for(name)) for name in names]
 
 
 def _check_layer(
