@@ -19,7 +19,7 @@ INSTALL := -m pip install -qq --constraint
 .PHONY: help demo test test-slow notebooks test-tl4 wheel lint format clean
 
 help: ## show this table
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads on screen
 	@$(MAKE) --no-print-directory .venv/demo; installed=$$SECONDS; \

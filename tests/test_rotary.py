@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.rotary import PhaseNorms, RotaryGeometry, pair_columns, phase_metrics, phase_norms, rotate
+from tlspectral.rotary import (
+    PhaseNorms,
+    RotaryGeometry,
+    pair_columns,
+    phase_metrics,
+    phase_norms,
+    rotate,
+    turned_further,
+    with_gain_and_phase,
+)
 
 invariant = settings(max_examples=40, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -322,3 +331,119 @@ def test_metrics_are_bounded_and_blind_to_the_scale_of_a_head(seed, head, adjace
     assert bool(((metrics.rope_imag_frac >= 0) & (metrics.rope_imag_frac <= 1)).all())
     assert bool(((metrics.hi_freq_dir >= 0) & (metrics.hi_freq_dir <= 1)).all())
     assert bool((metrics.freq_centroid <= geometry.theta.max() + 1e-15).all())
+
+
+# --- spectral layers: frequencies, gain and phase per head ---
+
+
+def spectral_geometry_of(head, adjacent, *, seed=0, n_heads=3):
+    d_head, rotary_dim = head
+    rng = np.random.default_rng(seed)
+    theta, phase = (torch.from_numpy(rng.uniform(-1, 1, (n_heads, rotary_dim // 2))) for _ in range(2))
+    gain = torch.from_numpy(rng.uniform(-2, 2, (n_heads, rotary_dim // 2)))
+    return RotaryGeometry(theta, *pair_columns(rotary_dim, adjacent=adjacent), d_head, 1.3, gain=gain, phase=phase)
+
+
+def of_head(geometry, index):
+    """The geometry of one head as an ordinary layer's, without gain and phase."""
+    return RotaryGeometry(
+        geometry.theta[index], geometry.real_index, geometry.imag_index, geometry.d_head, geometry.attention_scaling
+    )
+
+
+@invariant
+@given(seeds, heads, layouts)
+def test_a_head_of_a_spectral_layer_turns_as_it_would_alone(seed, head, adjacent):
+    geometry = spectral_geometry_of(head, adjacent, seed=seed)
+    assert geometry.n_pairs == head[1] // 2
+    assert geometry.rotary_fraction == head[1] / head[0]
+    x = normal(seed, 2, 3, 5, head[0])
+    tables = geometry.position_tables(5)
+    assert tables[0].shape == (3, 5, head[1] // 2)
+    turned = rotate(x, *tables, geometry)
+    for index in range(3):
+        alone = of_head(geometry, index)
+        for table, own in zip(tables, alone.position_tables(5), strict=True):
+            assert torch.equal(table[index], own)
+        assert torch.equal(turned[:, index], rotate(x[:, index], *alone.position_tables(5), alone))
+
+
+@invariant
+@given(seeds, heads, layouts)
+def test_gain_and_phase_multiply_m_by_a_complex_number(seed, head, adjacent):
+    """M_t <- gain exp(i phase) M_t: real and imaginary parts mix."""
+    geometry = spectral_geometry_of(head, adjacent, seed=seed)
+    w_q, w_k = normal(seed, 3, D_MODEL, head[0]), normal(seed + 1, 3, D_MODEL, head[0])
+    factor = (geometry.gain * torch.exp(1j * geometry.phase)).numpy()[..., None, None]
+    expected = factor * dense_phase(w_q, w_k, geometry)
+    folded = with_gain_and_phase(w_q, geometry)
+    # Noise 1e-15. A phase of the other sign, on the key, or without the gain is off by units.
+    np.testing.assert_allclose(dense_phase(folded, w_k, geometry), expected, rtol=0, atol=1e-12)
+    norms = phase_norms(folded, w_k, geometry)
+    np.testing.assert_allclose(norms.re, np.linalg.norm(expected.real, axis=(2, 3)), rtol=0, atol=limit(norms))
+    np.testing.assert_allclose(norms.im, np.linalg.norm(expected.imag, axis=(2, 3)), rtol=0, atol=limit(norms))
+
+
+@invariant
+@given(seeds, heads, layouts, st.integers(0, 40), st.integers(0, 40))
+def test_gain_and_phase_on_a_query_or_on_w_q_are_the_same_score(seed, head, adjacent, m, n):
+    geometry = spectral_geometry_of(head, adjacent, seed=seed)
+    w_q, w_k = normal(seed, 3, D_MODEL, head[0]), normal(seed + 1, 3, D_MODEL, head[0])
+    x_m, x_n = normal(seed + 2, D_MODEL), normal(seed + 3, D_MODEL)
+    on_query = with_gain_and_phase((x_m @ w_q)[:, None], geometry)[:, 0]
+    on_weight = x_m @ with_gain_and_phase(w_q, geometry)
+    torch.testing.assert_close(on_query, on_weight, rtol=0, atol=1e-12)  # noise 1e-14
+    angle = (m - n) * geometry.theta.numpy()
+    content = np.einsum("i,htij,j->ht", x_m, dense_phase(with_gain_and_phase(w_q, geometry), w_k, geometry), x_n)
+    still = [c for c in range(head[0]) if c not in {*geometry.real_index.tolist(), *geometry.imag_index.tolist()}]
+    expected = (np.cos(angle) * content.real - np.sin(angle) * content.imag).sum(1)
+    expected += ((x_m @ w_q)[:, still] * (x_n @ w_k)[:, still]).sum(1).numpy()
+    turns = [torch.tensor([position]) * geometry.theta[:, None] for position in (m, n)]  # heads 1 pairs
+    queries, keys = (
+        rotate(x[:, None], angle.cos(), angle.sin(), geometry)[:, 0]
+        for x, angle in zip((on_query, x_n @ w_k), turns, strict=True)
+    )
+    # Noise 1e-12 at contents of up to 1e2 and angles of up to 40 rad.
+    np.testing.assert_allclose((queries * keys).sum(1), expected, rtol=0, atol=1e-10)
+
+
+@invariant
+@given(seeds, heads, layouts, st.sampled_from([(), (2,)]))
+def test_tables_that_are_turned_further_are_those_of_the_sum(seed, head, adjacent, batch):
+    geometry = spectral_geometry_of(head, adjacent, seed=seed)
+    own = of_head(geometry, 0)
+    tables = [table.expand(*batch, -1, -1) for table in own.position_tables(6)]
+    expected = [table.expand(*batch, -1, -1, -1) for table in geometry.position_tables(6)]
+    found = turned_further(*tables, geometry.theta - own.theta)
+    for table, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(table, wanted, rtol=0, atol=1e-13)  # noise 1e-15
+    assert {table.dtype for table in turned_further(*(t.bfloat16() for t in tables), geometry.theta)} == {torch.float32}
+
+
+@pytest.mark.parametrize("heads_of", [[2], [1, 0], [0, 0, 2]])
+def test_some_heads_of_a_spectral_layer(heads_of):
+    geometry = spectral_geometry_of((8, 8), adjacent=False)
+    chosen = geometry.of_heads(heads_of)
+    for name in ("theta", "gain", "phase"):
+        assert torch.equal(getattr(chosen, name), torch.stack([getattr(geometry, name)[head] for head in heads_of]))
+    assert (geometry.per_head, chosen.per_head) == (True, True)
+    ordinary = geometry_of((8, 8), adjacent=False)
+    assert ordinary.of_heads(heads_of) is ordinary
+    assert not ordinary.per_head
+
+
+def test_an_ordinary_layer_has_neither_gain_nor_phase():
+    x = normal(0, 2, 3, 8)
+    assert with_gain_and_phase(x, geometry_of((8, 8), adjacent=False)) is x
+
+
+def test_centroid_of_a_spectral_layer_takes_each_heads_own_frequencies():
+    norms = PhaseNorms(
+        re=torch.zeros(2, 2, dtype=torch.float64), im=torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64)
+    )
+    theta = torch.tensor([[1.0, 0.5], [0.25, 2.0]], dtype=torch.float64)
+    ones = torch.ones(2, 2, dtype=torch.float64)
+    geometry = RotaryGeometry(theta, *pair_columns(4, adjacent=False), 4, gain=ones, phase=0 * ones)
+    metrics = phase_metrics(norms, geometry)
+    assert metrics.freq_centroid.tolist() == [2.5 / 4, 2.75 / 4]  # sums of small binary fractions: exact
+    assert metrics.hi_freq_dir.tolist() == [1 / 4, 3 / 4]

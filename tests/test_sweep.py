@@ -316,7 +316,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path, changes, said):
     given = {"tokens": tokens, **changes}
     if "tokens" in changes:
         given["tokens"] = drawn(count=6)
-    with pytest.raises(IncompatibleCheckpoint, match=f"{said}.*choose another checkpoint_dir"):
+    with pytest.raises(IncompatibleCheckpoint, match=f"{said}.*choose another folder"):
         sweep(model, "symmetric", checkpoint_dir=tmp_path, **given)
 
 
@@ -343,7 +343,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(IncompatibleCheckpoint, match="remove it"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
     (ours / "symmetric_L001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(IncompatibleCheckpoint, match="not a piece of a sweep"):
+    with pytest.raises(IncompatibleCheckpoint, match="not a finished piece"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
     (ours / "sweep.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(IncompatibleCheckpoint, match="cannot be read"):

@@ -10,6 +10,7 @@ NEEDED = (
     "tlspectral/models/tiny-rope.json",
     "tlspectral/py.typed",
     "tlspectral/data/text/alice.txt",
+    "tlspectral/data/binding/names.txt",
 )
 
 

@@ -12,22 +12,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tlspectral.ablation import ablation_sweep, induction_loss, language_loss, summarize_sweep
+    from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
     from tlspectral.heads import analyze_heads, frequency_table, weight_noise_band
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
+    from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
     from tlspectral.tables import read_table, write_table
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BlockPrompt": "positional",
     "ablate": "hooks",
     "ablation_hooks": "hooks",
     "ablation_sweep": "ablation",
     "analyze_heads": "heads",
+    "band_effects": "ablation",
     "copying_scores": "composition",
     "detect_heads": "detectors",
     "frequency_table": "heads",
@@ -35,6 +38,8 @@ _HOMES = {
     "k_composition": "composition",
     "language_loss": "ablation",
     "load_model": "loading",
+    "positional_symbolic": "positional",
+    "positional_symbolic_profile": "positional",
     "qk_operators": "operators",
     "read_table": "tables",
     "relative_position_kernel": "detectors",
@@ -45,10 +50,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "BlockPrompt",
     "ablate",
     "ablation_hooks",
     "ablation_sweep",
     "analyze_heads",
+    "band_effects",
     "copying_scores",
     "detect_heads",
     "frequency_table",
@@ -56,6 +63,8 @@ __all__ = [
     "k_composition",
     "language_loss",
     "load_model",
+    "positional_symbolic",
+    "positional_symbolic_profile",
     "qk_operators",
     "read_table",
     "relative_position_kernel",

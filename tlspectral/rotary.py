@@ -9,7 +9,7 @@ with `M_t = w_q^t conj(w_k^t)^T`. "Fingerprint, Not Blueprint" (FP) counts the o
 which turns its eq. 5 into `s(D) - s(-D) = sum_t 2 sin(D theta_t) Im B_t`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,38 +21,60 @@ from torch import Tensor
 class RotaryGeometry:
     """Where a layer's rotary pairs lie and how fast they turn, as the model itself applies them.
 
+    In an ordinary model all heads of a layer turn alike. A spectral one ("Bifocal Attention", eq. 2) has frequencies of
+    its own per query head, and multiplies the query's pairs by `gain * exp(i phase)`, so that `M_t` becomes
+    `gain_t exp(i phase_t) M_t`.
+
     Attributes:
-        theta: radians per token of each pair, in the model's own order (the first pair turns fastest).
+        theta: radians per token of each pair, in the model's own order (the first pair turns fastest); of a spectral
+            layer [heads, pairs], equal within the query heads that share keys.
         real_index, imag_index: columns of the head that hold each pair's real and imaginary coordinate.
         d_head: columns of the head; those in no pair do not turn.
         attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); it enters a score squared.
         valid_up_to: tokens up to which `theta` holds, None where it does not depend on the length.
+        gain, phase: of a spectral layer, factor and radians on each pair of the queries; None in an ordinary one.
     """
 
-    theta: Float64[Tensor, "pairs"]
+    theta: Float64[Tensor, "*heads pairs"]
     real_index: Int64[Tensor, "pairs"]
     imag_index: Int64[Tensor, "pairs"]
     d_head: int
     attention_scaling: float = 1.0
     valid_up_to: int | None = None
+    gain: Float64[Tensor, "heads pairs"] | None = None
+    phase: Float64[Tensor, "heads pairs"] | None = None
 
     @property
     def n_pairs(self) -> int:
         """Number of complex pairs."""
-        return len(self.theta)
+        return self.theta.shape[-1]
+
+    @property
+    def per_head(self) -> bool:
+        """True for a spectral layer, whose heads have frequencies, gain and phase of their own."""
+        return self.theta.ndim == 2
+
+    def of_heads(self, heads: list[int]) -> "RotaryGeometry":
+        """The geometry of some query heads of a spectral layer, in the given order; of an ordinary one itself."""
+        if not self.per_head:
+            return self
+        gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
+        return replace(self, theta=self.theta[heads], gain=gain, phase=phase)
 
     @property
     def rotary_fraction(self) -> float:
         """Share of the head's columns that turn."""
         return 2 * self.n_pairs / self.d_head
 
-    def position_tables(self, n_positions: int) -> tuple[Float64[Tensor, "pos pairs"], Float64[Tensor, "pos pairs"]]:
-        """Scaled cos and sin of every pair at positions 0 .. n_positions - 1, in float64.
+    def position_tables(
+        self, n_positions: int
+    ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]]:
+        """Scaled cos and sin of every pair at positions 0 .. n_positions - 1, in float64; per head of a spectral layer.
 
         A model's own float32 tables drift from these with the position (about 1e-4 in a score at 1000 tokens), so
         interventions on a running model use the model's tables.
         """
-        angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * self.theta
+        angle = torch.arange(n_positions, dtype=torch.float64)[:, None] * self.theta[..., None, :]
         return self.attention_scaling * angle.cos(), self.attention_scaling * angle.sin()
 
 
@@ -71,19 +93,32 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 def rotate(
     x: Float[Tensor, "*batch pos d_head"],
-    cos: Float[Tensor, "pos pairs"],
-    sin: Float[Tensor, "pos pairs"],
+    cos: Float[Tensor, "*heads #pos pairs"],
+    sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
     """Turn each pair of `x` by its angle at its position; columns in no pair are left as they are.
 
-    Pass `-sin` to turn the other way.
+    Pass `-sin` to turn the other way. Tables per head go with an `x` of [..., heads, pos, d_head].
     """
     real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
     turned = x.clone()
     turned[..., geometry.real_index] = real * cos - imag * sin
     turned[..., geometry.imag_index] = imag * cos + real * sin
     return turned
+
+
+def with_gain_and_phase(
+    queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
+) -> Float[Tensor, "*batch heads rows d_head"]:
+    """Queries, or the rows of W_Q [heads, d_model, d_head], times a spectral layer's `gain * exp(i phase)` per pair.
+
+    Both give the same score: the factor depends on head and pair alone. Of an ordinary layer they are returned as is.
+    """
+    if geometry.gain is None or geometry.phase is None:
+        return queries
+    gain, phase = (value[:, None].to(queries) for value in (geometry.gain, geometry.phase))
+    return rotate(queries, gain * phase.cos(), gain * phase.sin(), geometry)
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
@@ -93,6 +128,19 @@ def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometr
         return table
     halves = torch.equal(table[..., :n_pairs], table[..., n_pairs:])
     return table[..., :n_pairs] if halves else table[..., 0::2]
+
+
+def turned_further(
+    cos: Float[Tensor, "*batch pos pairs"],
+    sin: Float[Tensor, "*batch pos pairs"],
+    shift: Float64[Tensor, "heads pairs"],
+) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
+    """A model's own tables at positions 0, 1, ..., with `shift` radians per token on top, a table for every head."""
+    angle = torch.arange(cos.shape[-2], dtype=torch.float64)[:, None] * shift[:, None, :]  # heads pos pairs
+    wide = torch.promote_types(cos.dtype, torch.float32)
+    cos, sin = (table[..., None, :, :].to(wide) for table in (cos, sin))
+    more_cos, more_sin = angle.cos().to(cos), angle.sin().to(cos)
+    return cos * more_cos - sin * more_sin, sin * more_cos + cos * more_sin
 
 
 class PhaseNorms(NamedTuple):
@@ -111,7 +159,8 @@ def phase_norms(
 
     With a, c the real and imaginary columns of W_Q and b, d those of W_K, `Re M_t = a b^T + c d^T` and
     `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
-    The norms leave out `attention_scaling`, which multiplies every `M_t` alike.
+    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. Of a spectral layer, `w_q` is to carry
+    gain and phase (`with_gain_and_phase`), which mix real and imaginary parts; they are not applied here again.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -144,7 +193,8 @@ def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
 
     * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms unsquared, in [0, 1];
     * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token;
-    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs.
+    * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs; the pairs of a spectral layer keep their
+      places, wherever their frequencies have moved.
 
     NaN where a denominator is zero. None of them says that a head uses its phase: that takes an ablation.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.effects import layer_effects
-from tlspectral.ablation.folder import SweepFolder, open_folder, weights_digest
+from tlspectral.ablation.folder import open_folder, weights_digest
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
@@ -25,6 +25,7 @@ from tlspectral.attention.replay import intact_run
 from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
+from tlspectral.tables import PieceFolder
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -95,7 +96,7 @@ def ablation_sweep(
     _check_arguments(part, task, control, screen)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, part)
-    sequences = _sequences(view, task, tokens, seed)
+    sequences = task_sequences(view, task, tokens, seed)
     draws = CONTROL_DRAWS if control == "random" else 0
     plan = _Plan(part, sequences, draws, seed)
     folder = None
@@ -161,7 +162,8 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return {layer: found for layer, found in chosen.items() if layer not in still}
 
 
-def _sequences(view: AttentionView, task: str, tokens: Tensor | None, seed: int) -> ScoredSequences:
+def task_sequences(view: AttentionView, task: str, tokens: Tensor | None, seed: int) -> ScoredSequences:
+    """The sequences of a task: those given, or its own. Raises ValueError where they do not go together."""
     if task == "induction":
         return induction_sequences(view, tokens, n_sequences=SEQUENCES, segment_length=SEGMENT_LENGTH, seed=seed)
     if tokens is None:
@@ -175,7 +177,7 @@ def _screen(
     by_layer: dict[int, list[int]],
     part: Part,
     seed: int,
-    folder: SweepFolder | None,
+    folder: PieceFolder | None,
 ) -> pd.DataFrame:
     """Estimates of all heads, and which of them are to be measured."""
     name = f"{part}_screen"
@@ -197,7 +199,7 @@ def _measure(
     view: AttentionView,
     plan: _Plan,
     by_layer: dict[int, list[int]],
-    folder: SweepFolder | None,
+    folder: PieceFolder | None,
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
@@ -225,7 +227,7 @@ def _layers(
     model: Any,
     plan: _Plan,
     by_layer: dict[int, list[int]],
-    folder: SweepFolder | None,
+    folder: PieceFolder | None,
     advance: Callable[[int], Any] = lambda count: None,
 ) -> dict[int, pd.DataFrame]:
     """Measure some layers of a model after one intact run of it."""

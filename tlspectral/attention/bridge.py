@@ -4,6 +4,7 @@ The bridge's own config is not trusted for rotary base, score scale or query/key
 holds defaults. What is read here is proved by `verify_scores` on the running model.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -112,6 +113,19 @@ def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
     if isinstance(own, Tensor) and own.dtype == torch.bool and own.ndim == 4:  # GPT-Neo keeps its windowed mask
         return own[0, 0, :n_positions, :n_positions]
     return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+
+
+def prefill_cache(model: Any, tokens: Tensor) -> Any:
+    """Run the model on `tokens` and return its key/value cache; None where it keeps none (native models)."""
+    _, cache = model(tokens, return_type="logits_and_cache", use_cache=True)
+    return cache if hasattr(cache, "batch_repeat_interleave") else None
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
+    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
+    own = copy.deepcopy(cache)  # a pass extends the cache it is given
+    own.batch_repeat_interleave(copies)
+    return model(tokens, past_key_values=own, use_cache=True, return_type="logits")
 
 
 def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:

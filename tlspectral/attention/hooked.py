@@ -1,5 +1,6 @@
 """Reads a HookedTransformer (TransformerLens 3.x), folded or not."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,6 +69,33 @@ def rotary_tables(
     """The layer's own scaled (cos, sin), each [pos, rotary_dim], from its cache."""
     attention = model.blocks[layer].attn
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
+
+
+def prefill_cache(model: Any, tokens: Tensor) -> Any:
+    """Run the model on `tokens` and return its key/value cache."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
+    # Without a mask TransformerLens makes one, which needs a tokenizer and hides tokens that equal its padding.
+    model(tokens, past_kv_cache=cache, attention_mask=torch.ones_like(tokens), return_type="logits")
+    return cache
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
+    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
+    repeated = replace(
+        cache,
+        entries=[
+            replace(
+                entry,
+                past_keys=entry.past_keys.repeat_interleave(copies, 0),
+                past_values=entry.past_values.repeat_interleave(copies, 0),
+            )
+            for entry in cache.entries
+        ],
+        previous_attention_mask=cache.previous_attention_mask.repeat_interleave(copies, 0),
+    )
+    return model(tokens, past_kv_cache=repeated, attention_mask=torch.ones_like(tokens), return_type="logits")
 
 
 def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:

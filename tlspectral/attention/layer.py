@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
-from tlspectral.rotary import RotaryGeometry
+from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 NormalizationKind = Literal["LN", "RMS", "none"]
 
@@ -130,12 +130,17 @@ class AttentionLayer:
     def operator_factors(
         self,
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
-        """W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head."""
+        """W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
+
+        W_Q of a spectral layer carries its gain and phase as well, so that M_t is what acts.
+        """
         w_q, w_k = self.w_q, self.w_k
         if self.q_norm is not None and self.q_norm.gain is not None:
             w_q = w_q * self.q_norm.gain.double()
         if self.k_norm is not None and self.k_norm.gain is not None:
             w_k = w_k * self.k_norm.gain.double()
+        if self.rotary is not None:
+            w_q = with_gain_and_phase(w_q, self.rotary)
         groups = self.n_heads // self.n_kv_heads
         return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
 
@@ -156,6 +161,12 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         "query norm gain": raw.q_norm.gain if raw.q_norm else None,
         "key norm gain": raw.k_norm.gain if raw.k_norm else None,
     }
+    if raw.rotary is not None and raw.rotary.per_head:
+        parameters |= {
+            "spectral omega": raw.rotary.theta,
+            "spectral phase": raw.rotary.phase,
+            "spectral gain": raw.rotary.gain,
+        }
     for role, value in parameters.items():
         require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)

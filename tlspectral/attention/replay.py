@@ -140,15 +140,21 @@ def logits_at(
 
     Hooks on the unembedding itself see the scored positions alone. Gradients as the caller has them.
     """
-    cut = view.model.unembed.register_forward_pre_hook(lambda module, given: (given[0][:, scored], *given[1:]))
-    try:
-        with _evaluating(view.model):
-            logits = view.model(tokens.to(view.device), return_type="logits")
-    finally:
-        cut.remove()
+    with _evaluating(view.model), unembedding_only(view, scored):
+        logits = view.model(tokens.to(view.device), return_type="logits")
     wanted = len(range(tokens.shape[1])[scored])
     # A model that unembeds without its unembedding module gives them all.
     return logits if logits.shape[1] == wanted else logits[:, scored]
+
+
+@contextmanager
+def unembedding_only(view: AttentionView, scored: slice) -> Iterator[None]:
+    """Passes inside unembed the scored positions alone, where the model has an unembedding module to tell."""
+    cut = view.model.unembed.register_forward_pre_hook(lambda module, given: (given[0][:, scored], *given[1:]))
+    try:
+        yield
+    finally:
+        cut.remove()
 
 
 def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from tlspectral.attention.layer import (
     require_readable,
 )
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.rotary import RotaryGeometry
+from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 Hook = tuple[str, Callable[..., Any]]
 
@@ -53,6 +53,10 @@ class AttentionView:
         return bridge if self.backend == "bridge" else hooked
 
     @property
+    def _spectral_geometry(self) -> Callable[[int], RotaryGeometry | None] | None:
+        return getattr(self.model, "spectral_geometry", None)
+
+    @property
     def device(self) -> torch.device:
         """Where token ids have to be."""
         return next(self.model.parameters()).device
@@ -81,8 +85,12 @@ class AttentionView:
         return tuple(sorted(int(i) for i in ids if 0 <= int(i) < self.d_vocab))
 
     def raw(self, index: int) -> RawAttention:
-        """The parameters of one layer as the model holds them. Raises as `layer`."""
-        return self._reader.read_attention(self.model, self._checked(index))
+        """The parameters of one layer as the model holds them. Raises as `layer`.
+
+        A model with learnable rotary positions says itself, as `spectral_geometry`, how its heads turn now.
+        """
+        raw = self._reader.read_attention(self.model, self._checked(index))
+        return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def layer(self, index: int) -> AttentionLayer:
         """The query-key side of one layer, folded in float64 on the CPU.
@@ -112,9 +120,16 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it does not show them.
 
-        `captured` holds what hooks named by `hook_names` saw in a run.
+        `captured` holds what hooks named by `hook_names` saw in a run. Of a spectral layer they are per query head and
+        pair, [(batch,) heads, pos, pairs].
         """
-        return self._reader.rotary_tables(self.model, index, n_positions, captured)
+        tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
+        geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
+        if tables is None or geometry is None or not geometry.per_head:
+            return tables
+        own = self._reader.read_attention(self.model, index).rotary
+        cos, sin = (per_pair(table, own) for table in tables)
+        return turned_further(cos, sin, geometry.theta - own.theta)
 
     def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Which keys a query may see in a layer that delegates its attention, without padding."""

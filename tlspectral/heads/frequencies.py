@@ -33,10 +33,10 @@ def frequency_table(model: Any) -> pd.DataFrame:
             continue
         norms = phase_norms(*layer.operator_factors(), layer.rotary)
         heads, pairs = norms.re.shape
-        theta = np.tile(layer.rotary.theta.numpy(), heads)
+        theta = layer.rotary.theta.expand(heads, -1).flatten().numpy()
         re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
-            wavelength, share = 2 * np.pi / theta, im / (re + im)
+            wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)
         columns = {
             "layer": np.full(heads * pairs, index),
             "head": np.repeat(np.arange(heads), pairs),

@@ -91,12 +91,14 @@ class Removal:
             z, [batch, heads, pos, d_head].
         allowed: pairs that the model does not mask; None for `"output"`.
         query, key: what the scores are made of; None for `"output"`.
+        rotation: the angles that turn them; None for `"output"` and without rotary positions.
     """
 
     difference: Float[Tensor, "batch heads pos width"]
     allowed: Bool[Tensor, "*batch pos pos"] | None
     query: Projection | None
     key: Projection | None
+    rotation: Rotation | None
 
     @property
     def d_head(self) -> int:
@@ -162,7 +164,7 @@ class LayerAblation:
             )
         allowed = self._own(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
         if self.alter is not None:
-            difference = self.alter(Removal(difference, allowed, query, key))
+            difference = self.alter(Removal(difference, allowed, query, key, rotation))
         if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits of others survive here too.
             raw = whole_scores(query, key, rotation, self.layer.score_scale)
@@ -205,7 +207,7 @@ class LayerAblation:
             )
         difference = self._difference(query, key, rotation)
         if self.alter is not None:
-            difference = self.alter(Removal(difference, allowed, query, key))
+            difference = self.alter(Removal(difference, allowed, query, key, rotation))
         change = (mixed(scores + difference) - before).to(z)
         left = torch.where(change == 0, found, found + change) if self.alter is None else found + change
         return self._with_own(z, left, heads_axis=2)
@@ -214,7 +216,7 @@ class LayerAblation:
         found = self._own(z, heads_axis=2)
         left = torch.zeros_like(found)
         if self.alter is not None:
-            left = found + self.alter(Removal(-found.transpose(1, 2), None, None, None)).transpose(1, 2)
+            left = found + self.alter(Removal(-found.transpose(1, 2), None, None, None, None)).transpose(1, 2)
         return self._with_own(z, left, heads_axis=2)
 
     def _own(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
@@ -247,7 +249,8 @@ class LayerAblation:
             raw = self.view.raw(layer.layer)
             b_q, b_k = folded_bias(raw.w_q, raw.b_q, raw.norm), folded_bias(raw.w_k, raw.b_k, raw.norm)
             q_norm, k_norm = raw.q_norm, raw.k_norm
-        query = project(self._own(q, heads_axis=2), b_q[self.heads], q_norm)
+        spectral = None if layer.rotary is None else layer.rotary.of_heads(self.heads)
+        query = project(self._own(q, heads_axis=2), b_q[self.heads], q_norm, spectral)
         key = project(self._own(k, heads_axis=2, heads=self._key_heads(k)), b_k[kv_heads], k_norm)
         return query, key, self._rotation(q.shape[1])
 
@@ -268,14 +271,12 @@ class LayerAblation:
         captured = {names[point]: self.seen.pop(point) for point in ("cos", "sin") if point in self.seen}
         tables = self.view.rotary_tables(self.layer.layer, n_positions, captured)
         if tables is None:
-            return Rotation(geometry, *geometry.position_tables(n_positions))
-        if self.stacked:  # every copy has the same positions
-            tables = [table[: len(table) // len(self.heads)] if _batched(table) else table for table in tables]
-        return Rotation(geometry, *(per_pair(table, geometry) for table in tables))
-
-
-def _batched(table: Tensor) -> bool:
-    return table.ndim == 3 and len(table) > 1
+            return Rotation(geometry, *geometry.position_tables(n_positions)).of_heads(self.heads)
+        cos, sin = (per_pair(table, geometry) for table in tables)
+        batched = cos.ndim == geometry.theta.ndim + 2 and len(cos) > 1
+        if self.stacked and batched:  # every copy has the same positions
+            cos, sin = (table[: len(table) // len(self.heads)] for table in (cos, sin))
+        return Rotation(geometry, cos, sin).of_heads(self.heads)
 
 
 def _check_arguments(part: Part, frequencies: Frequencies, include_bias: bool) -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.attention import AttentionLayer, Normalization
-from tlspectral.rotary import RotaryGeometry
+from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]
 
@@ -41,21 +41,31 @@ def project(
     captured: Float[Tensor, "batch pos heads d_head"],
     bias: Float[Tensor, "heads d_head"],
     norm: Normalization | None,
+    spectral: RotaryGeometry | None = None,
 ) -> Projection:
-    """Queries or keys as captured at `hook_q` or `hook_k`, with the query/key norm that the model applies after."""
+    """Queries or keys as captured at `hook_q` or `hook_k`, with the query/key norm that the model applies after.
+
+    `spectral`, for queries: the geometry of these heads, whose gain and phase come last.
+    """
     # Half precision is widened: a difference of scores would lose what it is about.
     whole = captured.transpose(1, 2).to(torch.promote_types(captured.dtype, torch.float32))
     content = whole - bias.to(whole)[:, None]
-    if norm is None:
-        return Projection(whole, content, None)
-    token_scale = (whole.square().mean(-1) + norm.eps).rsqrt()
-    factor = token_scale[..., None] * (1.0 if norm.gain is None else norm.gain.to(whole))
-    return Projection(whole * factor, content * factor, token_scale)
+    token_scale = None
+    if norm is not None:
+        token_scale = (whole.square().mean(-1) + norm.eps).rsqrt()
+        factor = token_scale[..., None] * (1.0 if norm.gain is None else norm.gain.to(whole))
+        whole, content = whole * factor, content * factor
+    if spectral is not None:
+        whole, content = (with_gain_and_phase(part, spectral) for part in (whole, content))
+    return Projection(whole, content, token_scale)
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotary pairs of a layer with the cos and sin that a run applied, [pos, pairs] or [batch, pos, pairs]."""
+    """The rotary pairs of a layer with the cos and sin that a run applied, [(batch,) pos, pairs].
+
+    Of a spectral layer the tables are [(batch,) heads, pos, pairs], of the heads that the geometry is of.
+    """
 
     geometry: RotaryGeometry
     cos: Float[Tensor, "*batch pos pairs"]
@@ -80,8 +90,14 @@ class Rotation:
 
         return turned(queries) @ turned(keys).mT
 
+    def of_heads(self, heads: list[int]) -> "Rotation":
+        """For some of the query heads of a spectral layer, in the given order; in an ordinary one all turn alike."""
+        if not self.geometry.per_head:
+            return self
+        return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
+
     def _per_head(self, table: Tensor) -> Tensor:
-        return table[:, None] if table.ndim == 3 else table
+        return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
     def still_columns(self) -> Int[Tensor, "columns"]:
         """Columns of the head that are in no pair."""

@@ -39,7 +39,7 @@ def require_honoured(view: AttentionView, layer: int, route: Literal["scores", "
         return z + 1.0
 
     edit: Callable[[Tensor, Any], Tensor] = edit_scores if route == "scores" else edit_z
-    with _without_hooks(view.model), torch.no_grad():
+    with without_hooks(view.model), torch.no_grad():
         intact = view.logits(tokens)
         with view.model.hooks(fwd_hooks=[(name, edit)]):
             edited = view.logits(tokens)
@@ -49,7 +49,7 @@ def require_honoured(view: AttentionView, layer: int, route: Literal["scores", "
 
 
 @contextmanager
-def _without_hooks(model: Any) -> Iterator[None]:
+def without_hooks(model: Any) -> Iterator[None]:
     """Set aside what is registered on the model's hook points, and put it back in place and order."""
     points = {id(point): point for point in model.hook_dict.values()}.values()
     held = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]

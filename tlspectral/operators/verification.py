@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.rotary import per_pair, rotate
+from tlspectral.rotary import per_pair, rotate, with_gain_and_phase
 
 CHECK_LENGTH = 24
 
@@ -141,7 +141,7 @@ def _check_layer(
 def score_terms(
     layer: AttentionLayer,
     residual: Float64[Tensor, "batch pos d_model"],
-    tables: tuple[Float64[Tensor, "pos pairs"], Float64[Tensor, "pos pairs"]] | None,
+    tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
     """Scaled scores before softcap and mask, as the part that M carries and the part outside it (biases, ALiBi)."""
     n = layer.norm.normalized(residual)
@@ -150,17 +150,33 @@ def score_terms(
     q_full, k_full = q + layer.b_q[:, None], k + layer.b_k[:, None]
     groups = layer.n_heads // layer.n_kv_heads
 
-    def prepared(part: Tensor, whole: Tensor, norm: Any) -> Tensor:
-        if norm is not None:  # the per-token 1/rms is that of the whole vector, gain after it
-            part = part / (whole.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-            part = part if norm.gain is None else part * norm.gain
-        return part if tables is None or layer.rotary is None else rotate(part, *tables, layer.rotary)
+    def normed(part: Tensor, whole: Tensor, norm: Any) -> Tensor:
+        if norm is None:
+            return part
+        # The per-token 1/rms is that of the whole vector, gain after it.
+        part = part / (whole.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        return part if norm.gain is None else part * norm.gain
 
-    def product(queries: Tensor, keys: Tensor) -> Tensor:
-        return layer.score_scale * queries @ keys.repeat_interleave(groups, dim=1).transpose(-1, -2)
+    def queries(part: Tensor) -> Tensor:
+        part = normed(part, q_full, layer.q_norm)
+        if tables is None or layer.rotary is None:
+            return part
+        return rotate(with_gain_and_phase(part, layer.rotary), *tables, layer.rotary)
 
-    inside = product(prepared(q, q_full, layer.q_norm), prepared(k, k_full, layer.k_norm))
-    total = product(prepared(q_full, q_full, layer.q_norm), prepared(k_full, k_full, layer.k_norm))
+    def keys(part: Tensor) -> Tensor:
+        part = normed(part, k_full, layer.k_norm)
+        if tables is None or layer.rotary is None:
+            return part
+        cos, sin = tables
+        if layer.rotary.per_head:  # alike within a group
+            cos, sin = cos[::groups], sin[::groups]
+        return rotate(part, cos, sin, layer.rotary)
+
+    def product(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+        return layer.score_scale * of_queries @ of_keys.repeat_interleave(groups, dim=1).transpose(-1, -2)
+
+    inside = product(queries(q), keys(k))
+    total = product(queries(q_full), keys(k_full))
     outside = total - inside
     if layer.alibi:
         outside = outside + alibi_slopes(layer.n_heads)[:, None, None] * torch.arange(residual.shape[-2])
@@ -192,15 +208,19 @@ def _allowed(
 
 def _tables(
     view: AttentionView, layer: AttentionLayer, n_positions: int, captured: dict[str, Tensor]
-) -> tuple[Float64[Tensor, "pos pairs"], Float64[Tensor, "pos pairs"]] | None:
-    """The model's own cos and sin per pair, checked against the geometry's frequencies."""
+) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
+    """The model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies."""
     if layer.rotary is None:
         return None
     own = layer.rotary.position_tables(n_positions)
     tables = view.rotary_tables(layer.layer, n_positions, captured)
     if tables is None:
         return own
-    cos, sin = (per_pair(table.reshape(-1, *table.shape[-2:])[0].double().cpu(), layer.rotary) for table in tables)
+    # Without padding all sequences have the same positions.
+    cos, sin = (
+        per_pair(table.reshape(-1, *own[0].shape[:-1], table.shape[-1])[0].double().cpu(), layer.rotary)
+        for table in tables
+    )
     drift = max(float((cos - own[0]).abs().max()), float((sin - own[1]).abs().max()))
     # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
     if drift > 1e-2:

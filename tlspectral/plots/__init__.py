@@ -2,5 +2,33 @@
 
 from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.plane import content_direction_plane
+from tlspectral.plots.positional import (
+    attention_traces,
+    frequency_grid,
+    frequency_norms,
+    frequency_path,
+    frequency_profile,
+    plane_by_query,
+    positional_symbolic_plane,
+    rotary_plane,
+    score_agreement,
+    score_heatmaps,
+    score_histograms,
+)
 
-__all__ = ["ablation_effects", "content_direction_plane", "kernel"]
+__all__ = [
+    "ablation_effects",
+    "attention_traces",
+    "content_direction_plane",
+    "frequency_grid",
+    "frequency_norms",
+    "frequency_path",
+    "frequency_profile",
+    "kernel",
+    "plane_by_query",
+    "positional_symbolic_plane",
+    "rotary_plane",
+    "score_agreement",
+    "score_heatmaps",
+    "score_histograms",
+]

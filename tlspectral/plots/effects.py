@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-_INK = "#22262b"
+from tlspectral.plots.style import GREY, INK
+
 _INTACT = "#1b6ca8"
 _ABLATED = "#c8102e"
-_GREY = "#6b7480"
 
 
 def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
@@ -26,7 +26,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(6.4, 1.2 + 0.28 * len(table)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(table))
-    axes.axvline(0, color=_GREY, linewidth=0.8)
+    axes.axvline(0, color=GREY, linewidth=0.8)
     axes.errorbar(
         table["delta"],
         places,
@@ -41,7 +41,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
             places - 0.2,
             xerr=table["control_delta_stderr"],
             fmt="s",
-            color=_GREY,
+            color=GREY,
             markersize=4,
             label="random part of equal size removed",
         )
@@ -49,7 +49,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
         places, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
     )
     axes.set_xlabel("change of the loss (nats), bars: one standard error over sequences")
-    axes.tick_params(colors=_INK)
+    axes.tick_params(colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     return figure
@@ -74,7 +74,7 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None) -> Figure:
         if ablated is not None:
             same = ablated[(ablated["layer"] == layer) & (ablated["head"] == head)]
             axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=_ABLATED, label="ablated")
-        axes.set_title(f"L{layer}H{head}", color=_INK)
+        axes.set_title(f"L{layer}H{head}", color=INK)
         axes.set_xlabel("offset of the key (tokens)")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("mean score before the softmax")

@@ -1,29 +1,20 @@
 """Figures of head tables, without pyplot: nothing is shown, kept or styled globally."""
 
-from itertools import product
-
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import Normal, Stroke
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox
 
-_INK = "#22262b"
-_NULL_LINE = "#6b7480"
-_NULL_BAND = "#d5d9df"
+from tlspectral.plots.labels import name_points
+from tlspectral.plots.style import GREY, INK, PALE, sequential_colours
+
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
-_LABEL_DISTANCES = (15.0, 21.0, 28.0, 36.0, 46.0, 58.0, 76.0)  # points
-_LABEL_TURNS = tuple((np.arange(12) + 0.5) * np.pi / 6)  # radians
 
 _Entry = tuple[tuple[Artist, ...], str]  # what the legend shows, one thing on another, and its text
 
@@ -70,7 +61,7 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
 
     figure = Figure(figsize=(7.2, 5.6), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
-    colours = _layer_colours(table["layer"])
+    colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(placed), 1), 14, 42))
     legend = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
     dots = axes.scatter(
@@ -88,18 +79,13 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     if len(placed) < len(table):
         legend.append(_left_out(table.drop(index=placed.index)))
     _dress(figure, axes, colours, legend)
-    axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=_INK, loc="left", pad=10)
-    axes.set_title(f"{len(placed)} attention heads", fontsize=9, color=_NULL_LINE, loc="right", pad=10)
+    axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
+    axes.set_title(f"{len(placed)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
-        _name_points(figure, axes, ringed, np.asarray(placed[place], dtype=float))
+        rings, points = np.asarray(ringed[place], dtype=float), np.asarray(placed[place], dtype=float)
+        names, colours_of_names = [str(name) for name in ringed["name"]], [_RING] * len(ringed)
+        name_points(figure, axes, names, rings, points, colours=colours_of_names, gid="previous-token head")
     return figure
-
-
-def _layer_colours(layers: pd.Series) -> ScalarMappable:
-    """Viridis without its palest end, which vanishes on paper; one scale for all rows, drawn or not."""
-    palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
-    low, high = float(layers.min()), float(layers.max())
-    return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
 
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
@@ -112,18 +98,18 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     reach = _BAND_DEVIATIONS * deviation
     if metric == "dir_frac":
         shown, dashes = metric, (0, (1, 1.6))
-        band = axes.axvspan(centre - reach, centre + reach, color=_NULL_BAND, linewidth=0, zorder=0)
-        line = axes.axvline(centre, color=_NULL_LINE, linewidth=1.2, linestyle=dashes, zorder=1)
+        band = axes.axvspan(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0)
+        line = axes.axvline(centre, color=GREY, linewidth=1.2, linestyle=dashes, zorder=1)
     else:
         shown, dashes = r"$D_\mathrm{head}$", (0, (5, 2))
-        band = axes.axhspan(centre - reach, centre + reach, color=_NULL_BAND, linewidth=0, zorder=0)
-        line = axes.axhline(centre, color=_NULL_LINE, linewidth=1.2, linestyle=dashes, zorder=1)
+        band = axes.axhspan(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0)
+        line = axes.axhline(centre, color=GREY, linewidth=1.2, linestyle=dashes, zorder=1)
     band.set_gid(f"{metric} null band")
     line.set_gid(f"{metric} null mean")
-    in_legend = Line2D([], [], color=_NULL_LINE, linewidth=1.2, linestyle=dashes)
+    in_legend = Line2D([], [], color=GREY, linewidth=1.2, linestyle=dashes)
     return [
         (
-            (Patch(facecolor=_NULL_BAND), in_legend),
+            (Patch(facecolor=PALE), in_legend),
             rf"{shown} of random directions: {centre:.3f} $\pm$ {reach:.2g} (2 sd), medians over the heads' own nulls",
         )
     ]
@@ -164,75 +150,22 @@ def _left_out(rows: pd.DataFrame) -> _Entry:
 def _dress(figure: Figure, axes: Axes, colours: ScalarMappable, legend: list[_Entry]) -> None:
     """Axis names, limits with room around the points, colour bar and legend."""
     axes.set_xlabel(
-        r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)", color=_INK
+        r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)", color=INK
     )
     axes.set_ylabel(
         r"$D_\mathrm{head} = \Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$"
         "      (0 real spectrum, 1 imaginary)",
-        color=_INK,
+        color=INK,
     )
     axes.margins(0.06)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_NULL_LINE)
-    axes.tick_params(color=_NULL_LINE, labelcolor=_INK)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(color=GREY, labelcolor=INK)
     bar = figure.colorbar(colours, ax=axes, fraction=0.045, pad=0.02, aspect=30)
-    bar.set_label("layer", color=_INK)
+    bar.set_label("layer", color=INK)
     bar.locator = MaxNLocator(nbins=8, integer=True)
     bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, color=_NULL_LINE, labelcolor=_INK)
+    bar.ax.tick_params(length=2, color=GREY, labelcolor=INK)
     if legend:
         handles, labels = zip(*legend, strict=True)
-        figure.legend(handles, labels, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=_INK)
-
-
-def _name_points(figure: Figure, axes: Axes, ringed: pd.DataFrame, points: np.ndarray) -> None:
-    """Write each ringed head's name near it: inside the axes, on no other name or ring, on as few dots as can be."""
-    axes.set_xlim(axes.get_xlim())
-    axes.set_ylim(axes.get_ylim())
-    figure.draw_without_rendering()  # places in pixels are known only once the layout is
-    dots = axes.transData.transform(points)
-    ring_places = np.asarray(ringed[["dir_frac", "D_head"]], dtype=float)
-    rings = axes.transData.transform(ring_places)
-    inside = axes.get_window_extent()
-    taken: list[Bbox] = []
-    lines = np.empty((0, 2))
-    for name, place, ring in zip(ringed["name"], ring_places, rings, strict=True):
-        label = axes.annotate(
-            str(name),
-            (float(place[0]), float(place[1])),
-            (0, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=9,
-            fontweight="bold",
-            color=_RING,
-            zorder=5,
-            arrowprops={"arrowstyle": "-", "color": _RING, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 5},
-            path_effects=[Stroke(linewidth=2.5, foreground="white"), Normal()],
-        )
-        label.set_gid("previous-token head")
-        label.set_in_layout(False)  # else the axes shrink for it, and every place is off
-        label.get_window_extent()  # anchors the text to its point
-        tried: list[tuple[float, Bbox, np.ndarray, tuple[float, float]]] = []
-        for distance, turn in product(_LABEL_DISTANCES, _LABEL_TURNS):
-            offset = (1.5 * distance * float(np.cos(turn)), distance * float(np.sin(turn)))
-            label.set_position(offset)
-            # Of the text alone: an annotation's own extent takes in its line.
-            box = Text.get_window_extent(label).padded(2)
-            centre = box.get_points().mean(axis=0)
-            line = ring + np.linspace(0.0, 1.0, 12)[:, None] * (centre - ring)
-            outside = not (inside.contains(*box.min) and inside.contains(*box.max))
-            on_names = sum(box.overlaps(other) for other in taken)
-            on_lines = _count_inside(box, lines) + sum(_count_inside(other, line) for other in taken)
-            cost = 1000.0 * outside + 1000.0 * on_names + 50.0 * _count_inside(box.padded(6), rings)
-            cost += 20.0 * on_lines + 3.0 * _count_inside(box, dots) + 0.1 * distance
-            tried.append((cost, box, line, offset))
-        _, box, line, offset = min(tried, key=lambda one: one[0])
-        label.set_position(offset)
-        taken.append(box)
-        lines = np.concatenate([lines, line])
-
-
-def _count_inside(box: Bbox, places: np.ndarray) -> int:
-    return int(((places >= box.min) & (places <= box.max)).all(axis=1).sum())
+        figure.legend(handles, labels, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK)

@@ -1,14 +1,10 @@
 """The column dictionary and the files that carry it: needs neither torch nor TransformerLens."""
 
-from tlspectral.tables.columns import (
-    COLUMNS,
-    EXTRA_COLUMNS,
-    FREQUENCY_COLUMNS,
-    HEAD_COLUMNS,
-    Column,
-    describe_columns,
-)
+from tlspectral.tables.column import Column
+from tlspectral.tables.columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
 from tlspectral.tables.parquet import read_table, write_table
+from tlspectral.tables.pieces import PieceFolder, open_pieces
+from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
 from tlspectral.tables.whole_file import whole_file
 
 __all__ = [
@@ -16,8 +12,11 @@ __all__ = [
     "EXTRA_COLUMNS",
     "FREQUENCY_COLUMNS",
     "HEAD_COLUMNS",
+    "POSITIONAL_COLUMNS",
     "Column",
+    "PieceFolder",
     "describe_columns",
+    "open_pieces",
     "read_table",
     "whole_file",
     "write_table",

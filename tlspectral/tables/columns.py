@@ -6,24 +6,13 @@ M at rotary frequency t. FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType
 
 import pandas as pd
 
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table; `also_known_as` and nothing else may be empty."""
-
-    name: str
-    meaning: str
-    unit: str
-    range: str
-    source: str
-    also_known_as: str
-    does_not_establish: str
-
+from tlspectral.tables.column import Column
+from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
 
 _SHARE = "share"
 _COUNT = "count"
@@ -375,7 +364,7 @@ FREQUENCY_COLUMNS: tuple[Column, ...] = (
 """The columns of `frequency_table`, in their order."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS)}
+    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}
 )
 """Every documented column by its name."""
 
@@ -385,6 +374,7 @@ def describe_columns() -> pd.DataFrame:
 
     Returns:
         DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: the head
-        table's columns in their order, then its extras, then those of `frequency_table` that are new.
+        table's columns in their order, then its extras, then what is new in `frequency_table` and in
+        `positional_symbolic`.
     """
     return pd.DataFrame([asdict(column) for column in COLUMNS.values()])

@@ -1,0 +1,149 @@
+"""Agreement of scores with weights: against scipy, and against tables made so that the answer is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from tlspectral.positional.agreement import frequency_agreement, score_agreement
+
+LAYERS, HEADS, PAIRS = 6, 5, 12
+
+
+def heads_table(rng, **columns):
+    index = pd.MultiIndex.from_product([range(LAYERS), range(HEADS)], names=["layer", "head"])
+    table = pd.DataFrame(index=index).reset_index()
+    for name in ("rope_imag_frac", "D_head", "prev"):
+        table[name] = columns.get(name, rng.normal(size=len(table)))
+    return table
+
+
+def scores_table(rng, table, s_pos):
+    return table[["layer", "head"]].assign(s_pos=s_pos, s_sym=rng.uniform(size=len(table))).sample(frac=1.0)
+
+
+def frequency_tables(rng, shares, positional):
+    index = pd.MultiIndex.from_product(
+        [range(LAYERS), range(HEADS), range(PAIRS)], names=["layer", "head", "frequency"]
+    )
+    table = pd.DataFrame(index=index).reset_index()
+    return table.assign(s_pos=positional.ravel()), table.assign(im_share=shares.ravel()).sample(frac=1.0)
+
+
+def test_score_agreement_is_spearman_over_the_heads_of_both_tables():
+    rng = np.random.default_rng(0)
+    table = heads_table(rng)
+    scores = scores_table(rng, table, table["prev"] + rng.normal(size=len(table)))
+    scores.loc[scores.index[:4], "s_sym"] = np.nan
+    found = score_agreement(scores, table.iloc[2:], draws=50).set_index(["score", "column"])
+    joined = scores.merge(table.iloc[2:], on=["layer", "head"])
+    for score, column in found.index:
+        kept = joined[[score, column]].dropna()
+        expected = scipy.stats.spearmanr(kept[score], kept[column]).statistic
+        # Noise 1e-16; Pearson in place of Spearman, or rows joined by position, is off by 0.01 and more.
+        assert found.loc[(score, column), "spearman"] == pytest.approx(expected, abs=1e-12)
+        assert found.loc[(score, column), "n"] == len(kept)
+
+
+def test_ties_share_their_rank():
+    rng = np.random.default_rng(1)
+    table = heads_table(rng, prev=np.tile([0.0, 0.0, 1.0, 1.0, 2.0], LAYERS))
+    scores = scores_table(rng, table, np.repeat([0.0, 0.0, 1.0], 10))
+    found = score_agreement(scores, table, columns=("prev",), draws=10).query("score == 's_pos'")["spearman"].item()
+    joined = scores.merge(table, on=["layer", "head"])
+    expected = scipy.stats.spearmanr(joined["s_pos"], joined["prev"]).statistic
+    assert found == pytest.approx(expected, abs=1e-12)  # noise 1e-16; ranks by order of rows give another number
+
+
+def test_a_trend_over_layers_alone_is_found_by_the_first_null_and_not_by_the_second():
+    rng = np.random.default_rng(2)
+    depth = np.repeat(np.arange(LAYERS), HEADS)
+    table = heads_table(rng, prev=depth + 0.1 * rng.normal(size=LAYERS * HEADS))
+    scores = scores_table(rng, table, depth + 0.1 * rng.normal(size=LAYERS * HEADS))
+    found = score_agreement(scores, table, columns=("prev",), draws=400).query("score == 's_pos'").iloc[0]
+    assert found["null_pct"] == 1.0
+    assert found["null_high"] < found["spearman"]
+    assert found["layer_null_low"] < found["spearman"] < found["layer_null_high"]
+    assert 0.01 < found["layer_null_pct"] < 0.99
+
+
+def test_the_null_of_unrelated_numbers_is_centred_and_as_wide_as_theory_says():
+    rng = np.random.default_rng(3)
+    table = heads_table(rng)
+    found = score_agreement(scores_table(rng, table, rng.normal(size=len(table))), table, draws=4000)
+    # sd 1/sqrt(n-1) = 0.186, so 95 % within 0.36; 4000 draws leave 0.015.
+    assert found["null_high"].to_numpy() == pytest.approx(0.36, abs=0.03)
+    assert found["null_low"].to_numpy() == pytest.approx(-0.36, abs=0.03)
+
+
+def test_frequency_agreement_finds_a_profile_and_says_when_all_heads_share_it():
+    rng = np.random.default_rng(4)
+    own = rng.normal(size=(LAYERS, HEADS, PAIRS))
+    found = frequency_agreement(*frequency_tables(rng, own, 2 * own + 1), draws=300)
+    assert found["spearman"].to_numpy() == pytest.approx(1.0, abs=1e-12)  # the same order, to rounding
+    assert (found["null_pct"] == 1.0).all()
+    assert (found["turned_pct"] < 1.0 + 1e-9).all()
+    assert found["others"].abs().max() < 0.35  # noise 1/sqrt(11 * 29) = 0.056; a shared profile gives 1
+    shared = np.broadcast_to(np.linspace(0, 1, PAIRS), own.shape)
+    found = frequency_agreement(*frequency_tables(rng, shared, shared + 1e-3 * own), draws=20)
+    assert found["others"].min() > 0.99
+
+
+def test_frequency_agreement_sees_a_neighbourly_profile_turned():
+    rng = np.random.default_rng(5)
+    wave = np.sin(2 * np.pi * np.arange(PAIRS) / PAIRS + rng.uniform(0, 7, size=(LAYERS, HEADS, 1)))
+    shares, positional = wave, np.roll(wave, 3, axis=2)
+    found = frequency_agreement(*frequency_tables(rng, shares, positional), draws=300)
+    # A quarter turn of a sine: correlation near 0, with as many shifts above as below.
+    assert found["spearman"].abs().max() < 0.2
+    assert found["turned_pct"].between(0.3, 0.7).all()
+
+
+def test_what_has_no_rank_is_nan_and_not_a_number():
+    rng = np.random.default_rng(6)
+    own = rng.normal(size=(LAYERS, HEADS, PAIRS))
+    own[0, 0] = 0.5
+    own[0, 1, 3] = np.nan
+    found = frequency_agreement(*frequency_tables(rng, own, rng.normal(size=own.shape)), draws=20)
+    found = found.set_index(["layer", "head"])
+    for head in ((0, 0), (0, 1)):
+        assert found.loc[head, ["spearman", "null_low", "null_pct", "turned_pct", "others"]].isna().all()
+    assert found.drop([(0, 0), (0, 1)]).notna().all(axis=None)
+    table = heads_table(rng, D_head=np.ones(LAYERS * HEADS))
+    scores = score_agreement(scores_table(rng, table, rng.normal(size=len(table))), table, draws=20)
+    assert scores.query("column == 'D_head'")[["spearman", "null_pct", "layer_null_pct"]].isna().all(axis=None)
+
+
+def test_a_column_without_any_number_is_nan():
+    rng = np.random.default_rng(9)
+    table = heads_table(rng, rope_imag_frac=np.full(LAYERS * HEADS, np.nan))
+    found = score_agreement(scores_table(rng, table, 0.5), table, columns=("rope_imag_frac",), draws=5)
+    assert (found["n"] == 0).all()
+    assert found[["spearman", "null_low", "layer_null_pct"]].isna().all(axis=None)
+
+
+def test_the_same_seed_gives_the_same_table_and_attrs_say_which():
+    rng = np.random.default_rng(7)
+    table = heads_table(rng)
+    scores = scores_table(rng, table, rng.normal(size=len(table)))
+    first, second = (score_agreement(scores, table, draws=30, seed=5) for _ in range(2))
+    pd.testing.assert_frame_equal(first, second)
+    assert first.attrs == {"draws": 30, "seed": 5}
+
+
+def test_missing_columns_and_strangers_are_refused():
+    rng = np.random.default_rng(8)
+    table = heads_table(rng)
+    scores = scores_table(rng, table, 0.0)
+    with pytest.raises(ValueError, match="heads have no column prev"):
+        score_agreement(scores, table.drop(columns="prev"))
+    with pytest.raises(ValueError, match="none of the columns s_pos"):
+        score_agreement(scores[["layer", "head"]], table)
+    with pytest.raises(ValueError, match="of one model"):
+        score_agreement(scores, table.assign(layer=table["layer"] + 100))
+    own = rng.normal(size=(LAYERS, HEADS, PAIRS))
+    positional, weights = frequency_tables(rng, own, own)
+    with pytest.raises(ValueError, match="weights have no column im_share"):
+        frequency_agreement(positional, positional)
+    with pytest.raises(ValueError, match="different numbers"):
+        frequency_agreement(positional.iloc[1:], weights)

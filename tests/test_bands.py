@@ -1,0 +1,142 @@
+"""Dropping bands of frequencies: equal to whole forwards under hooks, random sets as large as they claim to be."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+from tlspectral.ablation import band_effects, induction_loss
+from tlspectral.ablation.bands import BANDS, equal_sets
+from tlspectral.ablation.control import root_mean_square
+from tlspectral.attention import attention_view
+from tlspectral.detectors import repeated_sequences
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.hooks import ablate
+from tlspectral.hooks.ablation import LayerAblation
+
+effects = functools.partial(band_effects, show_progress=False)
+MODELS = ("llama", "mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
+
+
+@functools.cache
+def built(name):
+    return zoo.bridge(name)
+
+
+@functools.cache
+def drawn(name):
+    return repeated_sequences(attention_view(built(name)), 4, 9, seed=1)
+
+
+def thirds(name, layer):
+    theta = attention_view(built(name)).rotary(layer).theta
+    return [part.tolist() for part in torch.tensor_split(theta.argsort(descending=True, stable=True), 3)]
+
+
+def measured_rms(model, tokens, layer, head, pairs):
+    """RMS of what `rotary_band` removes, read from the hook that removes it."""
+    view = attention_view(model)
+    found = []
+
+    def alter(removal):
+        allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, [0]]
+        found.append(root_mean_square(removal.difference, allowed))
+        return removal.difference
+
+    mask = torch.zeros(view.rotary(layer).n_pairs, dtype=torch.bool)
+    mask[pairs] = True
+    hooks = LayerAblation(view, view.layer(layer), [head], "rotary_band", mask, alter=alter).hooks()
+    view.run(tokens, hooks, last=view.hook_names(layer)["z"])
+    return float(torch.cat(found).double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_band_is_one_ablated_forward(name):
+    model, tokens = built(name), drawn(name)
+    table = effects(model, [(1, 2), (0, 1)], tokens=tokens, draws=1)
+    intact = induction_loss(model, tokens=tokens)
+    assert list(table["band"]) == list(BANDS) * 2
+    assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
+    assert table.attrs["intact_loss"] == pytest.approx(intact.value, abs=1e-6)
+    for row in table.itertuples():
+        band = thirds(name, row.layer)[BANDS.index(row.band)]
+        with ablate(model, [(row.layer, row.head)], "rotary_band", frequencies=band):
+            ablated = induction_loss(model, tokens=tokens)
+        # Noise: 4e-7 (float32 batches of another size); the bands of these models move the loss by 1e-4 to 1.
+        assert row.delta == pytest.approx(ablated.value - intact.value, abs=3e-6)
+        difference = ablated.per_sequence - intact.per_sequence
+        assert row.delta_stderr == pytest.approx(difference.std(ddof=1) / 2, abs=3e-6)
+        # Noise 1e-6 relative; without biases, scale or mask it is off by tenths.
+        assert row.score_rms == pytest.approx(measured_rms(model, tokens, row.layer, row.head, band), rel=1e-4)
+    assert table["delta"].abs().max() > 1e-4
+
+
+def test_random_sets_weigh_what_the_band_weighs_and_are_other_sets():
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(24, 500)) * rng.uniform(0.5, 2, size=(24, 1)) + rng.normal(size=500)
+    products = scores @ scores.T / 500
+    band = np.arange(24) < 8
+    sets = equal_sets(products, band, 10, rng)
+    assert len(sets) == 10
+    assert len({tuple(one) for one in [band, *sets]}) == 11
+    wanted = np.sqrt((scores[band].sum(0) ** 2).mean())
+    for one in sets:
+        assert np.sqrt((scores[one].sum(0) ** 2).mean()) == pytest.approx(wanted, rel=0.1)
+    spread = np.mean(sets, axis=0)
+    assert spread.min() < 0.5 < spread.max() or len(np.unique(spread)) > 3  # no frequency is favoured by construction
+
+
+def test_where_no_set_weighs_the_same_there_is_none():
+    products = np.diag([1.0, 4.0, 16.0])
+    assert equal_sets(products, np.array([False, True, False]), 3, np.random.default_rng(0)) == []
+    table = effects(built("llama"), [(0, 0), (1, 3)], tokens=drawn("llama"), draws=40)  # six pairs: few sets fit
+    for row in table.itertuples():
+        if row.random_draws == 0:
+            assert np.isnan([row.random_delta, row.random_score_rms, row.random_overlap]).all()
+        else:
+            assert row.random_score_rms == pytest.approx(row.score_rms, rel=0.1)
+            assert row.random_delta_min <= row.random_delta <= row.random_delta_max
+            assert row.random_overlap >= 0
+    assert table["random_draws"].between(0, 40).all()
+    assert (table["random_draws"] > 0).any()
+
+
+def test_random_losses_are_those_of_the_sets(monkeypatch):
+    """The one set that is handed out is dropped in a whole forward as well."""
+    model, tokens = built("llama"), drawn("llama")
+    mask = np.array([True, False, False, True, False, False])
+    monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
+    table = effects(model, [(1, 0)], tokens=tokens)
+    with ablate(model, [(1, 0)], "rotary_band", frequencies=[0, 3]):
+        delta = induction_loss(model, tokens=tokens).value - table.attrs["intact_loss"]
+    # As above: noise 4e-7.
+    for name in ("random_delta", "random_delta_min", "random_delta_max"):
+        assert table[name].to_numpy() == pytest.approx(delta, abs=3e-6)
+    assert table["random_score_rms"].to_numpy() == pytest.approx(measured_rms(model, tokens, 1, 0, [0, 3]), rel=1e-4)
+    assert (table["random_draws"] == 2).all()
+    # Of the two slowest pairs, the low band, the set has none; of the two fastest and the two between it has one each.
+    overlap = table.set_index("band")["random_overlap"]
+    assert overlap["low"] == 0.0
+    alone = [measured_rms(model, tokens, 1, 0, [pair]) for pair in (0, 3)]
+    whole = table.set_index("band").loc[["high", "middle"], "score_rms"].to_numpy()
+    assert overlap[["high", "middle"]].to_numpy() == pytest.approx(alone / whole, rel=1e-4)  # noise 1e-6
+
+
+def test_the_model_is_left_as_it_was_and_the_seed_decides():
+    model, tokens = built("llama"), drawn("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    first, second = (effects(model, [(0, 0)], tokens=tokens, draws=2, seed=3) for _ in range(2))
+    assert first.equals(second)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert not any(point.fwd_hooks for name, point in model.hook_dict.items() if "attn" in name)
+
+
+def test_refusals_say_what_was_found():
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: no rotary positions"):
+        effects(zoo.bridge("gpt2"), [(1, 0)])
+    with pytest.raises(BadHead):
+        effects(built("llama"), [(0, 99)])
+    with pytest.raises(ValueError, match="same segment"):
+        effects(built("llama"), [(0, 0)], tokens=torch.zeros(2, 4, dtype=torch.long))

@@ -1,0 +1,129 @@
+"""The canonical tasks against their definitions in the paper, row by row, and against the counts they should have."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlspectral.positional.canonical_tasks import TASKS, CanonicalTask
+
+invariant = settings(max_examples=40, deadline=None, derandomize=True)
+sizes = st.tuples(st.integers(2, 9), st.integers(2, 5), st.integers(2, 6))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(task, n, seed):
+    """Each prompt in plain Python: (symbol, integer) pairs, query id, position, answer."""
+    batch = task.sample(n, generator(seed))
+    assert batch.context.shape == (n, task.length)
+    assert {one.dtype for one in batch} == {torch.int64}
+    for context, query, position, answer in zip(*(one.tolist() for one in batch), strict=True):
+        assert all(0 <= token < task.n_symbols * task.n_integers for token in context)
+        yield [divmod(token, task.n_integers) for token in context], query, position, answer
+
+
+def symbol_of(task, query):
+    symbol = query - task.n_symbols * task.n_integers - task.length
+    assert 0 <= symbol < task.n_symbols
+    return symbol
+
+
+@invariant
+@given(sizes, st.integers(0, 2**32))
+def test_the_answer_of_index_is_the_symbol_at_the_queried_position(size, seed):
+    task = CanonicalTask("index", *size)
+    for pairs, query, position, answer in rows(task, 8, seed):
+        assert query == task.n_symbols * task.n_integers + position
+        assert pairs[position][0] == answer
+
+
+@invariant
+@given(sizes, st.integers(0, 2**32))
+def test_the_answer_of_retrieval_is_the_integer_of_the_only_such_symbol(size, seed):
+    task = CanonicalTask("retrieval", *size)
+    for pairs, query, position, answer in rows(task, 8, seed):
+        assert [place for place, pair in enumerate(pairs) if pair[0] == symbol_of(task, query)] == [position]
+        assert pairs[position][1] == answer
+
+
+@invariant
+@given(sizes, st.integers(0, 2**32))
+def test_the_answer_of_partial_induction_is_the_last_of_two_different_integers(size, seed):
+    task = CanonicalTask("partial_induction", *size)
+    for pairs, query, position, answer in rows(task, 8, seed):
+        first, last = (place for place, pair in enumerate(pairs) if pair[0] == symbol_of(task, query))
+        assert last == position
+        assert pairs[last][1] == answer
+        assert pairs[first][1] != answer
+
+
+def chi_square(values, expected):
+    counts = torch.bincount(values, minlength=len(expected)).double()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def uniform(values, n_kinds):
+    """Whether counts are within 4 standard deviations of what uniform draws give; the seeds are fixed."""
+    expected = torch.full((n_kinds,), len(values) / n_kinds, dtype=torch.float64)
+    return abs(chi_square(values, expected) - (n_kinds - 1)) < 4 * (2 * (n_kinds - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_everything_is_drawn_uniformly(name):
+    task, n = CanonicalTask(name), 20_000
+    batch = task.sample(n, generator(3))
+    assert uniform(batch.answer, task.n_answers)
+    first = task.n_pairs if name == "index" else task.n_pairs + task.length
+    assert uniform(batch.query - first, task.length if name == "index" else task.n_symbols)
+    if name == "partial_induction":
+        # Of the 32 * 31 / 2 pairs of positions, p end at position p: never the first.
+        assert int(batch.answer_position.min()) == 1
+        expected = torch.arange(1, 32) * n / 496
+        assert abs(chi_square(batch.answer_position - 1, expected) - 30) < 4 * 60**0.5
+    else:
+        assert uniform(batch.answer_position, task.length)
+    # All pairs occur, and at any one place no symbol and no integer is favoured, whatever the query says.
+    assert uniform(batch.context[:, 5] // 32, 16)
+    assert uniform(batch.context[:, 5] % 32, 32)
+    elsewhere = batch.answer_position != 5
+    if name == "retrieval":
+        off = (batch.context[:, 5] // 32 - (batch.query - first)) % 16
+        assert uniform(off[elsewhere] - 1, 15)
+    if name == "partial_induction":
+        symbol = batch.query - first
+        other = torch.tensor(
+            [int((row // 32 == one).nonzero()[0]) for row, one in zip(batch.context, symbol, strict=True)]
+        )
+        apart = (batch.answer - batch.context[torch.arange(n), other] % 32) % 32
+        assert uniform(apart - 1, 31)
+
+
+def test_sizes_are_those_of_the_paper():
+    assert {CanonicalTask(name).n_tokens for name in TASKS} == {560}
+    assert [CanonicalTask(name).n_answers for name in TASKS] == [16, 32, 32]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_draw_is_decided_by_its_generator_alone(name):
+    before = torch.get_rng_state()
+    first, again, other = (CanonicalTask(name).sample(50, generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not torch.equal(first.context, other.context)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("index", 0), ("retrieval", 4, 1), ("partial_induction", 1), ("partial_induction", 4, 4, 1), ("index", 4, 0)],
+)
+def test_an_impossible_task_is_refused(wrong):
+    with pytest.raises(ValueError, match="task needs length"):
+        CanonicalTask(*wrong)
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(ValueError, match="no canonical task"):
+        CanonicalTask("induction")

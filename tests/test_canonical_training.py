@@ -1,0 +1,428 @@
+"""Heads of the canonical tasks: against attention written out, stacked against alone, resumed, and what they learn."""
+
+from dataclasses import replace
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tlspectral.training.canonical.sweep as sweep_module
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.positional.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
+from tlspectral.training.canonical import (
+    BASE_ANGLES,
+    PRESETS,
+    CanonicalHeads,
+    CanonicalRun,
+    CanonicalSchedule,
+    accuracy_by_position,
+    angle_unit,
+    canonical_sweep,
+    query_key_trajectories,
+    train_canonical,
+)
+from tlspectral.training.canonical.trainer import training_prompts, validation_prompts
+
+SHORT = CanonicalSchedule(steps=12, batch_size=32, warmup_steps=3, validation_samples=500, log_every=5)
+SMALL = {name: CanonicalTask(name, length=6, n_symbols=3, n_integers=4) for name in TASKS}
+ANGLES = (0.0, 0.3, 2.0)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def stacked(batch, n_runs):
+    return CanonicalBatch(*(one.expand(n_runs, *one.shape) for one in batch))
+
+
+# --- the model ---
+
+
+def written_out(model, run, batch, frequencies):
+    """Logits of one run by plain causal attention over whole prompts, every position turned on its own."""
+    tokens = torch.cat([batch.context, batch.query[:, None]], dim=1)
+    x = model.W_E[run][tokens]  # batch pos d_model
+    n = tokens.shape[1]
+    q, k = x @ model.W_Q[run], x @ model.W_K[run]
+    turned = []
+    for vectors in (q, k):
+        rows = []
+        for position in range(n):
+            blocks = []
+            for w in frequencies:
+                c, s = torch.cos(position * w), torch.sin(position * w)
+                blocks.append(torch.stack([torch.stack([c, -s]), torch.stack([s, c])]))
+            rows.append(vectors[:, position] @ torch.block_diag(*blocks).T)
+        turned.append(torch.stack(rows, dim=1))
+    scores = turned[0] @ turned[1].mT
+    scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    residual = x + scores.softmax(-1) @ (x @ model.W_V[run])
+    return (residual @ model.W_U[run])[:, -1]
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("frequencies", [(0.4,), (0.0, 0.7)])
+@pytest.mark.parametrize("learned", [False, True])
+def test_logits_and_gradients_are_those_of_attention_written_out(name, frequencies, learned):
+    task = SMALL[name]
+    runs = [CanonicalRun(frequencies, 0), CanonicalRun(tuple(w + 0.2 for w in frequencies), 1)]
+    model = CanonicalHeads(task, runs, d_model=8, learn_frequencies=learned)
+    # The fixed tables are float32 as in training: cos and sin are made again from the exact frequencies.
+    model = model.double()
+    angles = model.offsets[:, None] * model.fixed_frequencies[:, None]
+    model.cos, model.sin = angles.cos(), angles.sin()
+    for run, one in zip(runs, model.learned_frequencies, strict=False):
+        one.data = torch.tensor(run.frequencies, dtype=torch.float64)
+    batch = task.sample(20, generator())
+    logits = model(*stacked(batch, 2)[:2])
+    weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K, *model.learned_frequencies]
+    F.cross_entropy(logits.flatten(0, 1), batch.answer.repeat(2)).backward()
+    found = [weight.grad.clone() for weight in weights]
+    for weight in weights:
+        weight.grad = None
+    w = list(model.learned_frequencies) if learned else model.fixed_frequencies
+    dense = torch.stack([written_out(model, run, batch, w[run]) for run in range(2)])
+    F.cross_entropy(dense.flatten(0, 1), batch.answer.repeat(2)).backward()
+    # Measured: 3e-15 and 3e-16; logits differ between prompts by more than 1, gradients reach 0.1.
+    torch.testing.assert_close(logits, dense, atol=1e-12, rtol=0)
+    for one, weight in zip(found, weights, strict=True):
+        torch.testing.assert_close(one, weight.grad, atol=1e-13, rtol=0)
+        assert one.abs().max() > 1e-4
+
+
+def test_runs_of_one_seed_start_alike_whatever_their_frequencies():
+    task = CanonicalTask("partial_induction")
+    one, two = (CanonicalHeads(task, [CanonicalRun(w, 5)]) for w in ((0.1,), (0.0, 0.2)))
+    other = CanonicalHeads(task, [CanonicalRun((0.1,), 6)])
+    for name in ("W_E", "W_V", "W_U"):
+        assert torch.equal(getattr(one, name), getattr(two, name))
+        assert not torch.equal(getattr(one, name), getattr(other, name))
+    assert two.W_Q.shape == (1, 64, 4)
+    assert torch.equal(two.frequencies, torch.tensor([[0.0, 0.2]], dtype=torch.float64))
+    # 35,840 and 4096 numbers of N(0, 1/64): standard errors 0.0005 and 0.0014.
+    assert one.W_E.std().item() == pytest.approx(1 / 8, abs=0.003)
+    assert one.W_V.std().item() == pytest.approx(1 / 8, abs=0.01)
+
+
+@pytest.mark.parametrize("runs", [[], [CanonicalRun(())], [CanonicalRun((0.1,)), CanonicalRun((0.1, 0.2))]])
+def test_runs_that_cannot_be_stacked_are_refused(runs):
+    with pytest.raises(ValueError, match="same number of frequencies"):
+        CanonicalHeads(SMALL["index"], runs)
+
+
+# --- training ---
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(("name", "fixed"), [("index", ()), ("retrieval", ()), ("partial_induction", (0.0,))])
+def test_a_stacked_run_is_the_same_run_alone_to_the_bit(name, fixed, learned):
+    task = CanonicalTask(name)
+    # Eleven runs are no multiple of a vector register, and seeds come in no order.
+    runs = [CanonicalRun((*fixed, 0.01 + 0.05 * number), number * 7 % 3) for number in range(11)]
+    together = train_canonical(task, runs, SHORT, learn_frequencies=learned)
+    prompts = validation_prompts(task, SHORT)
+    accuracy = accuracy_by_position(together.model, prompts)
+    for place in (0, 4, 10):
+        alone = train_canonical(task, [runs[place]], SHORT, learn_frequencies=learned)
+        for parameter in ("W_E", "W_V", "W_U", "W_Q", "W_K"):
+            stack, single = (getattr(one.model, parameter).detach() for one in (together, alone))
+            assert torch.equal(stack[place], single[0]), parameter
+        for tables in [(together.history, alone.history), (together.frequencies, alone.frequencies)]:
+            first, second = (one.drop(columns="run") for one in tables)
+            same = first[tables[0]["run"] == place].reset_index(drop=True)
+            pd.testing.assert_frame_equal(same, second, check_exact=True)
+        counts = accuracy_by_position(alone.model, prompts)["correct"]
+        assert accuracy.loc[accuracy["run"] == place, "correct"].tolist() == counts.tolist()
+
+
+def test_training_is_adam_on_each_runs_mean_loss():
+    """Two steps by hand, with attention written out and one optimizer per run; learned frequencies go at a tenth."""
+    task, schedule = SMALL["retrieval"], replace(SHORT, steps=2, decay_share=0.0, warmup_steps=2, frequency_rate=0.1)
+    runs = [CanonicalRun((0.4,), 3), CanonicalRun((0.9,), 1)]
+    trained = train_canonical(task, runs, schedule, learn_frequencies=True)
+    for place, run in enumerate(runs):
+        model = CanonicalHeads(task, [run], learn_frequencies=True)
+        weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
+        (frequency,) = model.learned_frequencies
+        optimizer = torch.optim.Adam([{"params": weights, "lr": 0.0}, {"params": [frequency], "lr": 0.0}])
+        stream = generator(10_000 + run.seed)
+        for rate in (5e-3, 1e-2):
+            batch = task.sample(32, stream)
+            optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = rate, rate / 10
+            optimizer.zero_grad()
+            F.cross_entropy(written_out(model, 0, batch, frequency), batch.answer).backward()
+            optimizer.step()
+        # Measured: 2e-7 (float32); steps are of size 1e-2.
+        for name in ("W_E", "W_V", "W_U", "W_Q", "W_K"):
+            one, hand = getattr(trained.model, name)[place], getattr(model, name)[0]
+            torch.testing.assert_close(one, hand, atol=1e-5, rtol=0)
+        path = trained.frequencies.query("run == @place")
+        assert path["step"].tolist() == [0, 2]
+        assert path["theta"].tolist() == pytest.approx([run.frequencies[0], frequency.item()], abs=1e-6)
+        # A step that followed the weights' rate would be ten times as long, and the two would not agree.
+        assert abs(path["theta"].iloc[1] - run.frequencies[0]) > 1e-4
+
+
+def test_fixed_frequencies_stay():
+    runs = [CanonicalRun((0.0, 0.3), 0)]
+    training = train_canonical(SMALL["partial_induction"], runs, SHORT)
+    assert training.frequencies["step"].tolist() == [0, 0, 5, 5, 10, 10, 12, 12]
+    assert training.frequencies["theta"].tolist() == [0.0, 0.3] * 4
+    assert not list(training.model.learned_frequencies)
+
+
+def test_losses_are_means_since_the_row_before():
+    runs = [CanonicalRun((0.3,), 0), CanonicalRun((0.3,), 1)]
+    task = SMALL["index"]
+    often = train_canonical(task, runs, replace(SHORT, log_every=1)).history
+    seldom = train_canonical(task, runs, SHORT).history
+    assert seldom["step"].tolist() == [5, 5, 10, 10, 12, 12]
+    for run in range(2):
+        each = often.loc[often["run"] == run, "loss"].to_numpy()
+        expected = [each[:5].mean(), each[5:10].mean(), each[10:].mean()]
+        assert seldom.loc[seldom["run"] == run, "loss"].tolist() == pytest.approx(expected, rel=1e-12)
+        assert len(set(each)) == 12
+        with torch.no_grad():
+            batch = next(training_prompts(task, SHORT, run))
+            logits = CanonicalHeads(task, [runs[run]])(*stacked(batch, 1)[:2])[0]
+        assert each[0] == pytest.approx(F.cross_entropy(logits, batch.answer).item(), abs=1e-6)
+
+
+def test_training_leaves_the_global_random_state_and_the_number_of_threads():
+    before = torch.get_rng_state()
+    train_canonical(SMALL["index"], [CanonicalRun((0.3,), 0)], replace(SHORT, steps=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 1
+
+
+def test_fresh_prompts_never_come_back_and_a_fixed_set_comes_once_in_an_epoch():
+    task = CanonicalTask("retrieval")
+
+    def drawn(schedule, n_batches, seed=0):
+        stream = training_prompts(task, schedule, seed)
+        return [[tuple(row) for row in next(stream).context.tolist()] for _ in range(n_batches)]
+
+    fresh = drawn(SHORT, 6)
+    assert len({row for batch in fresh for row in batch}) == 6 * 32
+    epochs = drawn(replace(SHORT, training_samples=64), 6)
+    whole = [frozenset(first + second) for first, second in zip(epochs[::2], epochs[1::2], strict=True)]
+    assert len(whole[0]) == 64
+    assert len(set(whole)) == 1
+    assert epochs[0] != epochs[2]
+    assert {row for batch in drawn(replace(SHORT, training_samples=64), 2, seed=1) for row in batch}.isdisjoint(
+        whole[0]
+    )
+    # 70 prompts fill two batches of 32; the six of each epoch that are left over differ.
+    uneven = drawn(replace(SHORT, training_samples=70), 8)
+    assert all(len(set(one + two)) == 64 for one, two in zip(uneven[::2], uneven[1::2], strict=True))
+    assert len({row for batch in uneven for row in batch}) == 70
+
+
+def test_the_learning_rate_warms_up_and_falls_linearly():
+    quick = PRESETS["quick"]
+    assert [quick.learning_rate_at(step) for step in (0, 49, 99)] == pytest.approx([1e-4, 5e-3, 1e-2])
+    assert {quick.learning_rate_at(step) for step in range(100, 841)} == {1e-2}
+    assert [quick.learning_rate_at(step) for step in (1020, 1199)] == pytest.approx([5e-3, 1e-2 / 360])
+
+
+def test_the_paper_preset_is_a_hundred_epochs():
+    paper = PRESETS["paper"]
+    assert (paper.batch_size, paper.training_samples, paper.validation_samples) == (64, 40_960, 20_480)
+    assert paper.steps * paper.batch_size == 100 * 40_960
+    assert {paper.learning_rate_at(step) for step in (0, 1, 63_999)} == {1e-3}
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"log_every": 0}, {"training_samples": 31}])
+def test_an_impossible_schedule_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"at least 1|do not fill one batch"):
+        replace(SHORT, **wrong)
+
+
+def test_accuracy_by_position_counts_right_answers():
+    task = SMALL["partial_induction"]
+    runs = [CanonicalRun((0.3,), seed) for seed in (4, 2)]
+    model, batch = CanonicalHeads(task, runs), task.sample(2049, generator(1))  # the last prompt is a piece of its own
+    found = accuracy_by_position(model, batch)
+    assert found["n"].tolist() == 2 * torch.bincount(batch.answer_position, minlength=6).tolist()
+    assert found["seed"].tolist() == [4] * 6 + [2] * 6
+    with torch.no_grad():
+        right = model(*stacked(batch, 2)[:2]).argmax(-1) == batch.answer
+    assert right[:, -1].any()
+    assert (right[0] != right[1]).any()
+    for run in range(2):
+        for position in range(6):
+            row = found.query("run == @run and position == @position")
+            assert row["correct"].item() == int(right[run][batch.answer_position == position].sum())
+
+
+# --- the sweep ---
+
+
+def swept(*args, angles=ANGLES, **kwargs):
+    return canonical_sweep(*args, **{"preset": SHORT, "angles": angles, "seeds": 2, "show_progress": False, **kwargs})
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return swept()
+
+
+def same(one, two):
+    pd.testing.assert_frame_equal(one.accuracy, two.accuracy, check_exact=True)
+    pd.testing.assert_frame_equal(one.by_position, two.by_position, check_exact=True)
+    assert one.accuracy.attrs == two.accuracy.attrs
+    assert one.by_position.attrs == two.by_position.attrs
+
+
+def test_a_sweep_has_one_row_per_head(sweep):
+    arms = [("index", 1), ("retrieval", 1), ("partial_induction", 1), ("partial_induction", 2)]
+    expected = [(*arm, angle, seed) for arm in arms for angle in ANGLES for seed in range(2)]
+    columns = ["task", "n_frequencies", "angle", "seed"]
+    assert list(sweep.accuracy[columns].itertuples(index=False, name=None)) == expected
+    assert list(sweep.accuracy) == ["task", "n_frequencies", "angle", "theta", "seed", "n", "accuracy", "chance"]
+    assert sweep.accuracy["theta"].to_numpy() == pytest.approx(sweep.accuracy["angle"].to_numpy() * np.pi / 33)
+    assert sweep.accuracy["chance"].tolist() == [1 / 16] * 6 + [1 / 32] * 18
+    assert set(sweep.accuracy["n"]) == {500}
+    pooled = sweep.by_position.groupby(columns, sort=False)[["correct", "n"]].sum()
+    assert (pooled["correct"] / pooled["n"]).tolist() == sweep.accuracy["accuracy"].tolist()
+    assert sweep.by_position["position"].tolist() == list(range(32)) * 24
+    empty = sweep.by_position["accuracy"].isna()
+    first = (sweep.by_position["task"] == "partial_induction") & (sweep.by_position["position"] == 0)
+    assert (empty == (sweep.by_position["n"] == 0)).all()
+    assert empty[first].all()
+    assert sweep.accuracy.attrs["schedule"]["steps"] == 12
+
+
+def test_each_row_is_the_head_of_its_angle_and_seed(sweep):
+    for arm in [("index", 1), ("partial_induction", 2)]:
+        task = CanonicalTask(arm[0])
+        run = CanonicalRun((0.0,) * (arm[1] - 1) + (2.0 * angle_unit(task),), 1)
+        counts = accuracy_by_position(train_canonical(task, [run], SHORT).model, validation_prompts(task, SHORT))
+        rows = sweep.by_position.query("task == @arm[0] and n_frequencies == @arm[1] and angle == 2.0 and seed == 1")
+        assert rows["correct"].tolist() == counts["correct"].tolist()
+    assert angle_unit(CanonicalTask("index")) == pytest.approx(np.pi / 33)
+
+
+@pytest.mark.parametrize("finished", [0, 3])
+def test_a_sweep_that_was_stopped_continues(sweep, tmp_path, monkeypatch, finished):
+    train, trained = sweep_module.train_canonical, []
+
+    def until(limit):
+        def counted(task, runs, *args, **kwargs):
+            if len(trained) == limit:
+                raise KeyboardInterrupt
+            trained.append((task.name, len(runs[0].frequencies), runs[0].seed))
+            return train(task, runs, *args, **kwargs)
+
+        return counted
+
+    monkeypatch.setattr(sweep_module, "train_canonical", until(finished))
+    with pytest.raises(KeyboardInterrupt):
+        swept(checkpoint_dir=tmp_path / "out")
+    monkeypatch.setattr(sweep_module, "train_canonical", until(-1))
+    same(swept(checkpoint_dir=tmp_path / "out"), sweep)
+    assert len(trained) == len(set(trained)) == 8
+    same(swept(checkpoint_dir=tmp_path / "out"), sweep)
+    assert len(trained) == 8
+    # A third seed, or one task of them, needs nothing anew of what is there.
+    more = swept(checkpoint_dir=tmp_path / "out", seeds=3)
+    assert len(trained) == 12
+    kept = more.accuracy[more.accuracy["seed"] < 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, sweep.accuracy, check_exact=True)
+    swept(("retrieval",), checkpoint_dir=tmp_path / "out")
+    assert len(trained) == 12
+
+
+@pytest.mark.parametrize("change", [{"angles": (0.0,)}, {"preset": replace(SHORT, steps=13)}])
+def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
+    swept(("index",), seeds=1, checkpoint_dir=tmp_path)
+    with pytest.raises(IncompatibleCheckpoint, match=r"angles|schedule"):
+        swept(("index",), seeds=1, checkpoint_dir=tmp_path, **change)
+
+
+def test_workers_give_the_same_tables(sweep, tmp_path):
+    with joblib.parallel_config(backend="threading"):
+        same(swept(n_jobs=2, checkpoint_dir=tmp_path), sweep)
+    assert len(list(tmp_path.glob("*.parquet"))) == 8
+
+
+def test_tasks_come_in_the_order_given_and_angles_sorted(sweep, tmp_path):
+    some = swept(("retrieval", "index"), angles=(2.0, 0.0), checkpoint_dir=tmp_path)
+    same(swept(("retrieval", "index"), angles=(0.0, 2.0), checkpoint_dir=tmp_path), some)
+    assert some.accuracy["task"].unique().tolist() == ["retrieval", "index"]
+    assert some.accuracy["angle"].tolist() == [0.0, 0.0, 2.0, 2.0] * 2
+    expected = sweep.accuracy.query("task == 'retrieval' and angle != 0.3")["accuracy"]
+    assert some.accuracy["accuracy"].tolist()[:4] == expected.tolist()
+
+
+def test_the_angles_are_those_of_the_paper():
+    assert BASE_ANGLES == (0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1, 1.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tasks": ("induction",)}, "no canonical task"),
+        ({"tasks": ("index", "index")}, "each once"),
+        ({"angles": ()}, "at least one"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"preset": "fast"}, "no preset"),
+    ],
+)
+def test_an_impossible_sweep_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        swept(**wrong)
+
+
+def test_bars_are_silent_unless_asked_for(capfd):
+    swept(("index",), seeds=1, angles=(0.0,))
+    assert capfd.readouterr() == ("", "")
+    swept(("index",), seeds=1, angles=(0.0,), show_progress=True)
+    assert "canonical sweep" in capfd.readouterr().err
+
+
+# --- trajectories ---
+
+
+def test_trajectories_are_the_queries_and_keys_of_the_heads():
+    table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3, show_progress=False)
+    task = CanonicalTask("index")
+    assert list(table) == ["angle", "seed", "step", "kind", "token", "label", "x", "y"]
+    assert len(table) == 2 * 4 * (32 + 512)
+    assert table["step"].unique().tolist() == [0, 5, 10, 12]
+    runs = [CanonicalRun((angle * angle_unit(task),), 3) for angle in (0.5, 2.0)]
+    for step, model in [(0, CanonicalHeads(task, runs)), (12, train_canonical(task, runs, SHORT).model)]:
+        for run, angle in enumerate((0.5, 2.0)):
+            now = table[(table["angle"] == angle) & (table["step"] == step)]
+            for kind, weights, first in (("query", model.W_Q, 512), ("key", model.W_K, 0)):
+                rows = now[now["kind"] == kind]
+                places = (model.W_E[run] @ weights[run]).detach()[first : first + len(rows)]
+                # Measured: 5e-7, products of other shapes in float32; neighbours differ by 1.
+                assert rows[["x", "y"]].to_numpy() == pytest.approx(places.numpy(), abs=1e-5)
+                label = rows["token"] - 512 if kind == "query" else rows["token"] // 32
+                assert (rows["label"] == label).all()
+
+
+# --- what is learned ---
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """Accuracy by task and angle, three seeds each, under the quick preset."""
+    sweep = canonical_sweep(("index", "retrieval"), angles=(0.0, 0.5, 2.0), show_progress=False)
+    return {key: rows["accuracy"] for key, rows in sweep.accuracy.groupby(["task", "angle"])}
+
+
+@pytest.mark.slow
+def test_index_needs_a_high_frequency_and_retrieval_a_low_one(learned):
+    """The tension of PS Figure 2A at three angles; every seed has to show it."""
+    assert learned["retrieval", 0.0].min() > 0.9 > 0.3 > learned["retrieval", 2.0].max()
+    assert learned["index", 2.0].min() > 0.8 > 0.25 > learned["index", 0.0].max()
+    assert learned["retrieval", 0.0].min() > learned["retrieval", 0.5].max()
+    assert learned["retrieval", 0.5].min() > learned["retrieval", 2.0].max()
+    assert learned["index", 2.0].min() > learned["index", 0.5].max()
+    assert learned["index", 0.5].mean() > learned["index", 0.0].max()

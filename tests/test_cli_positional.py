@@ -1,0 +1,112 @@
+"""`tlspectral positional` and `canonical`: what they print and write, on a tiny model and a tiny schedule."""
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+from zoo_words import reader
+
+import tlspectral
+import tlspectral.cli.positional as command
+from tlspectral.cli import app
+from tlspectral.positional import positional_symbolic_profile
+from tlspectral.tables import read_table, write_table
+from tlspectral.training.canonical import PRESETS, CanonicalSchedule
+
+SMALL = ["--pairs", "5", "--blocks", "4", "--queries", "2"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def llama(monkeypatch):
+    monkeypatch.setattr(tlspectral, "load_model", lambda name: reader("llama"), raising=False)
+
+
+@pytest.fixture
+def table(tmp_path):
+    heads = tlspectral.analyze_heads(reader("llama"), null_draws=2, detectors=False, show_progress=False)
+    heads["prev"] = heads.index / len(heads)
+    write_table(heads, tmp_path / "heads.parquet")
+    return tmp_path / "heads.parquet"
+
+
+@pytest.mark.usefixtures("llama")
+def test_positional_writes_what_the_library_measures(table, tmp_path):
+    done = run("positional", "any", *SMALL, "--table", table, "-o", tmp_path / "out", "--seed", 3)
+    assert done.exit_code == 0, done.output
+    for mode in ("prompt", "key"):
+        expected = positional_symbolic_profile(
+            reader("llama"), "plain", n_pairs=5, n_blocks=4, queries=2, draws=1, mode=mode, per_frequency=True, seed=3
+        )
+        for name, one in expected.tables.items():
+            pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}_{mode}.parquet"), one)
+        assert repr(expected) in done.output
+        assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
+        assert f"im_share against s_pos over frequencies, swaps by {mode}" in done.output
+        for figure in ("plane", "heatmaps", "plane_by_query", "histograms", "agreement", "frequencies"):
+            assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
+    assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
+
+
+@pytest.mark.usefixtures("llama")
+def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path):
+    options = ["--mode", "key", "--table", table, "--bands", 2, "-o", tmp_path / "out"]
+    done = run("positional", "any", *SMALL, *options)
+    assert done.exit_code == 0, done.output
+    bands = read_table(tmp_path / "out" / "bands.parquet")
+    scores = read_table(tmp_path / "out" / "heads_key.parquet")
+    lead = (scores["s_sym"] - scores["s_pos"]).nlargest(2).index
+    symbolic = set(zip(scores.loc[lead, "layer"], scores.loc[lead, "head"], strict=True))
+    previous = set(read_table(table).nlargest(2, "prev")[["layer", "head"]].itertuples(index=False, name=None))
+    for kind, heads in (("symbolic", symbolic), ("previous-token", previous)):
+        found = bands[bands["kind"].str.contains(kind)]
+        assert set(zip(found["layer"], found["head"], strict=True)) == heads
+    assert "Thirds of the rotary frequencies dropped" in done.output
+    assert not (tmp_path / "out" / "heads_prompt.parquet").exists()
+
+
+def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
+    monkeypatch.setattr(tlspectral, "load_model", lambda name: reader("gpt2"), raising=False)
+    heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False, show_progress=False)
+    write_table(heads, tmp_path / "heads.parquet")
+    done = run("positional", "any", *SMALL, "--mode", "key", "--table", tmp_path / "heads.parquet", "--bands", 1)
+    assert done.exit_code == 0, done.output
+    assert "im_share" not in done.output
+    assert "Thirds" not in done.output
+
+
+@pytest.mark.usefixtures("llama")
+def test_refusals_are_one_line(table, tmp_path):
+    for options, said in (
+        (["--mode", "words"], "--mode is prompt, key or both; not 'words'"),
+        (["--template", "gpt-5"], "'gpt-5' is no template"),
+        (["--pairs", "60", "--table", table], "at most n_pairs="),
+    ):
+        done = run("positional", "any", *options)
+        assert done.exit_code == 2
+        assert done.output.startswith("tlspectral: error: ")
+        assert said in done.output
+        assert done.output.count("\n") == 1
+
+
+def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
+    short = CanonicalSchedule(steps=3, batch_size=8, warmup_steps=1, validation_samples=64, log_every=1)
+    monkeypatch.setitem(PRESETS, "quick", short)
+    done = run("canonical", "-o", tmp_path, "--seeds", 2)
+    assert done.exit_code == 0, done.output
+    accuracy = read_table(tmp_path / "accuracy.parquet")
+    assert len(accuracy) == 4 * 10 * 2
+    row = next(line for line in done.stdout.splitlines() if line.startswith("retrieval"))
+    values = accuracy.query("task == 'retrieval' and angle == 0")["accuracy"]
+    assert f"{values.mean():.3f} ({values.std():.3f})" in row
+    for figure in ("accuracy_against_angle", "accuracy_against_position", "trajectories"):
+        assert (tmp_path / f"{figure}.png").stat().st_size > 5000
+    monkeypatch.setattr("tlspectral.training.canonical.sweep.train_canonical", None)  # resumed: nothing is trained
+    again = run("canonical", "-o", tmp_path, "--seeds", 2)
+    assert again.stdout == done.stdout
+
+
+def test_the_two_ways_of_a_run_are_named_once():
+    assert command._MODES["both"] == ("prompt", "key")

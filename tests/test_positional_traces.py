@@ -1,0 +1,269 @@
+"""Traces are the model's own attention on swapped prompts, and norms those of keys that are turned one by one."""
+
+import functools
+import inspect
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+from tlspectral.attention import attention_view
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.positional.measure import positional_symbolic
+from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.positional.scores import swap_scores
+from tlspectral.positional.traces import attention_traces, frequency_norms
+from tlspectral.rotary import rotate
+
+# gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:
+# softcap; bloom: ALiBi; opt: attention left to transformers; neox: only a quarter of the columns turns.
+MODELS = [("bridge", name) for name in ("gpt2", "yarn", "qwen3", "mistral", "gemma2", "bloom", "opt", "neox")]
+MODELS += [("hooked", "gpt2"), ("hooked", "llama")] if zoo.HAS_HOOKED else []
+ROTARY = [("bridge", name) for name in ("yarn", "qwen3", "neox")] + ([("hooked", "llama")] if zoo.HAS_HOOKED else [])
+SWAPS = [(1, 3), (0, 4), (2, 3)]
+HEADS = [(0, 1), (1, 0), (1, 2)]
+
+
+@functools.cache
+def built(backend, name):
+    return tls.load_model(name) if backend == "packaged" else getattr(zoo, backend)(name)
+
+
+def block_prompt(vocabulary=zoo.VOCABULARY):
+    """Five blocks of unequal lengths, 24 tokens in all."""
+    tokens = zoo.prompt(batch=1, length=zoo.PROMPT_LENGTH)[0] % vocabulary
+    prefix, *blocks, suffix = tokens.split([2, 4, 3, 5, 4, 3, 3])
+    return BlockPrompt(prefix, blocks, suffix)
+
+
+def model_means(model, prompt, layer, head):
+    """Block means of the last row of the model's own pattern, token by token."""
+    name = attention_view(model).hook_names(layer)["pattern"]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(prompt.tokens()[None])
+    row = cache[name][0, head, -1].double()
+    row = torch.nn.functional.pad(row, (len(prompt.tokens()) - len(row), 0))
+    return [float(row[start:stop].mean()) for start, stop in prompt.spans()]
+
+
+def turned(model, prompt, layer):
+    """Query of the last position and keys, rotated by explicit tables: [heads, d_head], [pos, heads, d_head]; pairs."""
+    view = attention_view(model)
+    raw, names = view.raw(layer), view.hook_names(layer)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(prompt.tokens()[None])
+    q, k = (cache[names[role]][0].double() for role in ("query", "key"))
+    for norm, role in ((raw.q_norm, "q"), (raw.k_norm, "k")):
+        if norm is not None:
+            x = q if role == "q" else k
+            x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.gain.double()
+            q, k = (x, k) if role == "q" else (q, x)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    tables = raw.rotary.position_tables(len(q))
+    q, k = (rotate(x.transpose(0, 1), *tables, raw.rotary).transpose(0, 1) for x in (q, k))
+    return (
+        q[-1].detach(),
+        k.detach(),
+        list(zip(raw.rotary.real_index.tolist(), raw.rotary.imag_index.tolist(), strict=True)),
+    )
+
+
+def of(table, layer, head, frequency, swap):
+    which = table["frequency"].isna() if frequency is None else table["frequency"].eq(frequency).fillna(False)
+    which &= (table["layer"] == layer) & (table["head"] == head)
+    return table.loc[which & (table["swap_i"] == swap[0]) & (table["swap_j"] == swap[1])]
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_traces_are_block_means_of_the_models_own_pattern(backend, name):
+    model, prompt = built(backend, name), block_prompt()
+    table = attention_traces(model, prompt, HEADS, swaps=SWAPS)
+    assert len(table) == len(HEADS) * len(SWAPS) * 5
+    for layer, head in HEADS:
+        before = model_means(model, prompt, layer, head)
+        for swap in SWAPS:
+            rows = of(table, layer, head, None, swap)
+            after = model_means(model, prompt.swapped(*swap), layer, head)
+            # Float32 patterns: off by 2e-7 at most when measured; a wrong border of one token moves a mean by 1e-3.
+            np.testing.assert_allclose(rows["before"], before, atol=2e-6)
+            np.testing.assert_allclose(rows["after"], after, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", ["prompt", "key"])
+@pytest.mark.parametrize("per_frequency", [False, True])
+def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequency):
+    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    pairs = [0, 3, 7]
+    table = attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=pairs, mode=mode)
+    scores = positional_symbolic(
+        model,
+        prompt,
+        mode=mode,
+        swaps=SWAPS,
+        exclude_first_block=False,
+        per_frequency=per_frequency,
+        show_progress=False,
+    )
+    for layer, head in HEADS:
+        for pair in pairs if per_frequency else [None]:
+            v = [of(table, layer, head, pair, swap).set_index("block").loc[list(swap)] for swap in sorted(SWAPS)]
+            before, after = (torch.tensor(np.array([one[when] for one in v])) for when in ("before", "after"))
+            found = swap_scores(before, after)
+            row = scores[(scores["layer"] == layer) & (scores["head"] == head)]
+            row = row[row["frequency"] == pair].iloc[0] if per_frequency else row.iloc[0]
+            # Two orders of the same float64 sums, then 0.1 of a difference as temperature: equal to 1e-9 or better;
+            # exchanged slots or a frequency off by one change a score by 1e-2.
+            assert float(found.s_pos) == pytest.approx(row["s_pos"], abs=1e-8)
+            assert float(found.s_sym) == pytest.approx(row["s_sym"], abs=1e-8)
+
+
+@pytest.mark.parametrize(("backend", "name"), ROTARY)
+def test_key_traces_are_those_of_keys_turned_one_by_one(backend, name):
+    model, prompt, swap = built(backend, name), block_prompt(), (1, 3)
+    table = attention_traces(model, prompt, [(1, 2)], swaps=[swap], frequencies=[1], mode="key")
+    view = attention_view(model)
+    raw = view.raw(1)
+    _, k, pairs = turned(model, prompt, 1)
+    q, *_ = turned(model, prompt, 1)
+    # Where the token at each place of the swapped prompt came from, by moving labels instead of tokens.
+    numbered = BlockPrompt(*_numbered(prompt))
+    source = numbered.swapped(*swap).tokens()
+    cos, sin = raw.rotary.position_tables(len(k))
+    scale = raw.rotary.attention_scaling**2
+    back = rotate(k.transpose(0, 1), cos / scale, -sin / scale, raw.rotary)  # undoes the rotation and its scaling
+    again = rotate(back[:, source], cos, sin, raw.rotary)
+    logits = raw.score_scale * torch.einsum("d,nd->n", q[2], again[2])
+    spans = prompt.swapped(*swap).spans()
+    expected = [float(logits.softmax(0)[start:stop].mean()) for start, stop in spans]
+    # Float32 tables of the model against float64 ones: 1e-6 when measured; keys that are not turned differ by 1e-2.
+    np.testing.assert_allclose(of(table, 1, 2, None, swap)["after"], expected, atol=1e-5)
+    columns = list(pairs[1])
+    alone = torch.einsum("d,nd->n", q[2][columns], again[2][:, columns]).softmax(0)
+    expected = [float(alone[start:stop].mean()) for start, stop in spans]
+    np.testing.assert_allclose(of(table, 1, 2, 1, swap)["after"], expected, atol=1e-5)
+
+
+def _numbered(prompt):
+    pieces = torch.arange(len(prompt.tokens())).split([len(piece) for piece in prompt.pieces])
+    return pieces[0], pieces[1:-1], pieces[-1]
+
+
+@pytest.mark.parametrize("mode", ["prompt", "key"])
+def test_attention_on_blocks_is_part_of_all_attention(mode):
+    prompt = block_prompt(vocabulary=32)
+    table = attention_traces(built("packaged", "tiny-rope"), prompt, HEADS, swaps=SWAPS, frequencies=[0, 5], mode=mode)
+    for swap in SWAPS:
+        for when, there in (("before", prompt), ("after", prompt.swapped(*swap))):
+            lengths = np.array([len(block) for block in there.blocks])
+            for layer, head in HEADS:
+                for frequency in (None, 0, 5):
+                    total = float(of(table, layer, head, frequency, swap)[when] @ lengths)
+                    assert 0 < total < 1  # prefix and suffix have the rest
+
+
+def test_both_modes_agree_in_the_first_layer_and_not_beyond():
+    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    by_mode = [attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[2], mode=m) for m in ("prompt", "key")]
+    first = by_mode[0]["layer"] == 0
+    # The model's float32 keys: 4e-8 when measured.
+    np.testing.assert_allclose(*(table.loc[first, "after"] for table in by_mode), atol=1e-6)
+    assert np.abs(np.subtract(*(table.loc[~first, "after"] for table in by_mode))).max() > 1e-3
+    np.testing.assert_array_equal(*(table["before"] for table in by_mode))
+
+
+@pytest.mark.parametrize(("backend", "name"), ROTARY)
+def test_norms_are_those_of_an_explicit_rotation(backend, name):
+    model, prompt = built(backend, name), block_prompt()
+    table = frequency_norms(model, prompt, [(1, 2), (0, 0), (1, 1)])
+    assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[0, 0], [1, 1], [1, 2]]
+    for (layer, head), rows in table.groupby(["layer", "head"]):
+        q, k, pairs = turned(model, prompt, layer)
+        assert rows["frequency"].tolist() == list(range(len(pairs)))
+        context = k[:-1, head]  # the tokens before the query
+        for row, (real, imag) in zip(rows.itertuples(), pairs, strict=True):
+            logits = q[head, real] * context[:, real] + q[head, imag] * context[:, imag]
+            lengths = context[:, real].square() + context[:, imag].square()
+            # Float32 tables of the model against float64 ones: 1e-6 when measured; the query's own key, a wrong group
+            # of heads or YaRN's factor left out are 1e-2 or more.
+            assert row.logit_norm == pytest.approx(float(logits.square().mean().sqrt()), rel=1e-5)
+            assert row.key_norm == pytest.approx(float(lengths.mean().sqrt()), rel=1e-5)
+
+
+def test_norms_leave_out_keys_beyond_the_window():
+    model, prompt = built("bridge", "mistral"), block_prompt()
+    (row,) = frequency_norms(model, prompt, [(0, 2)]).query("frequency == 1").itertuples()
+    _, k, pairs = turned(model, prompt, 0)
+    seen = k[-zoo.WINDOW : -1, 2][:, list(pairs[1])]
+    assert row.key_norm == pytest.approx(float(seen.square().sum(-1).mean().sqrt()), rel=1e-5)
+
+
+def test_norms_bound_one_another_and_hold_the_spread_of_the_logits():
+    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    norms = frequency_norms(model, prompt, HEADS)
+    scores = positional_symbolic(model, prompt, per_frequency=True, show_progress=False)
+    joined = norms.merge(scores, on=["layer", "head", "frequency"])
+    assert len(joined) == len(norms)
+    assert (joined["logit_std"] <= joined["logit_norm"] * (1 + 1e-9)).all()
+    for layer, head in HEADS:
+        q, _, pairs = turned(model, prompt, layer)
+        lengths = np.array([float(torch.hypot(q[head, real], q[head, imag])) for real, imag in pairs])
+        rows = norms[(norms["layer"] == layer) & (norms["head"] == head)]
+        assert (rows["logit_norm"] <= lengths * rows["key_norm"] * (1 + 1e-5)).all()
+
+
+def test_tables_are_sorted_typed_and_say_where_they_come_from():
+    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    heads = pd.DataFrame({"layer": [1, 0], "head": [2, 3]})
+    table = attention_traces(model, prompt, heads, swaps=[(3, 1), (1, 3)], frequencies=[4, 4, 1])
+    keys = ["layer", "head", "frequency", "swap_i", "swap_j", "block"]
+    assert table.columns.tolist() == [*keys, "before", "after"]
+    assert str(table["frequency"].dtype) == "Int64"
+    assert table[keys].drop_duplicates().to_numpy(object).tolist() == [
+        [layer, head, frequency, 1, 3, block]
+        for layer, head in ((0, 3), (1, 2))
+        for frequency in (pd.NA, 1, 4)
+        for block in range(5)
+    ]
+    norms = frequency_norms(model, prompt, heads)
+    for found in (table, norms):
+        assert json.loads(json.dumps(found.attrs, allow_nan=False))["n_tokens"] == zoo.PROMPT_LENGTH
+    assert table.attrs["mode"] == "prompt"
+
+
+def test_the_model_is_left_as_it_was():
+    model = zoo.bridge("llama")
+    model.train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    attention_traces(model, block_prompt(), HEADS, swaps=SWAPS, mode="key")
+    frequency_norms(model, block_prompt(), HEADS)
+    assert model.training
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not any(point.fwd_hooks for point in model.hook_dict.values())
+
+
+def test_what_cannot_be_measured_is_refused():
+    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    # Under jaxtyping's hook the type check would come first.
+    unchecked = inspect.unwrap(attention_traces)
+    with pytest.raises(ValueError, match="mode must be one of 'prompt', 'key'; not 'keys'"):
+        unchecked(model, prompt, HEADS, swaps=SWAPS, mode="keys")
+    with pytest.raises(ValueError, match="a block does not swap with itself"):
+        attention_traces(model, prompt, HEADS, swaps=[(2, 2)])
+    with pytest.raises(ValueError, match="no heads are named"):
+        attention_traces(model, prompt, [], swaps=SWAPS)
+    with pytest.raises(BadHead, match="L0H9"):
+        frequency_norms(model, prompt, [(0, 9)])
+    with pytest.raises(ValueError, match=r"frequencies \[1, 8\]: those of layer 0 are 0 to 7"):
+        attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[8, 1])
+    with pytest.raises(ValueError, match="those of layer 0"):
+        attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[-1])
+    absolute = built("packaged", "tiny-ape")
+    with pytest.raises(UnsupportedArchitecture, match="layer 0 has no rotary positions"):
+        frequency_norms(absolute, prompt, HEADS)
+    with pytest.raises(UnsupportedArchitecture, match="layer 0 has no rotary positions"):
+        attention_traces(absolute, prompt, HEADS, swaps=SWAPS, frequencies=[0])
+    assert attention_traces(absolute, prompt, HEADS, swaps=SWAPS, frequencies=[])["frequency"].isna().all()

@@ -1,0 +1,51 @@
+"""Tiny models of the zoo that read words: a tokenizer for all that the plain binding task can say."""
+
+import functools
+
+import transformers
+import zoo
+import zoo_shapes
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from tlspectral.positional.binding import BindingDraw, BindingTask, binding_colours, binding_names
+
+__all__ = ["CONTEXT", "WORDS", "reader", "word_tokenizer"]
+
+CONTEXT = 192
+WORDS = Regex(r" ?[A-Za-z]+|\s|[^A-Za-z\s]+")
+
+
+@functools.cache
+def word_tokenizer():
+    """One token per word with the space before it, for all words that the plain template can have."""
+    raw = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(WORDS, "isolated")
+    everyone = BindingTask(n_pairs=len(binding_names()))
+    draw = BindingDraw(tuple(binding_names()), tuple(binding_colours() * 20)[: len(binding_names())])
+    words = ["<unk>", "<s>"]
+    for query in range(everyone.n_pairs):
+        prompt = everyone.prompt(draw, query)
+        for text in (prompt.prefix, prompt.blocks[query], prompt.suffix):
+            words += [word for word, _ in raw.pre_tokenizer.pre_tokenize_str(text)]
+    raw.model = models.WordLevel({word: index for index, word in enumerate(dict.fromkeys(words))}, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", unk_token="<unk>")
+
+
+@functools.cache
+def reader(name="llama"):
+    """A tiny model of the zoo with room for the words, and the tokenizer that makes them."""
+    make_config, class_name = zoo_shapes.SHAPES[name]
+
+    def config():
+        wider = make_config()
+        wider.vocab_size = len(word_tokenizer())
+        setattr(wider, "n_positions" if name == "gpt2" else "max_position_embeddings", CONTEXT)
+        return wider
+
+    zoo_shapes.SHAPES["reader"] = (config, class_name)
+    try:
+        model = zoo.bridge("reader")
+    finally:
+        del zoo_shapes.SHAPES["reader"]
+    model.tokenizer = word_tokenizer()
+    return model

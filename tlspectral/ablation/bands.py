@@ -1,0 +1,249 @@
+"""`band_effects`: what a head's high, middle and low rotary frequencies are worth, beside random sets of equal RMS."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.ablation.losses import standard_error
+from tlspectral.ablation.scoring import ScoredSequences
+from tlspectral.ablation.sweep import task_sequences
+from tlspectral.attention import AttentionView, attention_view
+from tlspectral.attention.replay import IntactRun, hooks_on, intact_run
+from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.ablation import LayerAblation, Removal
+
+BANDS = ("high", "middle", "low")
+_TRIES = 200  # orders of the frequencies tried for one random set
+_TOLERANCE = 0.1  # of the RMS that a random set may differ by
+
+
+def band_effects(
+    model: Any,
+    heads: Heads,
+    *,
+    task: Literal["induction", "language"] = "induction",
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    draws: int = 5,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> pd.DataFrame:
+    """Drop each third of a head's rotary frequencies in turn, and random sets of frequencies that weigh as much.
+
+    A random set is the beginning of a random order of the head's frequencies, cut where the RMS of what it adds to the
+    scores is nearest to that of the band, and kept if it is within 10 % of it. Nothing is rescaled.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        heads: (layer, head) pairs or a DataFrame with these columns.
+        task, tokens: as in `ablation_sweep`.
+        draws: random sets per band.
+        seed: of the sets and of the task's sequences.
+        show_progress: a bar over heads.
+
+    Returns:
+        DataFrame, one row per head and band: `layer, head, band` (`high`: the fastest third of the pairs, `middle`,
+        `low`), `first, last` (indices of its frequencies when sorted from fast to slow), `delta` (loss less intact
+        loss, nats) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was
+        removed from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
+        and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
+        the band's own frequencies in a set over that of the band, mean over sets: near 1 the sets are the band with
+        trifles, and no control; `random_draws`, how many different sets of equal RMS were found: NaN elsewhere if none.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: a layer without rotary positions.
+        ValueError: fewer than three frequencies, or a task or tokens that do not go together.
+
+    What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
+    effects of the three bands do not add up to that of the head.
+    """
+    view = attention_view(model)
+    by_layer = heads_by_layer(view, heads)
+    for layer in by_layer:
+        geometry = view.rotary(layer)
+        if geometry is None:
+            raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there are no bands to drop")
+        if geometry.n_pairs < len(BANDS):
+            raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
+    sequences = task_sequences(view, task, tokens, seed)
+    intact_loss = np.zeros(len(sequences.tokens))
+
+    def reduce(now: slice, logits: Tensor) -> None:
+        intact_loss[now] = sequences.losses(logits, now)[0].cpu().numpy()
+
+    rows_at_once = sequences.rows_at_once(view)
+    intact = intact_run(view, sequences.tokens, sequences.scored, by_layer, batch=rows_at_once, reduce=reduce)
+    rows = []
+    total = sum(len(chosen) for chosen in by_layer.values())
+    with tqdm(total=total, desc="bands", unit="head", leave=False, disable=not show_progress) as progress:
+        for layer, chosen in by_layer.items():
+            for head, products in zip(chosen, _score_products(view, sequences, layer, chosen), strict=True):
+                rows += _head_rows(intact, sequences, intact_loss, (layer, head), products, draws, seed)
+                progress.update(1)
+    table = pd.DataFrame(rows)
+    table.attrs = {
+        "model": view.source["model"],
+        "task": sequences.name,
+        "sequences": len(sequences.tokens),
+        "draws": draws,
+        "seed": seed,
+        "intact_loss": float(intact_loss.mean()),
+    }
+    return table
+
+
+def _head_rows(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    intact_loss: Float64[np.ndarray, "sequences"],
+    head: tuple[int, int],
+    products: Float64[np.ndarray, "pairs pairs"],
+    draws: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    geometry = intact.view.rotary(head[0])
+    assert geometry is not None
+    theta = geometry.of_heads([head[1]]).theta.flatten().numpy()
+    fast_to_slow = np.argsort(-np.abs(theta), kind="stable")
+    thirds = np.array_split(np.arange(len(theta)), len(BANDS))
+    rows = []
+    for place, (band, third) in enumerate(zip(BANDS, thirds, strict=True)):
+        chosen = np.zeros(len(theta), dtype=bool)
+        chosen[fast_to_slow[third]] = True
+        rng = np.random.default_rng([seed, *head, place])
+        sets = equal_sets(products, chosen, draws, rng)
+        losses = np.stack([_loss_without(intact, sequences, head, one) for one in [chosen, *sets]])
+        delta, random = losses[0] - intact_loss, losses[1:] - intact_loss  # [sequences], [sets, sequences]
+        rows.append(
+            {
+                "layer": head[0],
+                "head": head[1],
+                "band": band,
+                "first": int(third[0]),
+                "last": int(third[-1]),
+                "delta": float(delta.mean()),
+                "delta_stderr": standard_error(delta),
+                "score_rms": _set_rms(products, chosen),
+                **_random_columns(products, chosen, sets, random),
+            }
+        )
+    return rows
+
+
+def _random_columns(
+    products: Float64[np.ndarray, "pairs pairs"],
+    band: Bool[np.ndarray, "pairs"],
+    sets: list[Bool[np.ndarray, "pairs"]],
+    deltas: Float64[np.ndarray, "sets sequences"],
+) -> dict[str, float]:
+    columns = ["random_delta", "random_delta_stderr", "random_delta_min", "random_delta_max", "random_score_rms"]
+    if not sets:
+        return dict.fromkeys([*columns, "random_overlap"], np.nan) | {"random_draws": 0}
+    by_set = deltas.mean(1)
+    over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
+    error = np.hypot(standard_error(deltas.mean(0)), over_sets)
+    rms = np.mean([_set_rms(products, one) for one in sets])
+    overlap = np.mean([_set_rms(products, one & band) for one in sets]) / _set_rms(products, band)
+    values = [by_set.mean(), error, by_set.min(), by_set.max(), rms, overlap]
+    found = {name: float(value) for name, value in zip([*columns, "random_overlap"], values, strict=True)}
+    return found | {"random_draws": len(sets)}
+
+
+def equal_sets(
+    products: Float64[np.ndarray, "pairs pairs"], band: Bool[np.ndarray, " pairs"], draws: int, rng: np.random.Generator
+) -> list[Bool[np.ndarray, "pairs"]]:
+    """Random sets of frequencies whose joint contribution to the scores has the RMS of a band's; fewer if not found.
+
+    `products` are mean products of the contributions of two frequencies over all unmasked pairs of tokens, so that
+    `m^T products m` is the mean square of what a set m contributes.
+    """
+    wanted = _set_rms(products, band)
+    found: list[np.ndarray] = []
+    for _ in range(_TRIES * draws):
+        if len(found) == draws:
+            break
+        order = rng.permutation(len(band))
+        prefixes = np.zeros((len(band) - 1, len(band)), dtype=bool)
+        for size in range(1, len(band)):
+            prefixes[size - 1, order[:size]] = True
+        sizes = np.array([_set_rms(products, one) for one in prefixes])
+        best = int(np.argmin(np.abs(sizes - wanted)))
+        drawn = prefixes[best]
+        fits = abs(sizes[best] - wanted) <= _TOLERANCE * wanted
+        if fits and not any((drawn == other).all() for other in [band, *found]):
+            found.append(drawn)
+    return found
+
+
+def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
+    # The mean square of a sum of scores cannot be negative but for rounding.
+    return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
+
+
+def _score_products(
+    view: AttentionView, sequences: ScoredSequences, layer: int, heads: list[int]
+) -> Float64[np.ndarray, "heads pairs pairs"]:
+    """Mean products of what every two frequencies add to the scaled scores, over unmasked pairs of tokens."""
+    folded = view.layer(layer)
+    assert folded.rotary is not None
+    n_pairs = folded.rotary.n_pairs
+    total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
+    seen = torch.zeros(len(heads), dtype=torch.float64)
+    every = torch.ones(n_pairs, dtype=torch.bool)
+    watching = LayerAblation(
+        view, folded, heads, "rotary_band", every, alter=_adder(folded.score_scale, total, seen)
+    ).hooks()
+    for batch in sequences.tokens.split(sequences.rows_at_once(view)):
+        view.run(batch, watching, last=view.hook_names(layer)["z"])
+    return (total / seen[:, None, None]).numpy()
+
+
+def _adder(score_scale: float, total: Tensor, seen: Tensor) -> Callable[[Removal], Tensor]:
+    """Adds up the products of a run, and removes nothing from it."""
+
+    def add(removal: Removal) -> Tensor:
+        assert removal.query is not None
+        assert removal.key is not None
+        assert removal.allowed is not None
+        assert removal.rotation is not None
+        n_pairs = total.shape[1]
+        for place in range(len(total)):
+            query, key = (at.content[:, place : place + 1] for at in (removal.query, removal.key))
+            rotation = removal.rotation.of_heads([place])
+            allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, place]
+            kept = allowed.expand(len(query), *allowed.shape[-2:])
+            each = torch.stack(
+                [
+                    rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][kept]
+                    for pair in range(n_pairs)
+                ]
+            )  # [pairs, unmasked pairs of tokens]
+            each = score_scale * each.double()
+            total[place] += (each @ each.T).cpu()
+            seen[place] += each.shape[1]
+        return torch.zeros_like(removal.difference)
+
+    return add
+
+
+def _loss_without(
+    intact: IntactRun, sequences: ScoredSequences, head: tuple[int, int], chosen: Bool[np.ndarray, "pairs"]
+) -> Float64[np.ndarray, "sequences"]:
+    layer, own = head
+    folded = intact.view.layer(layer)
+    losses = np.zeros(len(sequences.tokens))
+    rows = sequences.rows_at_once(intact.view)
+    with torch.no_grad():
+        for start in range(0, len(losses), rows):
+            now = slice(start, min(start + rows, len(losses)))
+            hooks = LayerAblation(intact.view, folded, [own], "rotary_band", torch.from_numpy(chosen)).hooks()
+            with hooks_on(intact.points, hooks):
+                losses[now] = sequences.losses(intact.replay(layer, now, 1), now)[0].cpu().numpy()
+    return losses

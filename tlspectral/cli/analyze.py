@@ -1,0 +1,81 @@
+"""Commands that make, check and print a table of heads: `analyze`, `show`, `verify`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
+from tlspectral.cli.summary import head_table, self_check, summary
+
+
+@app.command()
+def analyze(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
+    ] = None,
+    null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
+    no_detectors: Annotated[
+        bool,
+        typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
+    ] = False,
+    backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
+) -> None:
+    """Analyse every attention head of a model, print what stands out, and write the table.
+
+    With --no-detectors and the automatic backend, a folder of safetensors is read layer by layer, without loading the
+    model.
+
+    Example: tlspectral analyze smollm2-135m -o heads.parquet
+    """
+    if output is not None:
+        require_writable(output)
+    import tlspectral
+
+    began = time.perf_counter()
+    loaded = model if no_detectors and backend == "auto" else tlspectral.load_model(model, backend=backend)
+    heads = tlspectral.analyze_heads(
+        loaded, null_draws=null_draws, detectors=not no_detectors, n_jobs=jobs, seed=seed, show_progress=True
+    )
+    if output is not None:
+        tlspectral.write_table(heads, output)
+    seconds = time.perf_counter() - began
+    typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
+    typer.echo(summary(heads, top=5))
+
+
+@app.command()
+def show(
+    table: TableFile,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each list.")] = 5,
+) -> None:
+    """Print what stands out in a table of heads.
+
+    Example: tlspectral show heads.parquet --top 10
+    """
+    from tlspectral.tables import read_table
+
+    typer.echo(summary(head_table(read_table(table), table), top))
+
+
+@app.command()
+def verify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+) -> None:
+    """Check that the operators reproduce the model's own attention scores, layer by layer.
+
+    Example: tlspectral verify smollm2-135m
+    """
+    import tlspectral
+
+    loaded = tlspectral.load_model(model, backend=backend)
+    errors = tlspectral.verify_scores(loaded)
+    typer.echo("layer  worst error")
+    for layer, error in errors.items():
+        typer.echo(f"{layer!s:>5}  {error:.2e}")
+    typer.echo(f"{model}: the operators reproduce the model's own scores on all {len(errors)} layers")

@@ -1,0 +1,70 @@
+"""The application itself: global options, errors in one line, and what several commands take."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tlspectral import __version__
+from tlspectral.errors import TlspectralError
+
+_REFUSAL = 2
+MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m."
+TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
+
+
+class _OneLineErrors(TyperGroup):
+    """Prints what a user can mend as one line; --debug lets the traceback through."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (TlspectralError, ValueError, OSError, ImportError) as error:
+            if ctx.params.get("debug"):
+                raise
+            said = " ".join(str(error).split()) or type(error).__name__
+            typer.echo(f"tlspectral: error: {said}", err=True)
+            raise typer.Exit(_REFUSAL) from error
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"tlspectral {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _global_options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The spectrum of attention heads: one table row per head, against a matched random null."""
+
+
+def require_writable(output: Path) -> None:
+    """Before the long part: a path that cannot be written would lose it."""
+    if output.is_dir():
+        raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")

@@ -1,0 +1,198 @@
+"""Commands around "Decoupling Positional and Symbolic Attention Behavior" (PS): `positional` and `canonical`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tlspectral.cli.app import MODEL_HELP, app, require_writable
+from tlspectral.cli.summary import head_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
+
+
+@app.command()
+def positional(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    template: Annotated[str, typer.Option(help="Wording: plain, gemma-2, llama-3.2 or qwen2.")] = "plain",
+    pairs: Annotated[int, typer.Option(min=3, help="Pairs of a name and a colour in a prompt.")] = 64,
+    blocks: Annotated[int, typer.Option(min=3, help="Evenly spaced pairs that swap with one another.")] = 9,
+    queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
+    draws: Annotated[int, typer.Option(min=1, help="Lists of names and colours; errors are over them.")] = 1,
+    mode: Annotated[str, typer.Option(help="prompt (words swap), key (keys of one pass swap) or both.")] = "both",
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="TABLE", help="Table of heads to compare with; none: it is made first."),
+    ] = None,
+    bands: Annotated[
+        int, typer.Option(min=0, help="Also drop the bands of so many previous-token and so many symbolic heads.")
+    ] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of names, colours, nulls and random bands.")] = 0,
+) -> None:
+    """Score every head on the binding task: does its attention stay in place, or follow the words that swap?
+
+    Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
+    """
+    if mode not in _MODES:
+        raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
+    if output is not None:
+        require_writable(output / "heads_prompt.parquet")
+    import tlspectral
+    from tlspectral.positional import BindingTask, frequency_agreement, score_agreement
+    from tlspectral.tables import read_table
+
+    task = BindingTask(template, pairs)
+    heads = None if table is None else head_table(read_table(table), table)
+    loaded = tlspectral.load_model(model)
+    heads = tlspectral.analyze_heads(loaded, null_draws=2) if heads is None else heads
+    rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
+    weights = tlspectral.frequency_table(loaded) if rotary else None
+    columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
+    tables: dict[str, pd.DataFrame] = {}
+    for way in _MODES[mode]:
+        profile = tlspectral.positional_symbolic_profile(
+            loaded,
+            task,
+            n_pairs=pairs,
+            n_blocks=blocks,
+            queries=queries,
+            draws=draws,
+            mode=way,  # type: ignore[arg-type]
+            per_frequency=weights is not None,
+            seed=seed,
+        )
+        found = {f"{name}_{way}": one for name, one in profile.tables.items()}
+        found[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
+        typer.echo(f"{profile}\n")
+        typer.echo(f"Rank correlation with the table of heads, swaps by {way}")
+        typer.echo(found[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
+        if weights is not None and profile.frequencies is not None:
+            agreed = frequency_agreement(profile.frequencies, weights, seed=seed)
+            found[f"frequency_agreement_{way}"] = agreed
+            typer.echo(_frequency_line(agreed, way) + "\n")
+        if output is not None:
+            _write_figures(output, way, profile, heads, found[f"agreement_{way}"])
+        tables |= found
+    if bands and weights is not None:
+        scores = tables[f"heads_{_MODES[mode][0]}"]
+        tables["bands"] = _bands(loaded, heads, scores, bands, seed)
+        typer.echo(_bands_text(tables["bands"], _MODES[mode][0]))
+    if output is not None:
+        for name, one in tables.items():
+            tlspectral.write_table(one, output / f"{name}.parquet")
+        typer.echo(str(output))
+
+
+def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
+    kept = agreed.dropna(subset=["spearman"])
+    above, below = (kept["spearman"] > kept["null_high"]).mean(), (kept["spearman"] < kept["null_low"]).mean()
+    return (
+        f"im_share against s_pos over frequencies, swaps by {way}: median rank correlation "
+        f"{kept['spearman'].median():.2f} over {len(kept)} heads, "
+        f"with s_pos of other heads {kept['others'].median():.2f}; "
+        f"{above:.0%} of the heads above and {below:.0%} below 95 % of the shuffled frequencies (2.5 % each by chance)"
+    )
+
+
+def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int) -> "pd.DataFrame":
+    """Band effects of the strongest previous-token heads and of the most symbolic ones, each once."""
+    import pandas as pd
+
+    import tlspectral
+
+    chosen = {
+        "previous-token": heads.nlargest(count, "prev")[["layer", "head"]],
+        "symbolic": scores.assign(lead=scores["s_sym"] - scores["s_pos"]).nlargest(count, "lead")[["layer", "head"]],
+    }
+    asked = pd.concat([one.assign(kind=kind) for kind, one in chosen.items()])
+    effects = tlspectral.band_effects(model, asked.drop_duplicates(["layer", "head"]), seed=seed)
+    kinds = asked.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
+    joined = effects.merge(kinds, on=["layer", "head"])
+    joined.attrs = effects.attrs
+    return joined
+
+
+def _bands_text(effects: "pd.DataFrame", way: str) -> str:
+    columns = ["kind", "layer", "head", "band", "delta", "delta_stderr", "score_rms"]
+    columns += ["random_delta", "random_delta_stderr", "random_overlap", "random_draws"]
+    return (
+        f"Thirds of the rotary frequencies dropped, one head at a time: change of the {effects.attrs['task']} loss in "
+        f"nats (intact {effects.attrs['intact_loss']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "
+        f"{way}\n" + effects[columns].round(3).to_string(index=False)
+    )
+
+
+def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", agreement: "pd.DataFrame") -> None:
+    from tlspectral.plots import (
+        frequency_grid,
+        plane_by_query,
+        positional_symbolic_plane,
+        score_agreement,
+        score_heatmaps,
+        score_histograms,
+    )
+    from tlspectral.tables import whole_file
+
+    figures = {
+        "plane": positional_symbolic_plane(profile.heads),
+        "heatmaps": score_heatmaps(profile.heads),
+        "plane_by_query": plane_by_query(profile.queries),
+        "histograms": score_histograms(profile.queries),
+    }
+    columns = agreement["column"].unique()
+    if len(columns) == 3:
+        joined = profile.heads.merge(heads[["layer", "head", *columns]], on=["layer", "head"])
+        figures["agreement"] = score_agreement(joined, statistics=agreement)
+    if profile.frequencies is not None:
+        figures["frequencies"] = frequency_grid(profile.frequencies)
+    for name, figure in figures.items():
+        with whole_file(folder / f"{name}_{way}.png") as partial:
+            figure.savefig(partial, dpi=200)
+
+
+@app.command()
+def canonical(
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for runs, tables and figures; it is resumed."),
+    ],
+    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs at each frequency.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes; the numbers do not depend on it.")] = 1,
+) -> None:
+    """Train one-head models on the index, retrieval and partial induction tasks at each rotary frequency.
+
+    Example: tlspectral canonical -o out/canonical --jobs 2
+    """
+    require_writable(output / "accuracy.parquet")
+    from tlspectral.plots.canonical import accuracy_against_angle, accuracy_against_position, query_key_paths
+    from tlspectral.tables import whole_file, write_table
+    from tlspectral.training.canonical import canonical_sweep, query_key_trajectories
+
+    sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
+    trajectories = query_key_trajectories(preset=preset)
+    for name, one in (
+        ("accuracy", sweep.accuracy),
+        ("by_position", sweep.by_position),
+        ("trajectories", trajectories),
+    ):
+        write_table(one, output / f"{name}.parquet")
+    figures = {
+        "accuracy_against_angle": accuracy_against_angle(sweep.accuracy),
+        "accuracy_against_position": accuracy_against_position(sweep.by_position),
+        "trajectories": query_key_paths(trajectories),
+    }
+    for name, figure in figures.items():
+        with whole_file(output / f"{name}.png") as partial:
+            figure.savefig(partial, dpi=200)
+    groups = sweep.accuracy.groupby(["task", "n_frequencies", "angle"])["accuracy"]
+    shown = groups.agg(lambda values: f"{values.mean():.3f} ({values.std():.3f})").unstack("angle")
+    typer.echo(f"Accuracy by base angle (x pi/33): mean and, in brackets, standard deviation over {seeds} seeds")
+    typer.echo(shown.to_string())
+    typer.echo(str(output))

@@ -1,0 +1,128 @@
+"""What a table of heads says, as text for a terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
+    """The table as it is. Raises ValueError where it is no table of heads."""
+    missing = [name for name in ("layer", "head", "D_head", "dir_frac") if name not in heads]
+    if missing:
+        raise ValueError(f"{path} is not a table of heads: it has no column {', '.join(missing)}")
+    return heads
+
+
+def summary(heads: "pd.DataFrame", top: int) -> str:
+    """What `show` prints: the model, the top heads per detector, the heads furthest from their null, the odd rows."""
+    detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
+    parts = [_provenance(heads)]
+    for name, title in detectors:
+        scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
+        if len(scored):
+            columns = [name, f"{name}_se", "D_head", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
+            parts.append(f"{title} heads, by {name}\n{_rows(scored, columns)}")
+    if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
+        parts.append("No detector scores in this table.")
+    columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
+    if "D_head_z" in heads and heads["D_head_z"].notna().any():
+        ordered = heads.dropna(subset=["D_head_z"]).sort_values("D_head_z", kind="stable")
+        above, below = ordered.query("D_head_z > 0").iloc[::-1].head(top), ordered.query("D_head_z < 0").head(top)
+        if len(above):
+            parts.append(f"D_head furthest above its null\n{_rows(above, columns)}")
+        if len(below):
+            parts.append(f"D_head furthest below its null\n{_rows(below, columns)}")
+    else:
+        parts.append("No null in this table.")
+    parts.append(_statuses(heads))
+    return "\n\n".join(parts)
+
+
+def _provenance(heads: "pd.DataFrame") -> str:
+    """Model, size, settings and self-check, as far as the table says them."""
+    attrs = heads.attrs
+    revision = f" ({attrs['revision']})" if attrs.get("revision") else ""
+    lines = [
+        f"{attrs.get('model', 'unnamed model')}{revision}: {len(heads)} heads in {heads['layer'].nunique()} layers",
+    ]
+    made = []
+    if attrs.get("weights_sha256"):
+        made.append(f"weights {str(attrs['weights_sha256'])[:12]}")
+    if attrs.get("backend"):
+        made.append(f"backend {attrs['backend']}")
+    if attrs.get("null_draws") is not None:
+        made.append(f"{attrs['null_draws']} null draws ({attrs.get('null_blocks', 'unknown')} blocks)")
+    if attrs.get("seed") is not None:
+        made.append(f"seed {attrs['seed']}")
+    detectors = attrs.get("detectors")
+    if detectors:
+        count, length = detectors.get("n_sequences"), detectors.get("segment_length")
+        made.append(f"detectors on {count} sequences [BOS, r, r], r of {length} tokens")
+    if made:
+        lines.append("; ".join(made))
+    if attrs.get("versions"):
+        lines.append(", ".join(f"{name} {version}" for name, version in attrs["versions"].items()))
+    lines.append(self_check(attrs))
+    if attrs.get("rotary_valid_up_to") is not None:
+        lines.append(f"rotary angles valid up to {attrs['rotary_valid_up_to']} tokens")
+    return "\n".join(lines)
+
+
+def self_check(attrs: dict[Any, Any]) -> str:
+    """How well the operators reproduced the model's own scores, as a table's provenance says."""
+    check = attrs.get("score_check")
+    if not check or check.get("worst_error") is None:
+        return "self-check: not made"
+    text = f"self-check: worst error {check['worst_error']:.1e} in the model's own {check.get('compared', 'scores')}"
+    if check.get("layer") is not None:
+        text += f", layer {check['layer']}"
+    if check.get("tolerance") is not None:
+        text += f", tolerance {check['tolerance']:.1e}"
+    return text
+
+
+def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
+    """Aligned text of some columns; a dash where there is no number."""
+    names = (
+        heads["name"] if "name" in heads else [f"L{x}H{y}" for x, y in zip(heads["layer"], heads["head"], strict=True)]
+    )
+    header = ["head", *(_SHOWN.get(column, column) for column in columns)]
+    body = [
+        [str(name), *(_number(heads[column].iloc[row], column) if column in heads else "-" for column in columns)]
+        for row, name in enumerate(names)
+    ]
+    widths = [max(len(line[place]) for line in [header, *body]) for place in range(len(header))]
+    return "\n".join(
+        "  "
+        + "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        for line in [header, *body]
+    )
+
+
+_SHOWN = {
+    "prev_se": "se",
+    "dup_se": "se",
+    "ind_se": "se",
+    "D_head_null_pct": "null pct",
+    "D_head_null_mean": "null mean",
+}
+
+
+def _number(value: Any, column: str) -> str:
+    if value != value:
+        return "-"
+    if column.endswith("_z"):
+        return f"{value:+.1f}"
+    return f"{value:.4f}" if column.endswith("_se") else f"{value:.3f}"
+
+
+def _statuses(heads: "pd.DataFrame") -> str:
+    if "status" not in heads:
+        return "status: not in this table"
+    odd = heads.loc[heads["status"] != "ok", "status"].value_counts()
+    if odd.empty:
+        return f"status: ok for all {len(heads)} heads"
+    counts = ", ".join(f"{count} {status}" for status, count in odd.items())
+    return f"status: {counts}, {len(heads) - odd.sum()} ok"

@@ -1,0 +1,269 @@
+"""What one head learns of the canonical tasks: accuracy by frequency and by position, queries and keys on their way."""
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, dress, new_figure
+
+_KEY = ORANGE
+_PATH = "#8fb4d3"
+_UNIT = r"rotary angle, in units of $\pi/33$ per token"
+# Colour, marker and dashes each tell the arms apart, on a grey print too.
+_ARMS = {
+    ("index", 1): ("index", BLUE, "o", "-"),
+    ("retrieval", 1): ("retrieval", ORANGE, "s", (0, (5, 1.5))),
+    ("partial_induction", 1): ("partial induction, one frequency", ORANGE, "s", (0, (5, 1.5))),
+    ("partial_induction", 2): ("partial induction, two frequencies: 0 and the angle", BLUE, "o", "-"),
+}
+_PANELS = (("index", "retrieval"), ("partial_induction",))
+_TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0)
+_LINEAR_UP_TO = 0.01
+_LABEL_SPACING = 0.055  # of an axis' height
+
+
+def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
+    """Draw accuracy at each angle: index against retrieval, one frequency against two (PS Figure 2A-B).
+
+    Lines join means over seeds, small dots are the seeds, dotted lines say what guessing gives. The axis of angles is
+    logarithmic from 0.01 on, so that the small ones can be told apart.
+
+    Args:
+        accuracy: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, accuracy, chance`.
+
+    Returns:
+        A matplotlib `Figure` outside pyplot, with a panel for index and retrieval and one for partial induction, or the
+        one of them that the table has rows for.
+
+    Raises:
+        ValueError: a column is missing, the table has no rows, or an arm is unknown.
+
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, Figure 2). What it does not establish: an
+    interval for the mean. The dots are few, and runs of one seed share weights and prompts over the angles.
+    """
+    arms = _arms_in(accuracy, ("task", "n_frequencies", "angle", "seed", "accuracy", "chance"))
+    panels = [[arm for arm in arms if arm[0] in tasks] for tasks in _PANELS]
+    panels = [inside for inside in panels if inside]
+    figure = new_figure(4.6 * len(panels), 3.7)
+    all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    for axes, inside in zip(all_axes, panels, strict=True):
+        for arm in inside:
+            label, colour, marker, dashes = _ARMS[arm]
+            rows = _rows_of(accuracy, arm).sort_values("angle")
+            mean = rows.groupby("angle", as_index=False).agg({"accuracy": "mean"})
+            axes.axhline(rows["chance"].iloc[0], color=colour, linewidth=0.9, linestyle=":", gid=f"chance {arm}")
+            axes.plot(
+                rows["angle"],
+                rows["accuracy"],
+                ".",
+                color=colour,
+                markersize=4,
+                alpha=0.6,
+                zorder=3,
+                gid=f"seeds {arm}",
+            )
+            axes.plot(
+                mean["angle"],
+                mean["accuracy"],
+                color=colour,
+                marker=marker,
+                markersize=6,
+                markerfacecolor="white",
+                linestyle=dashes,
+                linewidth=1.6,
+                label=label,
+                gid=f"mean {arm}",
+            )
+        axes.plot([], [], ":", color=GREY, linewidth=0.9, label="guessing")
+        axes.set_xscale("symlog", linthresh=_LINEAR_UP_TO, linscale=0.4)
+        angles = np.unique(accuracy["angle"])
+        axes.set_xticks([tick for tick in _TICKS if angles[0] <= tick <= angles[-1]])
+        axes.set_xticks(angles, minor=True)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel(_UNIT, color=INK)
+        dress(axes)
+        axes.legend(
+            frameon=False, fontsize=8.5, labelcolor=INK, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=3
+        )
+    all_axes[0].set_ylabel("accuracy", color=INK)
+    return figure
+
+
+def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) -> Figure:
+    """Draw accuracy by where the answer stands, a panel per arm and a line per angle (PS Figure 3A).
+
+    Lines join means over seeds, bands reach from the lowest to the highest seed. Positions are pooled in bins, each
+    drawn at its middle; a bin without answers is left out. The number at the end of a line is its angle.
+
+    Args:
+        by_position: table of `canonical_sweep`, or some of its rows, to draw fewer angles. Needed: `task,
+            n_frequencies, angle, seed, position, n, correct`.
+        bin_width: positions in a bin.
+
+    Returns:
+        A matplotlib `Figure` outside pyplot.
+
+    Raises:
+        ValueError: a column is missing, the table has no rows, an arm is unknown, or bins are narrower than 1.
+
+    Source: PS, Figure 3A. What it does not establish: why an arm is worse at some positions; that takes the attention
+    weights.
+    """
+    needed = ("task", "n_frequencies", "angle", "seed", "position", "n", "correct")
+    arms = _arms_in(by_position, needed)
+    if bin_width < 1:
+        raise ValueError(f"bin_width is {bin_width}: give the positions in a bin, at least 1")
+    pooled = by_position.assign(middle=by_position["position"] // bin_width * bin_width + (bin_width - 1) / 2)
+    pooled = pooled.groupby(["task", "n_frequencies", "angle", "seed", "middle"], as_index=False).agg(
+        {"n": "sum", "correct": "sum"}
+    )
+    pooled = pooled.query("n > 0")
+    pooled = pooled.assign(accuracy=pooled["correct"] / pooled["n"])
+    angles = np.unique(by_position["angle"])
+    # Viridis without its palest end, by rank: the angles lie too unevenly for a scale.
+    colours = dict(zip(angles, colormaps["viridis"](np.linspace(0.0, 0.78, len(angles))), strict=True))
+
+    columns = min(2, len(arms))
+    n_rows = -(-len(arms) // columns)
+    figure = new_figure(4.6 * columns, 3.3 * n_rows)
+    all_axes = figure.subplots(n_rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, arm in zip(all_axes, arms, strict=False):
+        ends = []
+        for angle, rows in _rows_of(pooled, arm).groupby("angle"):
+            over_seeds = rows.groupby("middle")["accuracy"].agg(["mean", "min", "max"])
+            colour = colours[angle]
+            axes.fill_between(
+                over_seeds.index, over_seeds["min"], over_seeds["max"], color=colour, alpha=0.2, linewidth=0
+            )
+            axes.plot(over_seeds.index, over_seeds["mean"], "o-", color=colour, markersize=3, gid=f"angle {angle:g}")
+            ends.append((over_seeds["mean"].iloc[-1], f"{angle:g}", colour))
+        axes.set_ylim(0, 1.02)
+        axes.set_title(_ARMS[arm][0], fontsize=10, color=INK, loc="left")
+        dress(axes)
+        _name_lines(axes, ends)
+    for axes in all_axes[len(arms) :]:
+        axes.remove()
+    for place, axes in enumerate(all_axes[: len(arms)]):
+        if place % columns == 0:
+            axes.set_ylabel("accuracy", color=INK)
+        if place + columns >= len(arms):
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("position of the answer (0: first of the context)", color=INK)
+    return figure
+
+
+def query_key_paths(trajectories: pd.DataFrame) -> Figure:
+    """Draw queries and keys of a head of one frequency in its rotary plane, on their way through training (PS 3B).
+
+    A panel per angle. Thin lines are paths from the first to the last step that is in the table. Dots are the queries
+    where they end, coloured by the position they ask for; crosses are the keys of all pairs where they end.
+
+    Args:
+        trajectories: table of `query_key_trajectories`, of one seed. Needed: `angle, seed, step, kind, token, label, x,
+            y`.
+
+    Returns:
+        A matplotlib `Figure` outside pyplot.
+
+    Raises:
+        ValueError: a column is missing, the table has no rows, or it has several seeds.
+
+    Source: PS, Figure 3B. What it does not establish: a scale that can be compared between panels. Queries may grow
+    while keys shrink without any change of a score.
+    """
+    _check(trajectories, ("angle", "seed", "step", "kind", "token", "label", "x", "y"))
+    if trajectories["seed"].nunique() > 1:
+        seeds = ", ".join(str(seed) for seed in trajectories["seed"].unique())
+        raise ValueError(f"the table has the seeds {seeds}: give the rows of one, the paths of several would mix")
+    angles = np.unique(trajectories["angle"])
+    figure = new_figure(3.1 * len(angles) + 0.8, 3.5)
+    all_axes = np.atleast_1d(figure.subplots(1, len(angles)))
+    asked = trajectories.loc[trajectories["kind"] == "query", "label"]
+    palette = ScalarMappable(Normalize(0, max(int(asked.max()), 1)), colormaps["viridis"])
+    for axes, angle in zip(all_axes, angles, strict=True):
+        rows = trajectories.query("angle == @angle").sort_values(["kind", "token", "step"])
+        for kind, colour in (("key", _KEY), ("query", _PATH)):
+            of_kind = rows[rows["kind"] == kind]
+            paths = [path[["x", "y"]].to_numpy() for _, path in of_kind.groupby("token")]
+            width, alpha = (0.3, 0.12) if kind == "key" else (0.9, 0.8)
+            lines = LineCollection(paths, colors=colour, linewidths=width, alpha=alpha, rasterized=True, zorder=1)
+            lines.set_gid(f"{kind} paths")
+            axes.add_collection(lines)
+            last = of_kind[of_kind["step"] == of_kind["step"].max()]
+            if kind == "key":
+                dots = axes.scatter(last["x"], last["y"], s=9, marker="x", color=colour, linewidths=0.6, zorder=2)
+            else:
+                dots = axes.scatter(
+                    last["x"],
+                    last["y"],
+                    s=30,
+                    color=palette.to_rgba(last["label"].to_numpy(dtype=float)),
+                    edgecolors=INK,
+                    linewidths=0.5,
+                    zorder=3,
+                )
+            dots.set_gid(f"{kind} ends")
+        axes.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+        axes.axvline(0, color=GREY, linewidth=0.5, zorder=0)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_title(rf"angle {angle:g} $\pi/33$", fontsize=10, color=INK, loc="left")
+        dress(axes)
+    all_axes[0].set_ylabel("imaginary coordinate", color=INK)
+    figure.supxlabel("real coordinate, before rotation", fontsize=10, color=INK)
+    bar = figure.colorbar(palette, ax=list(all_axes), fraction=0.04, pad=0.02, aspect=30)
+    bar.set_label("dots: queries, by the position asked for", color=INK)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _check(table: pd.DataFrame, needed: tuple[str, ...]) -> None:
+    missing = [name for name in needed if name not in table]
+    if missing:
+        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of the canonical sweep")
+    if table.empty:
+        raise ValueError("the table has no rows: give a table with at least one")
+
+
+def _arms_in(table: pd.DataFrame, needed: tuple[str, ...]) -> list[tuple[str, int]]:
+    _check(table, needed)
+    found = {(str(task), int(count)) for task, count in zip(table["task"], table["n_frequencies"], strict=True)}
+    unknown = sorted(found - set(_ARMS))
+    if unknown:
+        raise ValueError(f"task and number of frequencies {unknown[0]} are not among {', '.join(map(str, _ARMS))}")
+    return [arm for arm in _ARMS if arm in found]
+
+
+def _rows_of(table: pd.DataFrame, arm: tuple[str, int]) -> pd.DataFrame:
+    return table.query("task == @arm[0] and n_frequencies == @arm[1]")
+
+
+def _name_lines(axes: Axes, ends: list[tuple[float, str, np.ndarray]]) -> None:
+    """Write each line's angle right of its end, pushed apart where lines end close to each other."""
+    ends = sorted(ends, key=lambda end: end[0])
+    heights = [end[0] for end in ends]
+    for _ in range(200):
+        for low, high in pairwise(range(len(ends))):
+            lacking = _LABEL_SPACING - (heights[high] - heights[low])
+            if lacking > 0:
+                heights[low], heights[high] = max(0.01, heights[low] - lacking / 2), heights[high] + lacking / 2
+    for height, (end, name, colour) in zip(heights, ends, strict=True):
+        axes.annotate(
+            name,
+            (1.0, end),
+            xytext=(1.03, height),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=8,
+            color=colour,
+            annotation_clip=False,
+        )

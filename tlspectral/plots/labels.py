@@ -1,0 +1,79 @@
+"""Names written beside points of a figure."""
+
+from itertools import product
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import Normal, Stroke
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+_DISTANCES = (13.0, 19.0, 26.0, 34.0, 44.0, 56.0, 76.0)  # points
+_TURNS = tuple((np.arange(12) + 0.5) * np.pi / 6)  # radians
+
+
+def name_points(
+    figure: Figure,
+    axes: Axes,
+    names: list[str],
+    places: Float[np.ndarray, "named 2"],
+    others: Float[np.ndarray, "points 2"],
+    *,
+    colours: list[str],
+    gid: str,
+) -> None:
+    """Write each name near its point: inside the axes, on no other name or named point, on as few points as can be.
+
+    Args:
+        names, places: what to write, and of which points, in data coordinates.
+        others: points that are better left visible.
+        colours: of each text and of the line that joins it to its point.
+        gid: under which `figure.findobj` finds the texts.
+    """
+    axes.set_xlim(axes.get_xlim())
+    axes.set_ylim(axes.get_ylim())
+    figure.draw_without_rendering()  # places in pixels are known only once the layout is
+    dots, targets = axes.transData.transform(others), axes.transData.transform(places)
+    inside = axes.get_window_extent()
+    taken: list[Bbox] = []
+    lines = np.empty((0, 2))
+    for name, place, target, colour in zip(names, places, targets, colours, strict=True):
+        label = axes.annotate(
+            name,
+            (float(place[0]), float(place[1])),
+            (0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=9,
+            fontweight="bold",
+            color=colour,
+            zorder=5,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4},
+            path_effects=[Stroke(linewidth=2.5, foreground="white"), Normal()],
+        )
+        label.set_gid(gid)
+        label.set_in_layout(False)  # else the axes shrink for it, and every place is off
+        label.get_window_extent()  # anchors the text to its point
+        tried: list[tuple[float, Bbox, np.ndarray, tuple[float, float]]] = []
+        for distance, turn in product(_DISTANCES, _TURNS):
+            offset = (1.4 * distance * float(np.cos(turn)), distance * float(np.sin(turn)))
+            label.set_position(offset)
+            # Of the text alone: an annotation's own extent takes in its line.
+            box = Text.get_window_extent(label).padded(2)
+            line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
+            outside = not (inside.contains(*box.min) and inside.contains(*box.max))
+            cost = 1000.0 * outside + 1000.0 * sum(box.overlaps(other) for other in taken)
+            cost += 50.0 * _count_inside(box.padded(4), targets) + 3.0 * _count_inside(box, dots) + 0.1 * distance
+            cost += 20.0 * (_count_inside(box, lines) + sum(_count_inside(other, line) for other in taken))
+            tried.append((cost, box, line, offset))
+        _, box, line, offset = min(tried, key=lambda one: one[0])
+        label.set_position(offset)
+        taken.append(box)
+        lines = np.concatenate([lines, line])
+
+
+def _count_inside(box: Bbox, places: Float[np.ndarray, "points 2"]) -> int:
+    return int(((places >= box.min) & (places <= box.max)).all(axis=1).sum())

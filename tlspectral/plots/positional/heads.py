@@ -1,0 +1,195 @@
+"""Scores of all heads: as heat maps, as histograms per queried block, and against columns of the head table."""
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from tlspectral.plots.positional.plane import POSITIONAL_AXIS, SCORES, label_outer, queried_blocks, query_panels
+from tlspectral.plots.positional.rows import require, require_one_row_per, without_nan
+from tlspectral.plots.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    colour_bar,
+    dress,
+    legend_below,
+    new_figure,
+    sequential_colours,
+    two_decimals,
+)
+
+_AGREEMENT = {
+    "rope_imag_frac": "rope_imag_frac (share)",
+    "D_head": r"$D_\mathrm{head}$ (share)",
+    "prev": "prev (attention mass)",
+}
+_STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_pct"]
+_BINS = np.linspace(0.0, 1.0, 21)
+
+
+def score_heatmaps(scores: pd.DataFrame) -> Figure:
+    """Both scores of every head, layers across and heads up, on one scale from 0 to 1.
+
+    Args:
+        scores: table of `positional_symbolic` or of a profile, one row per head: `layer, head, s_pos, s_sym`. Heads
+            with NaN are blank and counted in a note; heads without a row are blank too.
+
+    Returns:
+        A figure of two panels that belongs to no window.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or a head has several.
+
+    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1B.
+
+    What it does not establish: that panels which look like each other's negative confirm Theorem 1. Peaked attention
+    makes them so by itself; `positional_symbolic_plane` shows the null of that.
+    """
+    require(scores, ["layer", "head", *SCORES], "positional_symbolic")
+    require_one_row_per(scores, ["layer", "head"], "give one row per head")
+    _, note = without_nan(scores, SCORES)
+    layers, heads = np.arange(scores["layer"].max() + 1), np.arange(scores["head"].max() + 1)
+    cell = float(np.clip(5.6 / len(layers), 0.09, 0.4))
+    height = float(np.clip(cell * len(heads), 0.8, 4.0))
+    figure = new_figure(max(cell * len(layers), 2.4) + 1.3, 2 * height + 1.2)
+    panels = figure.subplots(2, 1, sharex=True, sharey=True).tolist()
+    palette = colormaps["cividis"].with_extremes(bad="white")
+    scale = Normalize(0, 1)
+    for axes, score, name in zip(panels, SCORES, ("positional score", "symbolic score"), strict=True):
+        values = scores.pivot(index="head", columns="layer", values=score).reindex(index=heads, columns=layers)
+        mesh = axes.pcolormesh(
+            np.arange(len(layers) + 1) - 0.5,
+            np.arange(len(heads) + 1) - 0.5,
+            np.ma.masked_invalid(values.to_numpy(float)),
+            cmap=palette,
+            norm=scale,
+            edgecolors="white",
+            linewidth=0.3,
+        )
+        mesh.set_gid(score)
+        axes.set_title(rf"{name} $s_\mathrm{{{score.removeprefix('s_')}}}$", fontsize=10, color=INK, loc="left")
+        axes.set_ylabel("head")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+        dress(axes)
+        axes.spines[["left", "bottom"]].set_visible(False)
+    panels[-1].set_xlabel("layer")
+    panels[-1].xaxis.label.set(color=INK, fontsize=10)
+    colour_bar(figure, ScalarMappable(scale, colormaps["cividis"]), panels, "score (cosine)", whole=False)
+    legend_below(figure, [], [note and note.replace("not drawn", "blank")])
+    return figure
+
+
+def score_histograms(by_query: pd.DataFrame) -> Figure:
+    """Histograms of both scores over heads, one panel per queried block, on the same axes.
+
+    Args:
+        by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
+            at most 9 different ones. Rows with NaN are left out and counted.
+
+    Returns:
+        A figure of up to 3 x 3 panels that belongs to no window.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
+
+    Source: PS, appendix B.5, Figure 7 below.
+
+    What it does not establish: which heads move. Two equal histograms may hold different heads; `plane_by_query`
+    shows them one by one.
+    """
+    queries = queried_blocks(by_query)
+    shown, note = without_nan(by_query, SCORES)
+    figure, panels = query_panels(len(queries), size=1.95)
+    low = min(0.0, float(shown[SCORES].min(axis=None))) if len(shown) else 0.0
+    bins = _BINS if low == 0 else np.linspace(low, 1.0, 21)
+    for axes, query in zip(panels, queries, strict=True):
+        rows = shown[shown["query"] == query]
+        filled = np.histogram(rows["s_pos"], bins)[0]
+        outlined = np.histogram(rows["s_sym"], bins)[0]
+        axes.stairs(filled, bins, fill=True, color=BLUE, alpha=0.55).set_gid("s_pos")
+        axes.stairs(outlined, bins, color=ORANGE, linewidth=1.6).set_gid("s_sym")
+        axes.set_title(f"block {query} queried", fontsize=10, color=INK)
+        axes.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        dress(axes)
+    label_outer(panels, "score (cosine)", "heads")
+    entries = [
+        (Patch(facecolor=BLUE, alpha=0.55), r"positional $s_\mathrm{pos}$"),
+        (Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.6), r"symbolic $s_\mathrm{sym}$"),
+    ]
+    legend_below(figure, entries, [note], columns=2)
+    return figure
+
+
+def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None) -> Figure:
+    """The positional score of every head against three columns of the head table.
+
+    Args:
+        joined: `layer, s_pos, rope_imag_frac, D_head, prev`, one row per head. Rows with NaN are left out of the panel
+            that they have no place in, and counted.
+        statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
+            titles. None, or a column without a row, leaves a panel without a title.
+
+    Returns:
+        A figure of three panels, coloured by layer, that belongs to no window.
+
+    Raises:
+        ValueError: a needed column is missing, or there are no rows.
+
+    What it does not establish: that one number causes the other, nor that heads are independent samples. Layer is
+    behind much of both, which is why the dots carry it.
+    """
+    require(joined, ["layer", "s_pos", *_AGREEMENT], "positional_symbolic joined with one of analyze_heads")
+    if statistics is not None:
+        missing = [name for name in _STATISTICS if name not in statistics]
+        if missing:
+            raise ValueError(f"the statistics have no column {', '.join(missing)}")
+    figure = new_figure(7.2, 3.4)
+    panels: list[Axes] = figure.subplots(1, len(_AGREEMENT), sharey=True).tolist()
+    colours = sequential_colours(joined["layer"])
+    left_out: dict[str, int] = {}
+    for axes, (column, label) in zip(panels, _AGREEMENT.items(), strict=True):
+        shown = joined.dropna(subset=["s_pos", column])
+        left_out[column] = len(joined) - len(shown)
+        dots = axes.scatter(
+            shown[column],
+            shown["s_pos"],
+            s=16,
+            color=colours.to_rgba(np.asarray(shown["layer"], dtype=float)),
+            edgecolors="white",
+            linewidths=0.3,
+        )
+        dots.set_gid(column)
+        axes.set_xlabel(label)
+        axes.set_title(_statistic(statistics, column), fontsize=9, color=INK)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        dress(axes)
+    panels[0].set_ylabel(POSITIONAL_AXIS)
+    colour_bar(figure, colours, panels, "layer", whole=True)
+    said = ", ".join(f"{column} {count}" for column, count in left_out.items() if count)
+    legend_below(figure, [], [f"rows not drawn, NaN there or in s_pos: {said}" if said else None])
+    return figure
+
+
+def _statistic(statistics: pd.DataFrame | None, column: str) -> str:
+    """Rank correlation and its null, in words; nothing where the statistics have no such row."""
+    if statistics is None:
+        return ""
+    rows = statistics.loc[(statistics["score"] == "s_pos") & (statistics["column"] == column)]
+    if rows.empty or pd.isna(rows["spearman"].iloc[0]):
+        return ""
+    row = rows.iloc[0]
+    said = f"Spearman {two_decimals(row['spearman'])}"
+    if pd.isna(row["null_low"]):
+        return said
+    return (
+        f"{said}\nnull {two_decimals(row['null_low'])} to {two_decimals(row['null_high'])}\n"
+        f"at its percentile {100 * row['null_pct']:.3g}"
+    )

@@ -1,0 +1,243 @@
+"""Heads in the positional-symbolic plane, all at once and for each queried block."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tlspectral.plots.labels import name_points
+from tlspectral.plots.positional.rows import (
+    Head,
+    head_name,
+    head_pairs,
+    require,
+    require_one_row_per,
+    without_nan,
+)
+from tlspectral.plots.style import (
+    GREY,
+    INK,
+    PALE,
+    colour_bar,
+    dress,
+    legend_below,
+    new_figure,
+    sequential_colours,
+    two_decimals,
+)
+
+SCORES = ["s_pos", "s_sym"]
+POSITIONAL_AXIS = r"positional score $s_\mathrm{pos}$ (cosine)"
+SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
+MOST_QUERIES = 9
+
+
+def positional_symbolic_plane(
+    scores: pd.DataFrame, *, color: str = "layer", highlight: Iterable[Head] | pd.DataFrame | None = None
+) -> Figure:
+    """Draw every head in the plane of its positional score (across) and its symbolic score (up).
+
+    The thin arc is the unit circle. Under one swap of two blocks no head can lie inside it, and a head with all of its
+    weight on one block lies on it. A mean over swaps that disagree may lie inside, where s_pos + s_sym is still 1 or
+    more.
+
+    Args:
+        scores: table of `positional_symbolic`, or of a profile, one row per head. Needed: `layer, head, s_pos, s_sym`
+            and the column named by `color`. Used where there: `s_pos_se, s_sym_se` for error bars of one standard
+            error, and `scores.attrs["correlation"]` for the correlation of the two scores and its null. Rows with NaN
+            are left out and counted in a note.
+        color: column of numbers that colours the dots.
+        highlight: heads to be named: pairs (layer, head), names such as "L12H0", or rows of a table, for instance
+            `scores.nlargest(5, "s_sym")`.
+
+    Returns:
+        A figure (5.0 x 5.0 inches) that belongs to no window; show it in a notebook or save it by `savefig`.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, a head has several, or a head to be named has none.
+
+    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1A.
+
+    What it does not establish: that the scores exclude each other in this model. The circle alone makes their
+    correlation strongly negative where attention is peaked and heads differ in how often they follow the content, so
+    compare it with its null. A head with both scores near 1 may simply have a flat pattern.
+    """
+    made_by = "positional_symbolic"
+    require(scores, dict.fromkeys(["layer", "head", *SCORES, color]), made_by)
+    require_one_row_per(scores, ["layer", "head"], "give one row per head; frequency_path and plane_by_query draw more")
+    shown, note = without_nan(scores, list(dict.fromkeys([*SCORES, color])))
+    named = _named_rows(scores, shown, highlight)
+
+    figure = new_figure(5.0, 5.0)
+    axes = figure.add_subplot()
+    colours = sequential_colours(scores[color])
+    _draw_errors(axes, shown)
+    places = _places(shown)
+    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
+    _draw_heads(axes, places, shown[color], colours, area)
+    plane_axes(axes, places)
+    whole = pd.api.types.is_integer_dtype(scores[color])
+    colour_bar(figure, colours, axes, color, whole=whole)
+    axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
+    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
+    legend_below(figure, [circle_entry()], [_correlation(scores), note])
+    if len(named):
+        names = [head_name(layer, head) for layer, head in zip(named["layer"], named["head"], strict=True)]
+        name_points(figure, axes, names, _places(named), places, colours=[INK] * len(names), gid="named head")
+    return figure
+
+
+def plane_by_query(by_query: pd.DataFrame) -> Figure:
+    """Draw the plane once per queried block, on the same axes, so that heads can be seen to move.
+
+    Args:
+        by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
+            at most 9 different ones. Rows with NaN are left out and counted.
+
+    Returns:
+        A figure of up to 3 x 3 panels, coloured by layer, that belongs to no window.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
+
+    Source: PS, appendix B.5, Figure 7 above.
+
+    What it does not establish: that a head finds the queried block. The scores say how its attention answers swaps,
+    not whether it attends to the right place.
+    """
+    queries = queried_blocks(by_query)
+    shown, note = without_nan(by_query, SCORES)
+    figure, panels = query_panels(len(queries), size=2.05)
+    colours = sequential_colours(by_query["layer"])
+    for axes, query in zip(panels, queries, strict=True):
+        rows = shown.loc[shown["query"] == query]
+        _draw_heads(axes, _places(rows), rows["layer"], colours, 12.0)
+        plane_axes(axes, _places(shown), labels=False)
+        axes.set_title(f"block {query} queried", fontsize=10, color=INK)
+    label_outer(panels, r"positional $s_\mathrm{pos}$ (cosine)", r"symbolic $s_\mathrm{sym}$ (cosine)")
+    colour_bar(figure, colours, panels, "layer", whole=True)
+    legend_below(figure, [circle_entry()], [note])
+    return figure
+
+
+def queried_blocks(by_query: pd.DataFrame) -> list[int]:
+    """The queried blocks of a table, in order.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
+    """
+    require(by_query, ["layer", "head", "query", *SCORES], "scores by queried block")
+    queries = sorted(int(query) for query in by_query["query"].unique())
+    if len(queries) > MOST_QUERIES:
+        raise ValueError(f"{len(queries)} queried blocks: give a table with at most {MOST_QUERIES} of them")
+    return queries
+
+
+def query_panels(count: int, *, size: float) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel per queried block, at most three in a row, all on the same axes."""
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = new_figure(size * columns + 0.9, size * rows + 0.9)
+    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
+
+
+def label_outer(panels: list[Axes], across: str, up: str) -> None:
+    """Axis names, and the ticks' labels, at the lowest panel of each of three columns and at the left of each row."""
+    for axes in panels[-3:]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(across, color=INK, fontsize=10)
+    for axes in panels[::3]:
+        axes.set_ylabel(up, color=INK, fontsize=10)
+
+
+def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
+    """Arc, equal scales and limits of the plane: the unit square and whatever of the points lies outside of it."""
+    turn = np.linspace(0, np.pi / 2, 91)
+    (arc,) = axes.plot(np.cos(turn), np.sin(turn), color=GREY, linewidth=0.8, zorder=0)
+    arc.set_gid("unit circle")
+    low = min(0.0, float(places.min())) if len(places) else 0.0
+    axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), aspect="equal")
+    axes.set(xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
+    axes.set(yticks=(0, 0.25, 0.5, 0.75, 1), yticklabels=("0", ".25", ".5", ".75", "1"))
+    if labels:
+        axes.set(xlabel=POSITIONAL_AXIS, ylabel=SYMBOLIC_AXIS)
+    dress(axes)
+
+
+def circle_entry() -> tuple[Line2D, str]:
+    """The arc in a legend."""
+    return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
+
+
+def _draw_heads(
+    axes: Axes, places: Float[np.ndarray, "points 2"], values: pd.Series, colours: ScalarMappable, area: float
+) -> PathCollection:
+    dots = axes.scatter(
+        places[:, 0],
+        places[:, 1],
+        s=area,
+        color=colours.to_rgba(np.asarray(values, dtype=float)),
+        edgecolors="white",
+        linewidths=0.4,
+        zorder=3,
+    )
+    dots.set_gid("heads")
+    return dots
+
+
+def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
+    """Bars of one standard error where the table has them; a head without one (a single draw) gets none."""
+    if "s_pos_se" not in shown or "s_sym_se" not in shown:
+        return
+    bars = axes.errorbar(
+        shown["s_pos"],
+        shown["s_sym"],
+        xerr=shown["s_pos_se"].fillna(0),
+        yerr=shown["s_sym_se"].fillna(0),
+        fmt="none",
+        ecolor=PALE,
+        elinewidth=0.9,
+        zorder=1,
+    )
+    for line in bars[2]:
+        line.set_gid("standard errors")
+
+
+def _correlation(scores: pd.DataFrame) -> str | None:
+    """Correlation of the two scores over heads beside its null, in words, where the table carries it."""
+    found = scores.attrs.get("correlation") or {}
+    if found.get("pearson") is None:
+        return None
+    said = f"Pearson r of the two scores: {two_decimals(found['pearson'])}"
+    if found.get("null_mean") is None or found.get("null_sd") is None:
+        return said
+    said += f"\nnull, a coin per head: {two_decimals(found['null_mean'])} ± {found['null_sd']:.2g} (1 sd)"
+    return said if found.get("null_pct") is None else f"{said}; r at percentile {100 * found['null_pct']:.3g}"
+
+
+def _named_rows(
+    scores: pd.DataFrame, shown: pd.DataFrame, highlight: Iterable[Head] | pd.DataFrame | None
+) -> pd.DataFrame:
+    """Drawn rows of the heads to be named."""
+    if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
+        return shown.iloc[:0]
+    pairs = head_pairs(highlight)
+    index = pd.MultiIndex.from_arrays([scores["layer"], scores["head"]])
+    unknown = [pair for pair in pairs if pair not in index]
+    if unknown:
+        raise ValueError(f"{head_name(*unknown[0])} has no row in the table: name heads that it holds")
+    drawn = pd.MultiIndex.from_arrays([shown["layer"], shown["head"]])
+    return shown.loc[drawn.isin(pairs)]
+
+
+def _places(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
+    return np.asarray(rows[SCORES], dtype=float)

@@ -1,0 +1,95 @@
+"""Rows of the positional and symbolic tables: what a figure needs of them, which are left out, whose they are."""
+
+import operator
+import re
+from collections.abc import Iterable
+from typing import SupportsIndex
+
+import pandas as pd
+
+Head = tuple[SupportsIndex, SupportsIndex] | str
+"""A head as the pair (layer, head) or by its name, "L12H0"."""
+
+
+def require(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
+    """Refuse a table without rows or without a needed column.
+
+    Raises:
+        ValueError: it says which columns are missing and what makes such a table.
+    """
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of {made_by}")
+    if table.empty:
+        raise ValueError(f"the table has no rows: give a table of {made_by} with at least one")
+
+
+def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:
+    """Refuse a table with two rows of equal keys.
+
+    Raises:
+        ValueError: it names the keys of the first such pair of rows.
+    """
+    again = table.duplicated(keys)
+    if again.any():
+        first = table.loc[again, keys].iloc[0]
+        said = ", ".join(f"{key} {first[key]}" for key in keys)
+        raise ValueError(f"the table has several rows for {said}: {hint}")
+
+
+def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
+    """The rows with a number in each of these columns, and a note on the others, None where there are none."""
+    kept = table.dropna(subset=columns)
+    count = len(table) - len(kept)
+    if not count:
+        return kept, None
+    rows = "row" if count == 1 else "rows"
+    holed = [column for column in columns if table[column].isna().any()]
+    return kept, f"not drawn: {count} {rows} with NaN in {' or '.join(holed)}"
+
+
+def head_pair(head: Head) -> tuple[int, int]:
+    """(layer, head) of a pair or of a name.
+
+    Raises:
+        ValueError: the text is no head's name.
+    """
+    if not isinstance(head, str):
+        layer, index = head
+        return operator.index(layer), operator.index(index)
+    found = re.fullmatch(r"L(\d+)H(\d+)", head)
+    if found is None:
+        raise ValueError(f"{head!r} is not the name of a head: write L12H0 or (12, 0)")
+    return int(found[1]), int(found[2])
+
+
+def head_pairs(heads: Iterable[Head] | pd.DataFrame) -> list[tuple[int, int]]:
+    """(layer, head) of each, in order and each once; a DataFrame gives its columns of these names.
+
+    Raises:
+        ValueError: a text is no head's name, a DataFrame has no such columns, or `heads` is one name instead of a list.
+    """
+    if isinstance(heads, str):
+        raise ValueError(f"give a list of heads, [{heads!r}], not one name")
+    if isinstance(heads, pd.DataFrame):
+        require(heads, ["layer", "head"], "heads")
+        heads = zip(heads["layer"], heads["head"], strict=True)
+    return list(dict.fromkeys(head_pair(head) for head in heads))
+
+
+def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
+    """The rows of one head.
+
+    Raises:
+        ValueError: it has none.
+    """
+    layer, index = head_pair(head)
+    rows = table.loc[(table["layer"] == layer) & (table["head"] == index)]
+    if rows.empty:
+        raise ValueError(f"{head_name(layer, index)} has no row in the table: give one of the heads that it holds")
+    return rows
+
+
+def head_name(layer: int, head: int) -> str:
+    """The head in words: L12H0."""
+    return f"L{layer}H{head}"

@@ -1,0 +1,171 @@
+"""One head at work: its attention before and after swaps, and queries and keys on one rotary plane."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from tlspectral.plots.labels import name_points
+from tlspectral.plots.positional.rows import head_name, require, require_one_row_per, without_nan
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+
+_TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
+_MOST_SWAPS = 6
+_MOST_NAMES = 8
+
+
+def attention_traces(traces: pd.DataFrame) -> Figure:
+    """Attention of one head's last query over the blocks, before and after swaps of two of them.
+
+    One row of panels per frequency, one column per swap. Where the head is positional the trace after the swap lies on
+    the one before; where it is symbolic the weights of the two shaded blocks have changed places.
+
+    Args:
+        traces: `layer, head, frequency, swap_i, swap_j, block, before, after` of
+            `tlspectral.positional.traces.attention_traces`, of one head; `before` and `after` are mean weights per
+            token of the block in that place, NaN in `frequency` stands for the whole head. Rows with NaN in `before`
+            or `after` are left out and counted. Pass `traces[traces["block"] > 0]` where a sink in block 0 dwarfs the
+            others.
+
+    Returns:
+        A figure that belongs to no window; the panels of a row have one scale.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, more than one head, more than 6 swaps, or several
+            rows for one block in one swap.
+
+    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1E.
+
+    What it does not establish: that the head behaves so under other swaps, or on other prompts. The scores are means
+    over swaps; the traces are what goes into them.
+    """
+    require(traces, _TRACE, "tlspectral.positional.traces.attention_traces")
+    heads = traces[["layer", "head"]].drop_duplicates()
+    if len(heads) > 1:
+        names = ", ".join(head_name(layer, head) for layer, head in heads.head(3).itertuples(index=False))
+        raise ValueError(f"the traces are of {len(heads)} heads ({names}): give the rows of one")
+    require_one_row_per(traces, _TRACE[:6], "give one row per frequency, swap and block")
+    shown, note = without_nan(traces, ["before", "after"])
+    swaps = sorted({(int(i), int(j)) for i, j in zip(traces["swap_i"], traces["swap_j"], strict=True)})
+    if len(swaps) > _MOST_SWAPS:
+        raise ValueError(f"{len(swaps)} swaps: give the rows of at most {_MOST_SWAPS}")
+    whole = [None] if traces["frequency"].isna().any() else []
+    frequencies = [*whole, *sorted(int(index) for index in traces["frequency"].dropna().unique())]
+
+    figure = new_figure(1.75 * len(swaps) + 1.6, 1.35 * len(frequencies) + 1.1)
+    grid = figure.subplots(len(frequencies), len(swaps), sharex=True, sharey="row", squeeze=False)
+    for frequency, row in zip(frequencies, grid, strict=True):
+        same = shown["frequency"].isna() if frequency is None else shown["frequency"] == frequency
+        highest = shown.loc[same, ["before", "after"]].max(axis=None)
+        for swap, axes in zip(swaps, row, strict=True):
+            here = shown.loc[same & (shown["swap_i"] == swap[0]) & (shown["swap_j"] == swap[1])]
+            _draw_trace(axes, here.sort_values("block"), swap)
+            axes.set_ylim(0, 1.12 * highest if highest > 0 else 1)
+        row[0].set_ylabel("whole head" if frequency is None else f"frequency {frequency}")
+    for swap, axes in zip(swaps, grid[0], strict=True):
+        axes.set_title(f"{swap[0]} ↔ {swap[1]}", fontsize=10, color=INK)
+    for axes in grid[-1]:
+        axes.set_xlabel("place of the block")
+    figure.suptitle(f"{head_name(*heads.iloc[0])}: swaps of two blocks", fontsize=11, color=INK)
+    figure.supylabel("mean attention per token", fontsize=10, color=INK)
+    entries = [
+        (Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", linewidth=1), "before"),
+        (Line2D([], [], color=INK, marker="o", markersize=3, linewidth=1.4), "after"),
+        (Patch(facecolor=PALE), "swapped blocks"),
+    ]
+    legend_below(figure, entries, [note], columns=3)
+    return figure
+
+
+def _draw_trace(axes: Axes, table: pd.DataFrame, swap: tuple[int, int]) -> None:
+    for block in swap:
+        axes.axvspan(block - 0.4, block + 0.4, color=PALE, linewidth=0, zorder=0).set_gid("swapped block")
+    (before,) = axes.plot(
+        table["block"], table["before"], "o-", color=GREY, markerfacecolor="white", markersize=5, linewidth=1
+    )
+    (after,) = axes.plot(table["block"], table["after"], "o-", color=INK, markersize=3, linewidth=1.4)
+    before.set_gid("before")
+    after.set_gid("after")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
+    dress(axes)
+
+
+def rotary_plane(projections: pd.DataFrame) -> Figure:
+    """Queries and keys on the plane of one rotary pair, where a turn by the pair's angle is one step in position.
+
+    Args:
+        projections: `kind` ("query" or "key"), `position` or `label`, `x`, `y` (the pair's two coordinates). With a
+            column `step` (training step) the rows of one kind and position are joined into a path, whose last point is
+            drawn. Labels, or positions where there are none, are written beside the points where there are few of
+            them, else beside some. Rows with NaN in `x` or `y` are left out and counted.
+
+    Returns:
+        A figure (4.8 x 5.0 inches) with equal scales that belongs to no window.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or a kind is neither "query" nor "key".
+
+    Source: PS, section 5, Figure 3B and 3C.
+
+    What it does not establish: how the head attends. A score is the sum over all pairs; one plane shows one term.
+    """
+    by = "label" if "label" in projections else "position"
+    require(projections, ["kind", by, "x", "y"], "projections on a rotary plane")
+    unknown = set(projections["kind"]) - {"query", "key"}
+    if unknown:
+        raise ValueError(f"kind {sorted(map(str, unknown))[0]!r}: only 'query' and 'key' are drawn")
+    shown, note = without_nan(projections, ["x", "y"])
+    figure = new_figure(4.8, 5.0)
+    axes = figure.add_subplot()
+    axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
+    axes.axvline(0, color=PALE, linewidth=0.8, zorder=0)
+    entries, ends = [], []
+    for kind, colour, marker in (("query", BLUE, "o"), ("key", ORANGE, "^")):
+        rows = shown.loc[shown["kind"] == kind]
+        if rows.empty:
+            continue
+        last = _draw_paths(axes, rows, by, colour) if "step" in rows else rows
+        places = np.asarray(last[["x", "y"]], dtype=float)
+        rays = LineCollection(list(np.stack([np.zeros_like(places), places], axis=1)), colors=colour, linewidths=0.6)
+        rays.set_alpha(0.35)
+        axes.add_collection(rays)
+        dots = axes.scatter(
+            places[:, 0], places[:, 1], s=30, marker=marker, color=colour, edgecolors="white", linewidths=0.5, zorder=3
+        )
+        dots.set_gid(kind)
+        handle = Line2D([], [], linestyle="none", marker=marker, markersize=6, color=colour)
+        entries.append((handle, {"query": "queries", "key": "keys"}[kind]))
+        ends.append((last, colour))
+    everything = np.asarray(shown[["x", "y"]], dtype=float)
+    corners = np.concatenate([everything, np.zeros((1, 2))])
+    middle, span = (corners.min(axis=0) + corners.max(axis=0)) / 2, np.ptp(corners, axis=0).max()
+    reach = 0.62 * span if span > 0 else 1.0
+    axes.set(xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach), aspect="equal")
+    axes.set(xlabel="first coordinate of the pair (model units)", ylabel="second coordinate of the pair (model units)")
+    dress(axes)
+    legend_below(figure, entries, [note], columns=2)
+    names, places, colours = [], [], []
+    for last, colour in ends:
+        few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
+        named = last.iloc[few]
+        names += [str(name) for name in named[by]]
+        places.append(np.asarray(named[["x", "y"]], dtype=float))
+        colours += [colour] * len(named)
+    if places:
+        name_points(figure, axes, names, np.concatenate(places), everything, colours=colours, gid="named point")
+    return figure
+
+
+def _draw_paths(axes: Axes, rows: pd.DataFrame, by: str, colour: str) -> pd.DataFrame:
+    """Join the rows of each position over the steps; the last row of each, in the order of the table."""
+    rows = rows.sort_values("step", kind="stable")
+    paths = [np.asarray(path[["x", "y"]], dtype=float) for _, path in rows.groupby(by, sort=False)]
+    lines = LineCollection(paths, colors=colour, linewidths=1.0, alpha=0.5, zorder=1)
+    lines.set_gid(f"{rows['kind'].iloc[0]} path")
+    axes.add_collection(lines)
+    return rows.groupby(by, sort=False).tail(1)

@@ -1,0 +1,181 @@
+"""Do positional and symbolic scores say the same as a head's weights and detectors? Tables in, tables out."""
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Float64
+from numpy.random import Generator, default_rng
+
+_SCORES = ("s_pos", "s_sym", "exclusion_index")
+_INTERVAL = (0.025, 0.975)
+_FEWEST = 3  # a rank correlation of two points is always 1 or -1
+_ROUNDING = 1e-12  # a shuffle that is the data again counts as equal, not as one rounding above
+
+
+def score_agreement(
+    scores: pd.DataFrame,
+    heads: pd.DataFrame,
+    *,
+    columns: tuple[str, ...] = ("rope_imag_frac", "D_head", "prev"),
+    draws: int = 1000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Rank correlation, over heads, of scores on a prompt with columns of the head table, against two shuffles.
+
+    Args:
+        scores: `layer, head` and any of `s_pos, s_sym, exclusion_index`: what `positional_symbolic` returns, or the
+            heads of a profile.
+        heads: the table of `analyze_heads`.
+        columns: of that table.
+        draws: shuffles of each kind.
+        seed: of the shuffles.
+
+    Returns:
+        DataFrame, one row per score and column: `score, column, n, spearman`; `null_low, null_high` (95 % of the
+        correlations with heads shuffled) and `null_pct` (share of shuffles at or below); `layer_null_low`,
+        `layer_null_high` and `layer_null_pct` with heads shuffled within their layer only, so that a trend over layers
+        that both share is part of the null. NaN where fewer than three heads have both numbers or one is constant.
+
+    Raises:
+        ValueError: a column that is missing, or no head in both tables.
+
+    What it does not establish: that either measure is right, or a mechanism: both may follow a third, such as depth,
+    which the second null shows. Heads of a layer are not independent samples, so the first null is too narrow.
+    """
+    found = [name for name in _SCORES if name in scores]
+    _require(scores, ("layer", "head"), "scores")
+    _require(heads, ("layer", "head", *columns), "heads")
+    if not found:
+        raise ValueError(f"scores have none of the columns {', '.join(_SCORES)}")
+    joined = scores[["layer", "head", *found]].merge(heads[["layer", "head", *columns]], on=["layer", "head"])
+    if joined.empty:
+        raise ValueError("no head is in both tables: are they of one model?")
+    rows = []
+    for score in found:
+        for column in columns:
+            kept = joined[["layer", score, column]].dropna()
+            ranks = _standard_ranks([kept[name].to_numpy(float) for name in (score, column)])
+            layers, everywhere = kept["layer"].to_numpy(), np.zeros(len(kept))
+            rows.append(
+                {
+                    "score": score,
+                    "column": column,
+                    "n": len(kept),
+                    "spearman": _correlation(ranks[0], ranks[1]),
+                    **_against(ranks[0], ranks[1], everywhere, draws, default_rng(seed), ""),
+                    **_against(ranks[0], ranks[1], layers, draws, default_rng(seed), "layer_"),
+                }
+            )
+    table = pd.DataFrame(rows)
+    table.attrs = {"draws": draws, "seed": seed}
+    return table
+
+
+def frequency_agreement(
+    frequencies: pd.DataFrame, weights: pd.DataFrame, *, draws: int = 1000, seed: int = 0
+) -> pd.DataFrame:
+    """Per head, rank correlation over frequencies of the weights' phase share with the positional score.
+
+    It sets `im_share` of `frequency_table` (FP section 7: from weights alone) beside `s_pos` of each frequency on a
+    prompt (PS figure 1C).
+
+    Args:
+        frequencies: `layer, head, frequency, s_pos`, from `positional_symbolic(per_frequency=True)`.
+        weights: the table of `frequency_table`.
+        draws: shuffles of a head's frequencies.
+        seed: of the shuffles.
+
+    Returns:
+        DataFrame, one row per head: `layer, head, n, spearman`; `null_low, null_high, null_pct` with the head's
+        frequencies shuffled; `turned_pct`, the share of its circular shifts at or below, which keep neighbouring
+        frequencies alike; `others`, the mean correlation of this head's `im_share` with `s_pos` of all other heads, so
+        that what all heads share over frequencies can be told from what is this head's. NaN where a profile is constant
+        or has fewer than three frequencies.
+
+    Raises:
+        ValueError: a column that is missing, no head in both tables, or heads with different numbers of frequencies.
+
+    What it does not establish: that the phase content causes the score. `im_share` of a random head is about 0.5 at
+    every frequency, and s_pos follows the wavelength whatever the head: look at `others`.
+    """
+    keys = ["layer", "head", "frequency"]
+    _require(frequencies, (*keys, "s_pos"), "frequencies")
+    _require(weights, (*keys, "im_share"), "weights")
+    joined = frequencies[[*keys, "s_pos"]].merge(weights[[*keys, "im_share"]], on=keys)
+    if joined.empty:
+        raise ValueError("no head is in both tables: are they of one model?")
+    profiles = {
+        head: (group["im_share"].to_numpy(float), group["s_pos"].to_numpy(float))
+        for head, group in joined.sort_values(keys).groupby(["layer", "head"])
+    }
+    if len({len(shares) for shares, _ in profiles.values()}) > 1:
+        raise ValueError("heads have different numbers of frequencies: compare them layer by layer")
+    x, y = (_standard_ranks([profile[side] for profile in profiles.values()]) for side in (0, 1))
+    every = x @ y.T / x.shape[1]  # [head of the shares, head of the scores]
+    rows = []
+    for place, (layer, head) in enumerate(profiles):
+        ours = every[place, place]
+        turned = [np.mean(x[place] * np.roll(y[place], by)) for by in range(1, x.shape[1])]
+        others = np.delete(every[place], place)
+        rng = default_rng([seed, layer, head])
+        rows.append(
+            {
+                "layer": layer,
+                "head": head,
+                "n": x.shape[1],
+                "spearman": ours,
+                **_against(x[place], y[place], np.zeros(x.shape[1]), draws, rng, ""),
+                "turned_pct": np.nan if np.isnan(ours) else float(np.mean(np.array(turned) <= ours + _ROUNDING)),
+                "others": float(np.mean(others[~np.isnan(others)])) if (~np.isnan(others)).any() else np.nan,
+            }
+        )
+    table = pd.DataFrame(rows)
+    table.attrs = {"draws": draws, "seed": seed}
+    return table
+
+
+def _standard_ranks(profiles: list[Float64[np.ndarray, "n"]]) -> Float64[np.ndarray, "profiles n"]:
+    """Ranks of each profile with mean 0 and variance 1, so that a mean product is Spearman's correlation.
+
+    NaN for a profile that is constant, that has a NaN, or of which there are fewer than three values.
+    """
+    values = np.stack(profiles)
+    if values.shape[1] < _FEWEST:
+        return np.full_like(values, np.nan)
+    ranks = scipy.stats.rankdata(values, axis=1)
+    centred = ranks - ranks.mean(1, keepdims=True)
+    spread = centred.std(1, keepdims=True)
+    void = (spread == 0) | np.isnan(values).any(1, keepdims=True)
+    return np.where(void, np.nan, centred / np.where(void, 1.0, spread))
+
+
+def _correlation(x: Float64[np.ndarray, "n"], y: Float64[np.ndarray, "n"]) -> float:
+    return float(np.mean(x * y)) if len(x) else float("nan")
+
+
+def _against(
+    x: Float64[np.ndarray, "n"],
+    y: Float64[np.ndarray, "n"],
+    groups: np.ndarray,
+    draws: int,
+    rng: Generator,
+    prefix: str,
+) -> dict[str, float]:
+    """95 % of the correlations with `y` shuffled within groups, and the share of them at or below the real one."""
+    found = _correlation(x, y)
+    if np.isnan(found):
+        return {f"{prefix}null_{name}": np.nan for name in ("low", "high", "pct")}
+    shuffled = np.tile(y, (draws, 1))
+    for group in np.unique(groups):
+        members = groups == group
+        shuffled[:, members] = rng.permuted(shuffled[:, members], axis=1)
+    null = shuffled @ x / len(x)
+    low, high = np.quantile(null, _INTERVAL)
+    share = float(np.mean(null <= found + _ROUNDING))
+    return {f"{prefix}null_low": float(low), f"{prefix}null_high": float(high), f"{prefix}null_pct": share}
+
+
+def _require(table: pd.DataFrame, columns: tuple[str, ...], name: str) -> None:
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise ValueError(f"{name} have no column {', '.join(missing)}")

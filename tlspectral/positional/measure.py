@@ -1,0 +1,315 @@
+"""`positional_symbolic`: does a head's attention stay in place or follow the blocks when blocks of a prompt swap?"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.attention import AttentionView, RawAttention, attention_view
+from tlspectral.attention.layer import digest_of
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.positional.exclusion import ExclusionSplit
+from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion, swapped_key_means
+from tlspectral.positional.passes import QueryPasses
+from tlspectral.positional.prompts import BlockPrompt, Piece, chosen_swaps
+from tlspectral.positional.readout import LastQuery, require_reproduced
+from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
+
+Mode = Literal["prompt", "key"]
+MODES: tuple[Mode, ...] = ("prompt", "key")
+
+
+def positional_symbolic(
+    model: Any,
+    prompt: BlockPrompt,
+    *,
+    mode: Mode = "prompt",
+    tau: float | None = None,
+    exclude_first_block: bool = True,
+    per_frequency: bool = False,
+    logit_scale: float | None = None,
+    swaps: Iterable[Sequence[int]] | None = None,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> pd.DataFrame:
+    """Positional and symbolic score of every head, or of every rotary frequency of every head, on one prompt.
+
+    Blocks i and j of the prompt swap places, and the attention that its last token pays to the two places is compared
+    before and after: `s_pos` is high where it stays, `s_sym` where it follows the blocks. Places follow the lengths of
+    the blocks in them, so that between blocks of unequal length the tokens shift.
+
+    There are two kinds of swap, and they answer different questions:
+
+    * `mode="prompt"`: the words swap and the model runs again, the experiment of PS. Deeper layers see other keys.
+    * `mode="key"`: the keys of one pass swap and are turned to their new positions with the model's own cos and sin,
+      Definition 2 of PS itself. Without rotary positions or ALiBi every head is symbolic here, with index exactly 0: a
+      learned position is part of the key vector and moves with it. For such models use `"prompt"`.
+
+    Both agree in the first layer of a model without learned positions. Hooks that are on the model stay in force, as
+    long as they leave the scores to the layer's own queries and keys.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: the blocks; the query is the last token of the suffix.
+        mode: see above.
+        tau: temperature of the weighting of swaps, in attention weight, or None: 0.1 times the largest |d_i - d_j| of
+            that head (and frequency), which does not depend on how much attention the blocks get at all. PS gives no
+            value, and results depend on it.
+        exclude_first_block: leave out swaps that touch `blocks[0]`, which holds the attention sink of many prompts: it
+            stays in place under `"prompt"` and moves under `"key"`.
+        per_frequency: rows per rotary pair instead, from the same passes. Logits are then `L_t` of PS appendix B.3:
+            no softcap and no ALiBi, and columns that do not turn are in no row.
+        logit_scale: factor on the products of queries and keys. None takes the model's own for heads and 1 per
+            frequency, as PS has no 1/sqrt(d) there.
+        swaps: pairs of block indices; None takes all pairs.
+        seed: of the null of the correlation.
+        show_progress: a bar over passes.
+
+    Returns:
+        DataFrame `layer, head[, frequency], s_pos, s_sym, exclusion_index, logit_std, tau, alpha_ess`, sorted.
+        `exclusion_index` = sym / (pos + sym) of PS Theorem 1 over all visible tokens before the query: 0 symbolic, 1
+        positional, free of tau, of swaps and of the scale. `logit_std`, of the logits of the same tokens: where it is
+        small the softmax is flat and both scores are near 1. `alpha_ess`: effective number of swaps behind the scores.
+        Scores are NaN for heads whose window shows none of the swaps.
+        `attrs`: provenance, settings, and `correlation` of the two scores over heads (of the heads also for frequency
+        rows) with its null, see `score_correlation`.
+
+    Raises:
+        ValueError: an unknown mode; tau or logit_scale not positive and finite; swaps that do not exist or of which
+            none is left; text that the tokenizer joins across blocks, before or after a swap; a prompt too long.
+        UnsupportedArchitecture: no attention pattern, or no rotary positions to take frequencies of.
+        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, sections 3.1 to 3.3, appendix B.3).
+
+    What it does not establish: how the model solves the task, or that a head is for anything. A negative correlation of
+    the two scores is largely geometry: with f and f' the angles of v and v', `s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f'`
+    at each swap. Compare it with the null, in which heads differ only in how often they follow. And both scores near 1
+    say that there was little attention to move.
+    """
+    view = attention_view(model)
+    chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=exclude_first_block)
+    with tqdm(total=1 + len(chosen), desc="swaps", leave=False, disable=not show_progress) as bar:
+        (found,) = measure_queries(
+            view,
+            prompt.prefix,
+            prompt.blocks,
+            [prompt.suffix],
+            mode=mode,
+            tau=tau,
+            exclude_first_block=exclude_first_block,
+            logit_scale=logit_scale,
+            swaps=chosen,
+            per_frequency=per_frequency,
+            seed=seed,
+            advance=bar.update,
+        )
+    table = found.heads if found.frequencies is None else found.frequencies
+    tokens = prompt.tokenized(model).tokens()
+    table.attrs = {
+        **view.source,
+        "mode": mode,
+        "tau": tau,
+        "exclude_first_block": exclude_first_block,
+        "per_frequency": per_frequency,
+        "logit_scale": logit_scale,
+        "n_swaps": len(chosen),
+        "n_blocks": len(prompt.blocks),
+        "n_tokens": len(tokens),
+        "tokens_sha256": digest_of([tokens]),
+        "seed": seed,
+        "correlation": found.correlation,
+    }
+    return table
+
+
+@dataclass(frozen=True)
+class QueryScores:
+    """What one query's prompt gave.
+
+    Attributes:
+        heads: `layer, head` and scores.
+        frequencies: the same with `frequency`, None if not asked for.
+        correlation: of the scores over heads, see `score_correlation`.
+        last_logits: the model's output for the prompt before any swap.
+    """
+
+    heads: pd.DataFrame
+    frequencies: pd.DataFrame | None
+    correlation: dict[str, Any]
+    last_logits: Float64[Tensor, "d_vocab"]
+
+
+def measure_queries(
+    view: AttentionView,
+    prefix: Piece,
+    blocks: Iterable[Piece],
+    suffixes: Iterable[Piece],
+    *,
+    mode: Mode = "prompt",
+    tau: float | None = None,
+    exclude_first_block: bool = True,
+    logit_scale: float | None = None,
+    swaps: Iterable[Sequence[int]] | None = None,
+    per_frequency: bool = False,
+    seed: int = 0,
+    advance: Callable[[int], Any] | None = None,
+) -> list[QueryScores]:
+    """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them.
+
+    One suffix is measured with plain passes, so that hooks that refuse a key/value cache work.
+
+    Args:
+        view: of the model.
+        prefix, blocks, suffixes: text or token ids, see `BlockPrompt`.
+        advance: called with the number of prompts done; they are `len(suffixes) * (1 + number of swaps)` in all.
+        mode, tau, exclude_first_block, logit_scale, swaps, per_frequency, seed: see `positional_symbolic`.
+
+    Returns:
+        One `QueryScores` per suffix. Raises as `positional_symbolic`.
+    """
+    for name, value in (("tau", tau), ("logit_scale", logit_scale)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
+    blocks, advance = tuple(blocks), advance or (lambda count: None)
+    chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
+    prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
+    if not prompts:
+        raise ValueError("no suffix was given, so there is no query to measure")
+    layers = [view.raw(index) for index in range(view.n_layers)]
+    require_valid_length(layers, max(len(prompt.tokens()) for prompt in prompts))
+    resolutions = _resolutions(layers, logit_scale, per_frequency)
+    kept = [{name: _Kept() for name in resolutions} for _ in prompts]
+    context, spans = prompts[0], prompts[0].spans()
+    passes = QueryPasses(view, layers, [torch.as_tensor(prompt.suffix) for prompt in prompts])
+
+    def take_intact(prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor) -> None:
+        require_reproduced(layer, seen, pattern, layers[layer])
+        for name, resolution in resolutions.items():
+            if name == "frequencies" and seen.n_pairs == 0:
+                continue
+            at, logits = kept[query][name], resolution.logits(seen)
+            at.before[layer] = block_means(logits.softmax(-1), spans).cpu()
+            at.splits[layer] = ExclusionSplit(*(part.cpu() for part in resolution.exclusion(seen)))
+            if mode == "key":
+                after = swapped_key_means(partial(resolution.logits, seen), logits, spans, chosen)
+                at.after[layer] = list(after.cpu())
+
+    logits = passes.run(_fronts([context]), take_intact)
+    advance(len(prompts) * (1 if mode == "prompt" else 1 + len(chosen)))
+    at_once = passes.contexts_at_once(max(len(prompt.tokens()) for prompt in prompts))
+    for start in range(0, len(chosen) if mode == "prompt" else 0, at_once):
+        batch = chosen[start : start + at_once]
+        swapped = [context.swapped(i, j) for i, j in batch]
+        places = [[one.spans()[i], one.spans()[j]] for one, (i, j) in zip(swapped, batch, strict=True)]
+
+        def take_swapped(
+            prompt: int,
+            query: int,
+            layer: int,
+            seen: LastQuery,
+            pattern: Tensor,
+            places: list[list[tuple[int, int]]] = places,
+        ) -> None:
+            for name, resolution in resolutions.items():
+                if name == "heads" or seen.n_pairs > 0:
+                    means = block_means(resolution.logits(seen).softmax(-1), places[prompt])
+                    kept[query][name].after.setdefault(layer, []).append(means.cpu())
+
+        passes.run(_fronts(swapped), take_swapped)
+        advance(len(prompts) * len(batch))
+    return [_query_scores(at, chosen, tau, seed, logits[query][0]) for query, at in enumerate(kept)]
+
+
+class _Resolution(NamedTuple):
+    """How logits of heads, or of their frequencies, are taken from what a query sees."""
+
+    logits: Callable[..., Float64[Tensor, "*rows n"]]
+    exclusion: Callable[[LastQuery], ExclusionSplit]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What scores are made of, by layer: d_b of all blocks, (d'_i, d'_j) of each swap in order, and Theorem 1."""
+
+    before: dict[int, Float64[Tensor, "*rows blocks"]] = field(default_factory=dict)
+    after: dict[int, list[Float64[Tensor, "*rows 2"]]] = field(default_factory=dict)
+    splits: dict[int, ExclusionSplit] = field(default_factory=dict)
+
+
+def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency: bool) -> dict[str, _Resolution]:
+    heads = _Resolution(partial(LastQuery.head_logits, scale=scale), partial(head_exclusion, scale=scale))
+    if not per_frequency:
+        return {"heads": heads}
+    if all(raw.rotary is None for raw in layers):
+        raise UnsupportedArchitecture("no layer of this model has rotary positions: there are no frequencies to score")
+    pairs = _Resolution(partial(LastQuery.frequency_logits, scale=scale), partial(frequency_exclusion, scale=scale))
+    return {"heads": heads, "frequencies": pairs}
+
+
+def tokenized_for(view: AttentionView, prompt: BlockPrompt, swaps: list[tuple[int, int]], mode: Mode) -> BlockPrompt:
+    """The prompt as token ids, its text proved to keep its tokens under every swap. Raises as `positional_symbolic`."""
+    found = prompt.tokenized(view.model)
+    if prompt.is_text and mode == "prompt":
+        for i, j in swaps:
+            prompt.swapped(i, j).require_borders(view.model.tokenizer, f" (after blocks {i} and {j} swap)")
+    return found
+
+
+def require_valid_length(layers: list[RawAttention], length: int) -> None:
+    """Refuse a prompt beyond the length up to which the rotary frequencies hold. Raises ValueError."""
+    limits = [raw.rotary.valid_up_to for raw in layers if raw.rotary is not None and raw.rotary.valid_up_to is not None]
+    if limits and length > min(limits):
+        raise ValueError(
+            f"the prompt has {length} tokens, but this model's rotary frequencies change beyond {min(limits)}: "
+            "use fewer blocks"
+        )
+
+
+def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
+    """All but the suffix; swaps do not change its length."""
+    return torch.stack([prompt.tokens()[: -len(prompt.suffix)] for prompt in prompts])
+
+
+def _query_scores(
+    kept: dict[str, _Kept], swaps: list[tuple[int, int]], tau: float | None, seed: int, logits: Tensor
+) -> QueryScores:
+    tables, correlation = {}, {}
+    for name, at in kept.items():
+        before = {layer: _of_swaps(means, swaps) for layer, means in at.before.items()}
+        scores = {layer: swap_scores(before[layer], torch.stack(at.after[layer]), tau) for layer in before}
+        tables[name] = pd.concat([_rows(layer, scores[layer], at.splits[layer]) for layer in scores], ignore_index=True)
+        if name == "heads":
+            joined = SwapScores(*(torch.cat(part, dim=-1) for part in zip(*scores.values(), strict=True)))
+            correlation = score_correlation(torch.cat(list(before.values()), dim=1), joined, seed=seed)
+    return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.double().cpu())
+
+
+def _of_swaps(means: Float64[Tensor, "*rows blocks"], swaps: list[tuple[int, int]]) -> Float64[Tensor, "swaps *rows 2"]:
+    """(d_i, d_j) of each swap."""
+    return means[..., torch.tensor(swaps)].movedim(-2, 0)
+
+
+def _rows(layer: int, scores: SwapScores, split: ExclusionSplit) -> pd.DataFrame:
+    shape = scores.s_pos.shape
+    places = torch.cartesian_prod(*(torch.arange(size) for size in shape)).reshape(-1, len(shape)).T
+    columns: dict[str, Any] = {"layer": layer}
+    columns |= dict(zip(("head", "frequency"), places.numpy(), strict=False))
+    values = {
+        "s_pos": scores.s_pos,
+        "s_sym": scores.s_sym,
+        "exclusion_index": split.index,
+        "logit_std": split.variance.sqrt(),
+        "tau": scores.tau,
+        "alpha_ess": scores.alpha_ess,
+    }
+    return pd.DataFrame(columns | {name: value.flatten().numpy() for name, value in values.items()})

@@ -1,0 +1,246 @@
+"""`positional_symbolic_profile`: positional and symbolic scores of a whole model on the binding task, over draws."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.attention import attention_view
+from tlspectral.attention.layer import digest_of
+from tlspectral.positional.answers import answers_table
+from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
+from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.experiment import planned_experiment
+from tlspectral.positional.measure import Mode, QueryScores, measure_queries
+
+
+@dataclass(frozen=True, repr=False)
+class PositionalSymbolicProfile:
+    """What `positional_symbolic_profile` measured. The `attrs` of every table say what with.
+
+    Attributes:
+        heads: `layer, head`, then `s_pos, s_sym, exclusion_index, logit_std`, each with its standard error `_se`, and
+            `tau, alpha_ess`: means over the queries of a draw, then over draws; errors are over draws, NaN for one.
+            See `positional_symbolic` for what they are. Means leave out prompts in which a head has no score.
+        queries: the same per queried block, `layer, head, query`.
+        frequencies: the same per rotary pair, `layer, head, frequency`; None if not asked for.
+        answers: per prompt, `draw, query, answer`; `probability` of the answer's first token and its `rank` among all
+            tokens, from 1; `relative_probability`, its share among the first tokens of the colours of this draw;
+            `chance`, what that share would be had the model taken the colour of a random pair.
+        median_tests: `score, early_median, late_median, statistic, pvalue`: Mood's median test of the scores in `heads`
+            between the first half of the layers and the others, as PS footnote 2; the middle one of an odd number is
+            late. NaN where there is nothing to compare.
+        correlation: per prompt, `draw, query`; `pearson` of s_pos and s_sym over heads, with its per-head-coin null
+            `null_mean, null_sd, null_pct` over `null_draws` (see `score_correlation`) and `n_heads`.
+    """
+
+    heads: pd.DataFrame
+    queries: pd.DataFrame
+    frequencies: pd.DataFrame | None
+    answers: pd.DataFrame
+    median_tests: pd.DataFrame
+    correlation: pd.DataFrame
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The DataFrames by name, `frequencies` only where they were asked for."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: table for name, table in found.items() if table is not None}
+
+    @property
+    def pearson(self) -> float:
+        """Correlation over heads of the averaged s_pos and s_sym; NaN where it is not defined. It has no null."""
+        return pearson_of_scores(self.heads)
+
+    def __repr__(self) -> str:
+        lines = [f"PositionalSymbolicProfile of {self.heads.attrs['model']}"]
+        return "\n".join(lines + [f"  {name}: {text}" for name, text in self._summary()])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._summary())
+        return f"<table><caption>Profile of {escape(str(self.heads.attrs['model']))}</caption>{rows}</table>"
+
+    def _summary(self) -> list[tuple[str, str]]:
+        about, answers = self.heads.attrs, self.answers.mean(numeric_only=True)
+        rho = self.correlation[["pearson", "null_mean"]].mean()
+        tests = [
+            f"{row['score']} {row['early_median']:.3f} early, {row['late_median']:.3f} late (p = {row['pvalue']:.1g})"
+            for row in self.median_tests.to_dict("records")
+        ]
+        counted = f"{about['n_pairs']} pairs, blocks: {len(about['blocks'])}, queries: {len(about['queries'])}"
+        return [
+            ("task", f"{about['template']}, {counted}, draws: {about['draws']}, swaps by {about['mode']}"),
+            (
+                "answer",
+                f"mean probability {answers['probability']:.3g}, median rank {self.answers['rank'].median():.0f}; "
+                f"{answers['relative_probability']:.2f} among the colours (a random pair's colour: "
+                f"{answers['chance']:.2f})",
+            ),
+            ("medians over heads", "; ".join(tests)),
+            (
+                "correlation of s_pos and s_sym",
+                f"{self.pearson:.2f} of averages; mean over prompts {rho['pearson']:.2f}, null {rho['null_mean']:.2f}",
+            ),
+            ("swaps behind a score", f"{self.heads['alpha_ess'].median():.1f} of {about['n_swaps']} (median)"),
+        ]
+
+
+def positional_symbolic_profile(
+    model: Any,
+    task: BindingTask | str,
+    *,
+    n_pairs: int = 64,
+    n_blocks: int = 9,
+    queries: int | Iterable[int] = 9,
+    draws: int = 5,
+    seed: int = 0,
+    preset: Literal["paper"] | None = None,
+    mode: Mode = "prompt",
+    tau: float | None = None,
+    exclude_first_block: bool = True,
+    per_frequency: bool = False,
+    logit_scale: float | None = None,
+    show_progress: bool = True,
+) -> PositionalSymbolicProfile:
+    """Positional and symbolic scores of every head on the binding task, averaged over questions and draws.
+
+    A draw is a list of names and colours. `n_blocks` of its lines, evenly spaced from the first to the last, swap in
+    pairs, and several questions are asked about each list; the model reads a list once for all of them. The last token
+    of each prompt is the query whose attention is scored, as by `positional_symbolic`.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer with a tokenizer.
+        task: a `BindingTask`, or the name of a template: `"plain"`, `"gemma-2"`, `"llama-3.2"`, `"qwen2"`.
+        n_pairs: lines of the list, each a block; not needed for a `BindingTask`, which has its own.
+        n_blocks: blocks that are swapped with one another, all pairs of them.
+        queries: how many of these blocks are asked about, evenly spaced; or which blocks, by index, of all pairs.
+        draws: number of lists; standard errors are over them.
+        seed: of the draws and of the correlation's null.
+        preset: `"paper"` sets 256 pairs, 9 blocks and 9 queries, as PS appendix B.5. PS does not give tau, nor how many
+            lists it drew.
+        mode, tau, exclude_first_block, logit_scale: see `positional_symbolic`. Block 0 is the first selected block; it
+            may still be asked about.
+        per_frequency: also score every rotary pair of every head.
+        show_progress: a bar over prompts.
+
+    Returns:
+        A `PositionalSymbolicProfile` of DataFrames.
+
+    Raises:
+        ValueError: a model without tokenizer; more pairs than the context holds (the message says how many it does);
+            arguments that contradict one another or the preset; and as `positional_symbolic`.
+        UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
+
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, appendices B.4 and B.5).
+
+    What it does not establish: how the model binds names to colours. A profile of a model that does not answer, which
+    `answers` shows, describes attention on this text and no mechanism of the task. Heads of a layer are not
+    independent, so that p-values of `median_tests` are too small. For the correlation, see `positional_symbolic`.
+    """
+    view = attention_view(model)
+    tokenizer = getattr(view.model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(
+            "this model has no tokenizer, so the binding task cannot be written for it: load one that has, or measure "
+            "prompts of token ids with positional_symbolic"
+        )
+    experiment = planned_experiment(
+        task,
+        n_pairs=n_pairs,
+        n_blocks=n_blocks,
+        queries=queries,
+        draws=draws,
+        seed=seed,
+        preset=preset,
+        least_blocks=3 if exclude_first_block else 2,
+    )
+    experiment.require_context(tokenizer, view.n_ctx)
+    swaps = experiment.swaps(exclude_first_block=exclude_first_block)
+    found: list[list[QueryScores]] = []
+    answers: list[pd.DataFrame] = []
+    tokens: list[Tensor] = []
+    total = len(experiment.seeds) * len(experiment.queries) * (1 + len(swaps))
+    with tqdm(total=total, desc="profile", unit="prompt", leave=False, disable=not show_progress) as bar:
+        for draw_seed in experiment.seeds:
+            draw = experiment.task.draw(draw_seed)
+            prompts = experiment.prompts(draw, tokenizer)
+            tokens += [prompt.tokenized(model).tokens() for prompt in prompts]
+            of_draw = measure_queries(
+                view,
+                prompts[0].prefix,
+                prompts[0].blocks,
+                [prompt.suffix for prompt in prompts],
+                mode=mode,
+                tau=tau,
+                exclude_first_block=exclude_first_block,
+                logit_scale=logit_scale,
+                swaps=swaps,
+                per_frequency=per_frequency,
+                seed=draw_seed,
+                advance=bar.update,
+            )
+            logits = torch.stack([one.last_logits for one in of_draw])
+            answers.append(answers_table(tokenizer, draw, experiment.queries, prompts, logits))
+            found.append(of_draw)
+    heads = over_draws([[one.heads for one in of_draw] for of_draw in found])
+    profile = PositionalSymbolicProfile(
+        heads=heads,
+        queries=_per_query(found, experiment.queries),
+        frequencies=_frequencies(found) if per_frequency else None,
+        answers=_numbered(answers),
+        median_tests=median_tests(heads, view.n_layers),
+        correlation=_numbered([_correlations(of_draw, experiment.queries) for of_draw in found]),
+    )
+    attrs: dict[Any, Any] = {
+        **view.source,
+        "template": experiment.task.template,
+        "n_pairs": experiment.task.n_pairs,
+        "blocks": list(experiment.blocks),
+        "queries": list(experiment.queries),
+        "draws": len(experiment.seeds),
+        "draw_seeds": list(experiment.seeds),
+        "seed": seed,
+        "preset": preset,
+        "mode": mode,
+        "tau": tau,
+        "exclude_first_block": exclude_first_block,
+        "logit_scale": logit_scale,
+        "n_swaps": len(swaps),
+        "n_tokens": [len(one) for one in tokens],
+        "tokens_sha256": digest_of(tokens),
+    }
+    for table in profile.tables.values():
+        table.attrs = dict(attrs)
+    return profile
+
+
+def _per_query(found: list[list[QueryScores]], queries: tuple[int, ...]) -> pd.DataFrame:
+    tables = []
+    for place, query in enumerate(queries):
+        table = over_draws([[of_draw[place].heads] for of_draw in found])
+        table.insert(2, "query", query)
+        tables.append(table)
+    return pd.concat(tables).sort_values(["layer", "head", "query"], ignore_index=True)
+
+
+def _frequencies(found: list[list[QueryScores]]) -> pd.DataFrame:
+    return over_draws([[one.frequencies for one in of_draw if one.frequencies is not None] for of_draw in found])
+
+
+def _correlations(of_draw: list[QueryScores], queries: tuple[int, ...]) -> pd.DataFrame:
+    table = pd.DataFrame([one.correlation for one in of_draw]).rename(columns={"draws": "null_draws"})
+    for name in ("pearson", "null_mean", "null_sd", "null_pct"):
+        table[name] = table[name].astype(np.float64)  # None becomes NaN
+    table.insert(0, "query", queries)
+    return table
+
+
+def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    joined = pd.concat(tables, keys=range(len(tables)), names=["draw"])
+    return joined.reset_index("draw").reset_index(drop=True)

@@ -1,0 +1,173 @@
+"""Prompts made of blocks that can change places, which is what positional and symbolic attention is measured on."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import index
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.attention import attention_view
+
+Piece = str | Tensor
+
+
+@dataclass(frozen=True)
+class BlockPrompt:
+    """A prompt in blocks: `prefix`, then `blocks`, then `suffix`, whose last token is the query.
+
+    Everything is text or everything is 1-D token ids; blocks may differ in length. Text is tokenised piece by piece and
+    without special tokens, so that a block has the same tokens wherever it stands. Nothing is added in front: where the
+    model wants a start token (`view.start_token`; its text is `tokenizer.bos_token`), write it into the prefix.
+
+    Attributes:
+        prefix: what stays in front, possibly nothing (`""` or no ids).
+        blocks: three or more pieces, none of them empty.
+        suffix: what stays behind, at least the query.
+
+    Raises:
+        ValueError: fewer than three blocks, an empty block or suffix, text mixed with ids, or ids that are not 1-D.
+
+    The source is "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3), where the blocks of a
+    partition of the prompt are permuted.
+    """
+
+    prefix: Piece
+    blocks: Sequence[Piece]
+    suffix: Piece
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        texts = [isinstance(piece, str) for piece in self.pieces]
+        if any(texts) and not all(texts):
+            raise ValueError("a prompt is all text or all token ids: prefix, blocks and suffix mix the two")
+        for name, piece in zip(self._names, self.pieces, strict=True):
+            if isinstance(piece, Tensor) and (piece.ndim != 1 or piece.is_floating_point()):
+                raise ValueError(f"{name}: ids are 1-D integers, found {tuple(piece.shape)} of {piece.dtype}")
+            if len(piece) == 0 and name != "prefix":
+                raise ValueError(f"{name} is empty: every block needs a token, and the suffix holds the query")
+        if len(self.blocks) < 3:
+            raise ValueError(f"found {len(self.blocks)} blocks: at least three are needed, so that two can swap")
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Prefix, blocks and suffix in order."""
+        return (self.prefix, *self.blocks, self.suffix)
+
+    @property
+    def is_text(self) -> bool:
+        """True for text, False for token ids."""
+        return isinstance(self.suffix, str)
+
+    @property
+    def _names(self) -> list[str]:
+        return ["prefix", *(f"block {number}" for number in range(len(self.blocks))), "suffix"]
+
+    def tokens(self) -> Int[Tensor, "pos"]:
+        """The whole prompt of a tokenised `BlockPrompt`. Raises ValueError for text."""
+        return torch.cat(self._ids())
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First position of each block and the one after its last, tokenised. Raises ValueError for text."""
+        bounds = torch.tensor([len(piece) for piece in self._ids()]).cumsum(0).tolist()
+        return list(pairwise(bounds[:-1]))
+
+    def swapped(self, i: int, j: int) -> "BlockPrompt":
+        """The same prompt with blocks i and j in each other's place. Raises IndexError where one does not exist."""
+        blocks = list(self.blocks)
+        blocks[i], blocks[j] = blocks[j], blocks[i]
+        return replace(self, blocks=blocks)
+
+    def tokenized(self, model: Any) -> "BlockPrompt":
+        """The same prompt as token ids.
+
+        Args:
+            model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompt is text.
+
+        Raises:
+            ValueError: text without a tokenizer, text that the tokenizer joins across the border of two pieces, or a
+                prompt longer than the model's context.
+        """
+        view = attention_view(model)
+        found = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
+        length = sum(map(len, found.pieces))
+        if length > view.n_ctx:
+            raise ValueError(f"the prompt has {length} tokens and the model's context {view.n_ctx}: use fewer blocks")
+        return found
+
+    def _from_text(self, tokenizer: Any) -> "BlockPrompt":
+        if tokenizer is None:
+            raise ValueError("this model has no tokenizer, so text cannot be read: pass blocks of token ids")
+        ids = [torch.tensor(_ids_of(tokenizer, piece), dtype=torch.int64) for piece in self.pieces]
+        for name, piece, text in zip(self._names, ids, self.pieces, strict=True):
+            if len(piece) == 0 and text:
+                raise ValueError(f"{name}: the tokenizer makes no token of {text!r}")
+        self.require_borders(tokenizer)
+        return BlockPrompt(ids[0], ids[1:-1], ids[-1])
+
+    def require_borders(self, tokenizer: Any, when: str = "") -> None:
+        """Refuse text whose tokens are not those of its pieces.
+
+        Args:
+            tokenizer: the model's.
+            when: what was done to the prompt before, for the message.
+
+        Raises:
+            ValueError: a tokenizer that merges across block borders, or unequal token boundaries across a swap.
+        """
+        apart = [_ids_of(tokenizer, piece) for piece in self.pieces]
+        if _ids_of(tokenizer, "".join(map(str, self.pieces))) == [token for piece in apart for token in piece]:
+            return
+        wrong = "unequal token boundaries across a swap" if when else "a tokenizer that merges across block borders"
+        advice = "end every piece where a token ends (a line break, say), or pass blocks of token ids"
+        kept = [number for number, piece in enumerate(self.pieces) if piece]
+        for first, second in pairwise(kept):
+            together = _ids_of(tokenizer, f"{self.pieces[first]}{self.pieces[second]}")
+            if together != apart[first] + apart[second]:
+                shown = [tokenizer.convert_ids_to_tokens(piece) for piece in (apart[first], apart[second], together)]
+                raise ValueError(
+                    f"{wrong}{when}: {self._names[first]} and {self._names[second]} are {shown[0]} and {shown[1]} "
+                    f"apart but {shown[2]} together; {advice}"
+                )
+        raise ValueError(f"{wrong}{when}: the tokens of the whole text are not those of its pieces; {advice}")
+
+    def _ids(self) -> list[Int[Tensor, "_"]]:
+        if self.is_text:
+            raise ValueError("this prompt is text: take its tokens from .tokenized(model)")
+        return [torch.as_tensor(piece) for piece in self.pieces]
+
+
+def chosen_swaps(
+    n_blocks: int, swaps: Iterable[Sequence[int]] | None, *, exclude_first_block: bool
+) -> list[tuple[int, int]]:
+    """Pairs (i, j) of blocks that swap places, i < j, sorted, each once.
+
+    Args:
+        n_blocks: blocks of the prompt.
+        swaps: pairs of block indices in either order; None takes all pairs.
+        exclude_first_block: leave out pairs that touch block 0.
+
+    Raises:
+        ValueError: a block that does not exist, a block swapped with itself, or no swap left.
+    """
+    if swaps is None:
+        swaps = [(i, j) for i in range(n_blocks) for j in range(i + 1, n_blocks)]
+    found: set[tuple[int, int]] = set()
+    for pair in swaps:
+        i, j = sorted(index(block) for block in pair)
+        if not 0 <= i < j < n_blocks:
+            reason = "a block does not swap with itself" if i == j else f"blocks are 0 to {n_blocks - 1}"
+            raise ValueError(f"swap ({i}, {j}): {reason}")
+        found.add((i, j))
+    kept = sorted((i, j) for i, j in found if i > 0 or not exclude_first_block)
+    if not kept:
+        reason = "all of them touch block 0, which exclude_first_block leaves out" if found else "none was given"
+        raise ValueError(f"no swap is left to measure: {reason}")
+    return kept
+
+
+def _ids_of(tokenizer: Any, text: Any) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else []

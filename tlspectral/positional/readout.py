@@ -1,0 +1,315 @@
+"""What the last query of a prompt sees in a layer, kept so that keys can be placed anywhere without another pass.
+
+With `z_t = q_t conj(k_t)` for the rotary pair t, q turned to its own position and k not turned, the score of key k at
+position j is
+
+    sum_t ( cos(j theta_t) Re z_t + sin(j theta_t) Im z_t )  +  what the columns in no pair give,
+
+a product of a row of contents (one per key) and a row of places (one per position). The sum over t is the
+decomposition by frequency of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.attention import AttentionView, Normalization, RawAttention
+from tlspectral.attention.view import Hook
+from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.operators.verification import alibi_slopes
+from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
+
+Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
+
+
+@dataclass(frozen=True)
+class LastQuery:
+    """One layer of one prompt as its last query sees it; products are before the score scale.
+
+    Attributes:
+        contents: per key, Re z_t of all pairs, then Im z_t, then what still columns give.
+        places: per position, cos of all pairs, then sin, then 1; with the model's own attention scaling. Per head of a
+            spectral layer.
+        slopes: ALiBi per position of each head, None without.
+        visible: positions that the query may attend to; its own is the last.
+        score_scale: the model's own.
+        softcap: the model's own, None without.
+    """
+
+    contents: Float64[Tensor, "heads coordinates keys"]
+    places: Float64[Tensor, "*heads coordinates keys"]
+    slopes: Float64[Tensor, "heads"] | None
+    visible: Bool[Tensor, "keys"]
+    score_scale: float
+    softcap: float | None
+
+    @property
+    def n_pairs(self) -> int:
+        """Rotary pairs, 0 in a layer without rotary positions."""
+        return self.places.shape[-2] // 2
+
+    def head_logits(self, moved: Moved | None = None, *, scale: float | None = None) -> Float64[Tensor, "heads n"]:
+        """Logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
+
+        Args:
+            moved: which keys, and the positions they take; None leaves every key where it is.
+            scale: in place of the model's score scale.
+        """
+        contents, places, visible = self._placed(moved)
+        product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
+        logits = (self.score_scale if scale is None else scale) * torch.einsum(product, contents, places)
+        if self.slopes is not None:
+            positions = torch.arange(len(self.visible), device=logits.device) if moved is None else moved[1]
+            logits = logits + self.slopes[:, None] * positions
+        return self.capped(logits).masked_fill(~visible, -torch.inf)
+
+    def frequency_logits(
+        self, moved: Moved | None = None, *, scale: float | None = None
+    ) -> Float64[Tensor, "heads pairs n"]:
+        """What each rotary pair adds to the scores; scale 1 unless given, no softcap. Arguments as `head_logits`."""
+        contents, places, visible = self._placed(moved)
+        pairs = self.n_pairs
+        logits = contents[:, :pairs] * places[..., :pairs, :]
+        logits.addcmul_(contents[:, pairs : 2 * pairs], places[..., pairs : 2 * pairs, :])
+        return (logits if scale is None else logits.mul_(scale)).masked_fill_(~visible, -torch.inf)
+
+    def capped(self, logits: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch n"]:
+        """Scaled scores under the model's softcap."""
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
+        if moved is None:
+            return self.contents, self.places, self.visible
+        keys, positions = moved
+        return self.contents[..., keys], self.places[..., positions], self.visible[positions]
+
+
+def last_query(
+    raw: RawAttention,
+    query: Float[Tensor, "heads d_head"],
+    keys: Float[Tensor, "keys kv_heads d_head"],
+    tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
+    visible: Bool[Tensor, "keys"],
+) -> LastQuery:
+    """Put together what the last query sees, in float64.
+
+    Args:
+        raw: the layer.
+        query: of the last position, as captured: before query norm and rotation.
+        keys: of all positions, likewise, grouped or one per query head.
+        tables: cos and sin that the model applied, per query head of a spectral layer; None without rotary positions.
+        visible: positions that the last query may attend to.
+    """
+    q = normed(query, raw.q_norm)
+    k = normed(keys, raw.k_norm).movedim(0, -1)  # [kv_heads, d_head, keys]
+    n_heads, n_kv = len(q), len(k)
+    still = torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
+    coordinates: list[Tensor] = []
+    places = torch.ones(1, k.shape[-1], dtype=q.dtype, device=q.device)
+
+    def product(columns: Tensor, of_keys: Tensor) -> Float64[Tensor, "heads columns keys"]:
+        grouped = columns.unflatten(0, (n_kv, n_heads // n_kv))[..., None] * of_keys[:, None]
+        return grouped.flatten(0, 1)
+
+    if tables is not None and raw.rotary is not None:
+        cos, sin = (table.to(q.device) for table in tables)
+        last = with_gain_and_phase(q[:, None], raw.rotary)
+        q = rotate(last, cos[..., -1:, :], sin[..., -1:, :], raw.rotary)[:, 0]
+        real, imag = raw.rotary.real_index.to(q.device), raw.rotary.imag_index.to(q.device)
+        still[real] = still[imag] = False
+        coordinates.append(product(q[:, real], k[:, real]).add_(product(q[:, imag], k[:, imag])))
+        coordinates.append(product(q[:, imag], k[:, real]).sub_(product(q[:, real], k[:, imag])))
+        places = torch.cat([cos.mT, sin.mT, places.expand(*cos.shape[:-2], -1, -1)], dim=-2)
+    rest = torch.einsum("gmd,gdk->gmk", q[:, still].unflatten(0, (n_kv, n_heads // n_kv)), k[:, still])
+    return LastQuery(
+        contents=torch.cat([*coordinates, rest.flatten(0, 1)[:, None]], dim=1),
+        places=places,
+        slopes=alibi_slopes(n_heads).to(q.device) if raw.alibi else None,
+        visible=visible.to(q.device),
+        score_scale=raw.score_scale,
+        softcap=raw.softcap,
+    )
+
+
+def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
+    """Refuse a layer whose attention of the last query is not the softmax of our logits.
+
+    Args:
+        layer: index, for the message.
+        seen: ours.
+        pattern: last row of the model's own; a layer with a window may show its last columns alone.
+        raw: the layer.
+
+    Raises:
+        ScoreMismatch: it differs by more than `verify_scores` allows for patterns.
+    """
+    logits = seen.head_logits()
+    ours = logits.softmax(-1)
+    theirs = torch.nn.functional.pad(_double(pattern), (ours.shape[-1] - pattern.shape[-1], 0))
+    error = float((ours - theirs).abs().max())
+    scale = float(logits[:, seen.visible].abs().max())
+    eps = torch.finfo(raw.w_q.dtype).eps
+    tolerance = 1e-5 if eps < 1e-4 else eps * scale  # as verify_scores, which measured 7e-7 in float32
+    if not error <= tolerance:
+        raise ScoreMismatch(
+            f"layer {layer}: the attention of the last query rebuilt from captured queries and keys differs from the "
+            f"model's own by {error:.2e} (allowed {tolerance:.2e}, largest score {scale:.1f}); no scores are returned. "
+            "Remove hooks that edit this layer's scores, or look with verify_scores whether the model is read right"
+        )
+
+
+@dataclass
+class ContextKeys:
+    """What a pass over the front of prompts left of every layer, for passes that read only their ends.
+
+    Attributes:
+        keys: by layer, as captured, [prompts, pos, kv_heads, d_head].
+        tables: by layer, the cos and sin that passed, each [pos, columns].
+    """
+
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    tables: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def hooks(self, view: AttentionView) -> list[Hook]:
+        """Hooks that fill it."""
+        hooks: list[Hook] = []
+        for layer in range(view.n_layers):
+            names = view.hook_names(layer)
+            hooks.append((names["key"], self._keeper(layer, None)))
+            hooks += [(names[point], self._keeper(layer, point)) for point in ("cos", "sin") if point in names]
+        return hooks
+
+    def _keeper(self, layer: int, point: str | None) -> Callable[[Tensor, Any], None]:
+        def keep(activation: Tensor, hook: Any) -> None:
+            # A copy, as keys may be a view into queries, keys and values of all positions.
+            if point is None:
+                self.keys[layer] = activation.detach().clone()
+            else:
+                self.tables.setdefault(layer, {})[point] = _one_row(activation).clone()
+
+        return keep
+
+
+Reduce = Callable[[int, int, LastQuery, Tensor], None]
+
+
+@dataclass
+class LastQueryReader:
+    """Hooks that hand what the last query of each row sees to `reduce`, layer by layer as the model runs.
+
+    Nothing of a layer is kept after it: not the keys, and of queries and patterns only the last row is ever taken.
+
+    Attributes:
+        view: of the model.
+        layers: its layers.
+        reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
+        context: where the run continues prompts that were read before.
+        copies: rows of the run for each prompt of the context.
+        seen: what the hooks of a run have met so far.
+        finished: layers that have been handed on.
+    """
+
+    view: AttentionView
+    layers: list[RawAttention]
+    reduce: Reduce
+    context: ContextKeys | None = None
+    copies: int = 1
+    seen: dict[str, Tensor] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+
+    def hooks(self) -> list[Hook]:
+        """A TransformerLens `fwd_hooks` list for one run after the other."""
+        hooks: list[Hook] = []
+        for layer in range(self.view.n_layers):
+            names = self.view.hook_names(layer)
+            held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
+            hooks += [(names[point], self._holder(point)) for point in held]
+            hooks.append((names["pattern"], self._finisher(layer)))
+        return hooks
+
+    def require_all(self) -> None:
+        """Refuse a run in which a layer was not handed on. Raises UnsupportedArchitecture."""
+        for layer in range(self.view.n_layers):
+            if layer not in self.finished:
+                raise UnsupportedArchitecture(
+                    f"layer {layer}: the attention never returned its pattern; "
+                    'load the model with attn_implementation="eager"'
+                )
+
+    def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
+        def hold(activation: Tensor, hook: Any) -> None:
+            if point == "query":
+                activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
+            elif point == "scores":
+                # Masks are -inf or the lowest number of the scores' own dtype, and the same for every row and head.
+                activation = activation[0, 0, -1] > torch.finfo(activation.dtype).min / 2
+            elif point in ("cos", "sin"):
+                activation = _one_row(activation)
+            self.seen[point] = activation.detach()
+
+        return hold
+
+    def _finisher(self, layer: int) -> Callable[[Tensor, Any], None]:
+        def finish(pattern: Tensor, hook: Any) -> None:
+            seen, self.seen = self.seen, {}
+            raw, query, key = self.layers[layer], seen["query"], seen["key"]
+            before = 0 if self.context is None else self.context.keys[layer].shape[1]
+            n_keys = before + key.shape[1]
+            tables = self._tables(layer, raw.rotary, n_keys, seen)
+            visible = self._visible(layer, n_keys, seen)
+            for row in range(len(query)):
+                keys = key[row]
+                if self.context is not None:
+                    keys = torch.cat([self.context.keys[layer][row // self.copies], keys])
+                self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
+            self.finished.add(layer)
+
+        return finish
+
+    def _tables(
+        self, layer: int, geometry: RotaryGeometry | None, n_keys: int, seen: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        if geometry is None:
+            return None
+        names = self.view.hook_names(layer)
+        earlier = {} if self.context is None else self.context.tables.get(layer, {})
+        captured = {
+            names[point]: torch.cat([earlier[point], seen[point]]) if point in earlier else seen[point]
+            for point in ("cos", "sin")
+            if point in seen
+        }
+        tables = self.view.rotary_tables(layer, n_keys, captured)
+        if tables is None:
+            return geometry.position_tables(n_keys)
+        per_prompt = geometry.theta.ndim + 1  # without padding all rows have the same positions
+        cos, sin = (per_pair(table[0] if table.ndim > per_prompt else table, geometry) for table in tables)
+        return _double(cos), _double(sin)
+
+    def _visible(self, layer: int, n_keys: int, seen: dict[str, Tensor]) -> Bool[Tensor, "keys"]:
+        if "scores" not in seen:
+            return self.view.causal_mask(layer, n_keys)[-1]
+        # Under a window a layer may keep only its last keys.
+        return torch.nn.functional.pad(seen["scores"], (n_keys - len(seen["scores"]), 0))
+
+
+def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:
+    """Tables of one prompt: without padding all rows have the same positions."""
+    return table.detach().reshape(-1, *table.shape[-2:])[0]
+
+
+def normed(x: Float[Tensor, "*batch d_head"], norm: Normalization | None) -> Float64[Tensor, "*batch d_head"]:
+    """Queries or keys in float64, behind the query/key norm if the layer has one."""
+    x = _double(x)
+    if norm is None:
+        return x
+    normalized = norm.normalized(x)
+    return normalized if norm.gain is None else normalized * _double(norm.gain)
+
+
+def _double(x: Tensor) -> Tensor:
+    # float64 where the tensor is, unless it is where there is none.
+    return (x.detach().cpu() if x.device.type == "mps" else x.detach()).double()

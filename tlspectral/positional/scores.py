@@ -1,0 +1,144 @@
+"""Positional and symbolic scores from block means, as "Decoupling Positional and Symbolic Attention Behavior" defines.
+
+Throughout (PS, appendix B.3), d_b is the mean attention weight of block b's tokens, a swap of blocks i and j has
+`v = (d_i, d_j)` before and `v' = (d'_i, d'_j)` after it, in the same two places, and
+
+    s_pos = sum alpha cos(v', v)          the weights stay where they were
+    s_sym = sum alpha cos(v', (d_j, d_i))   the weights follow the blocks
+
+with alpha the softmax of |d_i - d_j| / tau over the swaps. With f and f' the angles of v and v', every swap obeys
+`cos(v', v)^2 + cos(v', swapped v)^2 = 1 + sin 2f sin 2f'`: a head whose weights are peaked lies on the unit circle.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+RELATIVE_TAU = 0.1
+NULL_DRAWS = 200
+
+
+class SwapScores(NamedTuple):
+    """Scores of each row (a head, or a frequency of one) and the weighting behind them.
+
+    Attributes:
+        s_pos, s_sym: see the module; in [0, 1].
+        tau: the temperature in use, in attention weight.
+        alpha_ess: effective number of swaps, 1 / sum alpha^2.
+        alpha: weight of each swap; they sum to 1.
+    """
+
+    s_pos: Float64[Tensor, "*rows"]
+    s_sym: Float64[Tensor, "*rows"]
+    tau: Float64[Tensor, "*rows"]
+    alpha_ess: Float64[Tensor, "*rows"]
+    alpha: Float64[Tensor, "swaps *rows"]
+
+
+def block_means(weights: Float64[Tensor, "*rows pos"], spans: list[tuple[int, int]]) -> Float64[Tensor, "*rows blocks"]:
+    """Mean attention weight d_b of each block's tokens, from one query's weights on all its keys."""
+    return torch.stack([weights[..., start:stop].mean(-1) for start, stop in spans], dim=-1)
+
+
+def swap_scores(
+    before: Float64[Tensor, "swaps *rows 2"], after: Float64[Tensor, "swaps *rows 2"], tau: float | None = None
+) -> SwapScores:
+    """Positional and symbolic score of each row.
+
+    Args:
+        before: v of each swap, weights at least 0.
+        after: v' of each swap, in the same places.
+        tau: temperature of alpha, in attention weight; None takes 0.1 of each row's largest |d_i - d_j|, which makes
+            the scores free of the scale of the weights.
+
+    Returns:
+        `SwapScores`. A swap whose v or v' is zero has no cosine and weight 0; NaN where no swap is left. If no swap
+        moves any weight, alpha is uniform and a relative tau 0.
+
+    Source: PS, appendix B.3, which gives no value of tau.
+
+    What it does not establish: see `positional_symbolic`.
+    """
+    usable = (before.amax(-1) > 0) & (after.amax(-1) > 0)
+    difference = (before[..., 0] - before[..., 1]).abs()
+    if tau is None:
+        largest = difference.where(usable, -torch.inf).amax(0)
+        used = torch.where(largest >= 0, RELATIVE_TAU * largest, torch.nan)
+    else:
+        used = torch.full_like(difference[0], tau)
+    exponent = torch.where(used > 0, difference / used.where(used > 0, 1.0), 0.0)
+    alpha = exponent.where(usable, -torch.inf).softmax(0)
+    positional = alpha * _cosine(after, before, usable)
+    symbolic = alpha * _cosine(after, before.flip(-1), usable)
+    return SwapScores(positional.sum(0), symbolic.sum(0), used, 1 / alpha.square().sum(0), alpha)
+
+
+def score_correlation(
+    before: Float64[Tensor, "swaps heads 2"],
+    scores: SwapScores,
+    *,
+    draws: int = NULL_DRAWS,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Correlation of s_pos and s_sym over heads, beside what the scores' geometry makes of it.
+
+    In the null every head keeps its own v and alpha, and at each swap its weights follow the blocks with a probability
+    that is drawn once per head, uniform in [0, 1], and else stay. So heads differ in how often they follow and in
+    nothing else.
+
+    Args:
+        before: v of each swap.
+        scores: of `swap_scores`, one row a head; heads without a score are left out.
+        draws: of the null.
+        seed: of the draws.
+
+    Returns:
+        `pearson`; `null_mean`, `null_sd` and `null_pct`, the share of draws at or below `pearson`; `draws`, `n_heads`.
+        None where fewer than three heads have scores or where a score is the same for all.
+
+    What it does not establish: a negative correlation, and even one below the null, is no evidence for the exclusion
+    principle: by geometry `s_pos^2 + s_sym^2` is at least 1 at every swap.
+    """
+    found = ~torch.isnan(scores.s_pos)
+    alpha, v = scores.alpha[:, found], before[:, found]
+    pearson = _pearson(scores.s_pos[found], scores.s_sym[found])
+    follows_nothing = _cosine(v, v.flip(-1), v.amax(-1) > 0)
+    generator = torch.Generator().manual_seed(seed)
+    null: list[float] = []
+    for _ in range(draws if pearson is not None else 0):
+        probability = torch.rand(v.shape[1], generator=generator, dtype=torch.float64)
+        follows = torch.rand(v.shape[:2], generator=generator, dtype=torch.float64) < probability
+        drawn = _pearson(
+            (alpha * torch.where(follows, follows_nothing, 1.0)).sum(0),
+            (alpha * torch.where(follows, 1.0, follows_nothing)).sum(0),
+        )
+        if drawn is not None:
+            null.append(drawn)
+    values = torch.tensor(null, dtype=torch.float64)
+    return {
+        "pearson": pearson,
+        "null_mean": float(values.mean()) if len(null) > 1 else None,
+        "null_sd": float(values.std()) if len(null) > 1 else None,
+        "null_pct": float((values <= pearson).double().mean()) if pearson is not None and null else None,
+        "draws": draws,
+        "n_heads": int(found.sum()),
+    }
+
+
+def _cosine(
+    left: Float64[Tensor, "*swaps 2"], right: Float64[Tensor, "*swaps 2"], usable: Bool[Tensor, "*swaps"]
+) -> Float64[Tensor, "*swaps"]:
+    """Cosine of two vectors of weights, 0 where not usable; scaled first, as squares of small weights underflow."""
+    left, right = (x / x.amax(-1, keepdim=True).where(usable[..., None], 1.0) for x in (left, right))
+    product = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
+    return product.where(usable, 0.0)
+
+
+def _pearson(x: Float64[Tensor, "heads"], y: Float64[Tensor, "heads"]) -> float | None:
+    # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.
+    if len(x) < 3 or min(float(x.max() - x.min()), float(y.max() - y.min())) < 1e-12:
+        return None
+    x, y = x - x.mean(), y - y.mean()
+    return float((x @ y) / (x.norm() * y.norm()))

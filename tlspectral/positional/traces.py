@@ -1,0 +1,258 @@
+"""What goes into the scores of single heads: their attention before and after swaps, and norms per rotary frequency."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import index
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from tlspectral.attention import AttentionView, RawAttention, attention_view
+from tlspectral.attention.layer import digest_of
+from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
+from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
+from tlspectral.positional.readout import LastQuery, LastQueryReader, Reduce, normed, require_reproduced
+from tlspectral.positional.scores import block_means
+
+
+def attention_traces(
+    model: Any,
+    prompt: BlockPrompt,
+    heads: Heads,
+    *,
+    swaps: Iterable[tuple[int, int]],
+    frequencies: Iterable[int] | None = None,
+    mode: Mode = "prompt",
+) -> pd.DataFrame:
+    """Mean attention of the last query to each block, before and after each swap of two blocks.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: the blocks; the query is the last token of the suffix.
+        heads: (layer, head) pairs, or a DataFrame with these columns.
+        swaps: pairs of block indices; each takes a pass under "prompt".
+        frequencies: indices of rotary pairs to be shown alone, beside the whole head. Their logits have neither the
+            model's score scale nor its softcap or ALiBi, as in `positional_symbolic`.
+        mode: "prompt": the words swap and the model runs again; "key": the keys of one pass swap and are turned to
+            their new positions. See `positional_symbolic`.
+
+    Returns:
+        DataFrame `layer, head, frequency, swap_i, swap_j, block, before, after`, sorted, swap_i < swap_j. `frequency`
+        is missing (NA) for the whole head, which comes first. `block` counts places from 0; `before` and `after` are
+        the mean weight of a token there, with the lengths of the blocks that are there then. A head stays if `after`
+        equals `before`, and follows if the two have exchanged places.
+
+    Raises:
+        BadHead: a head that does not exist.
+        ValueError: an unknown mode, a swap or frequency that does not exist, no heads, text that the tokenizer joins
+            across blocks, or a prompt that is too long.
+        UnsupportedArchitecture: a layer gives no attention pattern, or frequencies are asked of one without rotary
+            positions.
+        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, Figure 1E).
+
+    What it does not establish: how the head behaves under other swaps; the scores are means over many.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
+    view = attention_view(model)
+    wanted = _wanted(view, heads)
+    pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
+    chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=False)
+    intact = tokenized_for(view, prompt, chosen, mode)
+    layers = [view.raw(layer) for layer in range(view.n_layers)]
+    require_valid_length(layers, len(intact.tokens()))
+    _require_frequencies(layers, wanted, pairs)
+    before: dict[_Trace, Tensor] = {}
+    after: dict[tuple[_Trace, tuple[int, int]], Tensor] = {}
+
+    def take_intact(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
+        if layer not in wanted:
+            return
+        require_reproduced(layer, seen, pattern, layers[layer])
+        before.update(_traces(layer, seen, wanted[layer], pairs, intact, None))
+        for swap in chosen if mode == "key" else []:
+            moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
+            found = _traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved)
+            after.update({(trace, swap): means for trace, means in found.items()})
+
+    _read(view, layers, intact, take_intact)
+    for swap in chosen if mode == "prompt" else []:
+        swapped = intact.swapped(*swap)
+
+        def take_swapped(
+            layer: int,
+            row: int,
+            seen: LastQuery,
+            pattern: Tensor,
+            swapped: BlockPrompt = swapped,
+            swap: tuple[int, int] = swap,
+        ) -> None:
+            found = _traces(layer, seen, wanted.get(layer, []), pairs, swapped, None)
+            after.update({(trace, swap): means for trace, means in found.items()})
+
+        _read(view, layers, swapped, take_swapped)
+
+    rows = [
+        (*trace, *swap, block, *both)
+        for trace, means in before.items()
+        for swap in chosen
+        for block, both in enumerate(zip(means.tolist(), after[trace, swap].tolist(), strict=True))
+    ]
+    columns = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
+    table = pd.DataFrame(rows, columns=columns).astype({"frequency": "Int64"})
+    table = table.sort_values(columns[:6], na_position="first", ignore_index=True)
+    table.attrs = {**_provenance(view, intact), "mode": mode}
+    return table
+
+
+def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
+    """How large the logits of the last query and the keys are at each rotary frequency of some heads.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: its blocks are not told apart here; the query is the last token of the suffix.
+        heads: (layer, head) pairs, or a DataFrame with these columns.
+
+    Returns:
+        DataFrame `layer, head, frequency, logit_norm, key_norm`, sorted; both are root mean squares over the visible
+        tokens before the query. `logit_norm` is of what the pair adds to the score, before the model's score scale (as
+        `positional_symbolic(..., per_frequency=True)`), `key_norm` of the length of the key's two coordinates, in the
+        model's units: after key norm and with the model's attention scaling.
+
+    Raises:
+        BadHead: a head that does not exist.
+        ValueError: no heads, text that the tokenizer joins across blocks, or a prompt that is too long.
+        UnsupportedArchitecture: a layer gives no attention pattern, or has no rotary positions.
+        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+
+    Source: PS, section 3.3, Figure 1D, which names both norms and defines neither.
+
+    What it does not establish: that a frequency decides where the head looks: a logit that is large and equal for all
+    keys changes nothing. One attention sink can make up most of a norm.
+    """
+    view = attention_view(model)
+    wanted = _wanted(view, heads)
+    intact = prompt.tokenized(model)
+    layers = [view.raw(layer) for layer in range(view.n_layers)]
+    require_valid_length(layers, len(intact.tokens()))
+    _require_frequencies(layers, wanted, [0])
+    rows: list[tuple[float, ...]] = []
+    keys: dict[int, Tensor] = {}
+
+    def keep(activation: Tensor, hook: Any, layer: int) -> None:
+        keys[layer] = activation[0].detach().clone()
+
+    def take(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
+        if layer not in wanted:
+            return
+        raw = layers[layer]
+        require_reproduced(layer, seen, pattern, raw)
+        kept = seen.visible[:-1].nonzero().flatten()
+        lengths = _pair_lengths(raw, keys.pop(layer), seen)[..., kept]
+        logits = seen.frequency_logits()[..., kept]
+        for head in wanted[layer]:
+            of_logits = logits[head].square().mean(-1).sqrt().tolist()
+            of_keys = lengths[head].square().mean(-1).sqrt().tolist()
+            rows.extend((layer, head, pair, *both) for pair, both in enumerate(zip(of_logits, of_keys, strict=True)))
+
+    hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
+    _read(view, layers, intact, take, hooks)
+    columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
+    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
+    table.attrs = {**_provenance(view, intact)}
+    return table
+
+
+class _Trace(NamedTuple):
+    layer: int
+    head: int
+    frequency: int | None
+
+
+def _wanted(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
+    wanted = heads_by_layer(view, heads)
+    if not wanted:
+        raise ValueError("no heads are named: give at least one (layer, head) pair")
+    return wanted
+
+
+def _require_frequencies(layers: list[RawAttention], wanted: dict[int, list[int]], pairs: list[int]) -> None:
+    for layer in wanted if pairs else []:
+        rotary = layers[layer].rotary
+        if rotary is None:
+            raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its heads have no frequencies")
+        if not 0 <= pairs[0] <= pairs[-1] < rotary.n_pairs:
+            raise ValueError(f"frequencies {pairs}: those of layer {layer} are 0 to {rotary.n_pairs - 1}")
+
+
+def _read(
+    view: AttentionView,
+    layers: list[RawAttention],
+    prompt: BlockPrompt,
+    take: Reduce,
+    hooks: list[tuple[str, Callable[..., Any]]] | None = None,
+) -> None:
+    """One pass over a tokenised prompt; `hooks` act before the reader's own."""
+    reader = LastQueryReader(view, layers, take)
+    view.run(
+        prompt.tokens()[None], [*(hooks or []), *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"]
+    )
+    reader.require_all()
+
+
+def _traces(
+    layer: int,
+    seen: LastQuery,
+    heads: list[int],
+    pairs: list[int],
+    prompt: BlockPrompt,
+    moved: tuple[Tensor, Tensor] | None,
+) -> dict[_Trace, Float64[Tensor, "blocks"]]:
+    """Block means of some heads of a layer, whole and at each of the frequencies."""
+    if not heads:
+        return {}
+    moved = None if moved is None else (moved[0].to(seen.visible.device), moved[1].to(seen.visible.device))
+    whole = block_means(seen.head_logits(moved=moved).softmax(-1), prompt.spans()).cpu()
+    found = {_Trace(layer, head, None): whole[head] for head in heads}
+    if pairs:
+        alone = block_means(seen.frequency_logits(moved=moved).softmax(-1), prompt.spans()).cpu()
+        found |= {_Trace(layer, head, pair): alone[head, pair] for head in heads for pair in pairs}
+    return found
+
+
+def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]:
+    """Which key stands at each position after the blocks of a swap have changed places."""
+    spans = prompt.spans()
+    first, last = spans[0][0], spans[-1][1]
+    blocks = [torch.arange(start, stop) for start, stop in spans]
+    blocks[swap[0]], blocks[swap[1]] = blocks[swap[1]], blocks[swap[0]]
+    return torch.cat([torch.arange(first), *blocks, torch.arange(last, len(prompt.tokens()))])
+
+
+def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[Tensor, "heads pairs pos"]:
+    """Length of each key's two coordinates at each frequency, as large as the model's cos and sin make it."""
+    if raw.rotary is None:
+        raise UnsupportedArchitecture("keys without rotary positions have no frequencies")
+    k = normed(keys, raw.k_norm)
+    real, imag = raw.rotary.real_index.to(k.device), raw.rotary.imag_index.to(k.device)
+    pairs = seen.n_pairs
+    turned = torch.hypot(k[..., real], k[..., imag]).permute(1, 2, 0)
+    turned = turned.repeat_interleave(len(seen.contents) // len(turned), dim=0)
+    return turned * torch.hypot(seen.places[..., :pairs, :], seen.places[..., pairs : 2 * pairs, :])
+
+
+def _provenance(view: AttentionView, prompt: BlockPrompt) -> dict[str, Any]:
+    tokens = prompt.tokens()
+    return {
+        **view.source,
+        "n_blocks": len(prompt.blocks),
+        "n_tokens": len(tokens),
+        "tokens_sha256": digest_of([tokens]),
+    }

@@ -1,0 +1,26 @@
+"""The canonical tasks learned by one head with chosen rotary frequencies: training in stacks, sweep, trajectories.
+
+Tasks, sizes and angles are those of "Decoupling Positional and Symbolic Attention Behavior" (PS, sections 4 and 5 and
+appendix D.1).
+"""
+
+from tlspectral.training.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
+from tlspectral.training.canonical.schedule import PRESETS, CanonicalSchedule
+from tlspectral.training.canonical.sweep import BASE_ANGLES, CanonicalSweep, canonical_sweep
+from tlspectral.training.canonical.trainer import CanonicalTraining, accuracy_by_position, train_canonical
+from tlspectral.training.canonical.trajectories import query_key_trajectories
+
+__all__ = [
+    "BASE_ANGLES",
+    "PRESETS",
+    "CanonicalHeads",
+    "CanonicalRun",
+    "CanonicalSchedule",
+    "CanonicalSweep",
+    "CanonicalTraining",
+    "accuracy_by_position",
+    "angle_unit",
+    "canonical_sweep",
+    "query_key_trajectories",
+    "train_canonical",
+]
