@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo test test-slow notebooks test-tl4 wheel lint format clean
+.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 wheel lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads o
 		.venv/bin/tlspectral ablate smollm2-135m out/smollm2.parquet --part $$part --task language; echo; \
 	done; \
 	echo "make demo: $$SECONDS s, $$installed s of it for the environment"
+
+spectral-demo: .venv/base ## train heads with a learnable rotary frequency on two tasks and draw where it goes: minutes
+	.venv/bin/python -m tlspectral.training.spectral.experiments headline -o out/spectral-demo --jobs 2
+	.venv/bin/tlspectral evolution out/spectral-demo
 
 test: .venv/test ## all tests not marked slow
 	.venv/bin/python -m pytest $(ARGS)

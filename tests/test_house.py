@@ -29,6 +29,7 @@ FLOORS = {
     "detectors": 3,
     "hooks": 3,
     "positional": 3,
+    "spectral_rope": 3,
     "ablation": 4,
     "heads": 4,
     "training": 4,

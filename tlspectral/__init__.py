@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from tlspectral.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
+    from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral
     from tlspectral.tables import read_table, write_table
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BlockPrompt": "positional",
+    "SpectralHookedTransformer": "spectral_rope",
+    "SpectralRoPE": "spectral_rope",
     "ablate": "hooks",
     "ablation_hooks": "hooks",
     "ablation_sweep": "ablation",
@@ -44,6 +47,7 @@ _HOMES = {
     "read_table": "tables",
     "relative_position_kernel": "detectors",
     "summarize_sweep": "ablation",
+    "to_spectral": "spectral_rope",
     "verify_scores": "operators",
     "weight_noise_band": "heads",
     "write_table": "tables",
@@ -51,6 +55,8 @@ _HOMES = {
 
 __all__ = [
     "BlockPrompt",
+    "SpectralHookedTransformer",
+    "SpectralRoPE",
     "ablate",
     "ablation_hooks",
     "ablation_sweep",
@@ -69,6 +75,7 @@ __all__ = [
     "read_table",
     "relative_position_kernel",
     "summarize_sweep",
+    "to_spectral",
     "verify_scores",
     "weight_noise_band",
     "write_table",

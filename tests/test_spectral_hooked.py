@@ -1,0 +1,210 @@
+"""The HookedTransformer with spectral RoPE of its own: parity, names, training, caches, and the error on line 4."""
+
+import copy
+
+import pytest
+import torch
+import zoo
+
+from tlspectral.attention import attention_view
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.spectral_rope import SpectralHookedTransformer, merge, save_spectral, to_spectral
+
+needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+
+
+def config(**changes):
+    return {
+        "n_layers": 2,
+        "d_model": 32,
+        "n_heads": 4,
+        "d_head": 8,
+        "d_vocab": zoo.VOCABULARY,
+        "n_ctx": 64,
+        "act_fn": "silu",
+        "d_mlp": 64,
+        "normalization_type": "RMS",
+        "n_key_value_heads": 2,
+        "positional_embedding_type": "rotary",
+        "rotary_dim": 8,
+        "seed": 0,
+        "initializer_range": 0.4,
+        "device": "cpu",
+    } | changes
+
+
+def ordinary(**changes):
+    from transformer_lens import HookedTransformer
+
+    return HookedTransformer(config(**changes))
+
+
+def spectral_of(model, **options):
+    spectral = SpectralHookedTransformer(model.cfg, **options)
+    missing = spectral.load_state_dict(model.state_dict(), strict=False).missing_keys
+    assert all(name.startswith("spectral.") for name in missing)
+    return spectral
+
+
+def move(spectral, *, only=("omega", "phase", "gain"), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in spectral.spectral.named_parameters():
+            if name.rsplit(".", 1)[-1] in only:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return spectral
+
+
+def logits(model, tokens=None, **options):
+    with torch.no_grad():
+        return model(zoo.prompt() if tokens is None else tokens, **options)
+
+
+@pytest.mark.skipif(zoo.HAS_HOOKED, reason="TransformerLens 3 has it")
+def test_on_transformer_lens_4_the_error_says_what_to_use():
+    with pytest.raises(ImportError, match="to_spectral"):
+        SpectralHookedTransformer(config())
+
+
+@needs_hooked
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"rotary_dim": 4}, {"rotary_adjacent_pairs": True}, {"use_qk_norm": True}, {"n_key_value_heads": None}],
+    ids=["grouped", "partial", "adjacent", "query-key-norm", "ungrouped"],
+)
+def test_start_is_the_ordinary_model_to_the_bit(changes):
+    model = ordinary(**changes)
+    spectral = spectral_of(model)
+    assert torch.equal(logits(spectral), logits(model))
+    # And when moved, it is what to_spectral makes of the ordinary one.
+    other = to_spectral(model)
+    other.spectral.load_state_dict(move(spectral).spectral.state_dict())
+    assert torch.equal(logits(spectral), logits(other))
+    assert float((logits(spectral) - logits(model)).abs().max()) > 0.05
+
+
+@needs_hooked
+def test_spectral_parameters_are_in_parameters_and_state_dict():
+    from transformer_lens import HookedTransformer
+
+    spectral = SpectralHookedTransformer(config())
+    assert isinstance(spectral, HookedTransformer)
+    own = {f"spectral.{index}.{part}" for index in range(2) for part in ("omega", "phase", "gain")}
+    assert own == {name for name, _ in spectral.named_parameters() if name.startswith("spectral.")}
+    assert own == {name for name in spectral.state_dict() if name.startswith("spectral.")}
+    assert len(list(spectral.spectral_parameters())) == 6
+    assert attention_view(spectral).backend == "hooked"
+
+
+@needs_hooked
+def test_it_trains_from_scratch():
+    spectral = SpectralHookedTransformer(config(initializer_range=0.1), scope="layer", log_omega=True)
+    optimizer = torch.optim.AdamW(spectral.parameters(), lr=1e-2)
+    start, tokens, losses = copy.deepcopy(spectral.state_dict()), zoo.prompt(), []
+    for _ in range(8):
+        loss = spectral(tokens, return_type="loss")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.5
+    for name in ("spectral.0.log_omega_shift", "spectral.1.phase", "spectral.1.gain", "blocks.0.attn.W_Q"):
+        assert not torch.equal(spectral.state_dict()[name], start[name])
+
+
+@needs_hooked
+def test_geometry_is_its_own():
+    spectral = move(SpectralHookedTransformer(config(), heads=[(1, 0), (1, 1)]))
+    assert spectral.spectral_geometry(0).gain is None
+    geometry = spectral.spectral_geometry(1)
+    module = spectral.spectral["1"]
+    assert torch.equal(geometry.phase, module.phase_by_head())
+    torch.testing.assert_close(geometry.theta, module.omega_by_head(), rtol=1e-6, atol=0)  # atan2 of float32 tables
+    assert torch.equal(geometry.theta[2:], spectral.spectral_geometry(0).theta.expand(2, -1))
+
+
+@needs_hooked
+@pytest.mark.parametrize("changes", [{}, {"use_qk_norm": True}])
+def test_generation_with_a_cache_is_generation_without(changes):
+    spectral = move(spectral_of(ordinary(**changes)))
+    tokens = zoo.prompt(batch=1, length=6)
+    mask = torch.ones_like(tokens)
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    cache = TransformerLensKeyValueCache.init_cache(spectral.cfg, "cpu", 1)
+    logits(spectral, tokens[:, :4], past_kv_cache=cache, attention_mask=mask[:, :4])
+    found = logits(spectral, tokens[:, 4:], past_kv_cache=cache, attention_mask=mask[:, 4:])
+    # Rounding 1e-6; positions that start again at 0 move some logit by tenths.
+    torch.testing.assert_close(found, logits(spectral, tokens)[:, 4:], rtol=0, atol=5e-5)
+    generated = spectral.generate(
+        tokens, max_new_tokens=5, do_sample=False, stop_at_eos=False, use_past_kv_cache=False, verbose=False
+    )
+    expected = tokens
+    for _ in range(5):
+        expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generated, expected)
+
+
+@needs_hooked
+def test_hooks_see_queries_before_the_spectral_rotation_and_go_with_the_run():
+    model = ordinary()
+    spectral = move(spectral_of(model))
+    with torch.no_grad():
+        own = model.run_with_cache(zoo.prompt())[1]["blocks.0.attn.hook_q"]
+        found, cache = spectral.run_with_cache(zoo.prompt())
+    assert torch.equal(cache["blocks.0.attn.hook_q"], own)
+    assert torch.equal(found, logits(spectral))
+    assert not any(point.fwd_hooks or point._forward_pre_hooks for point in spectral.hook_dict.values())
+
+
+@needs_hooked
+def test_a_copy_is_on_its_own():
+    spectral = move(SpectralHookedTransformer(config()))
+    before = logits(spectral)
+    other = copy.deepcopy(spectral)
+    assert torch.equal(logits(other), before)
+    move(other, seed=1)
+    assert torch.equal(logits(spectral), before)
+    assert not torch.equal(logits(other), before)
+
+
+@needs_hooked
+def test_merge_and_files_take_it_too(tmp_path):
+    from transformer_lens import HookedTransformer
+
+    from tlspectral.spectral_rope import load_spectral
+
+    model = ordinary()
+    spectral = move(spectral_of(model), only=("phase", "gain"))
+    merged = merge(spectral)
+    assert type(merged) is HookedTransformer
+    assert sorted(merged.state_dict()) == sorted(model.state_dict())
+    torch.testing.assert_close(logits(merged), logits(spectral), rtol=0, atol=5e-5)  # rounding of W_Q, 2e-6
+    assert float((logits(merged) - logits(model)).abs().max()) > 0.05
+    save_spectral(spectral, tmp_path / "spectral.safetensors")
+    assert torch.equal(logits(load_spectral(model, tmp_path / "spectral.safetensors")), logits(spectral))
+
+
+@needs_hooked
+def test_a_model_without_rotary_positions_is_refused():
+    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers"):
+        SpectralHookedTransformer(config(positional_embedding_type="standard", rotary_dim=None))
+
+
+@needs_hooked
+def test_weights_that_are_yet_to_come_are_not_read():
+    """Without init_weights TransformerLens leaves weights as they were in memory, for a state dict to fill."""
+    model = ordinary()
+    torch.use_deterministic_algorithms(True)  # fills such memory with NaN
+    try:
+        spectral = SpectralHookedTransformer(config(init_weights=False), heads=[(1, 0), (1, 1)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    spectral.load_state_dict(model.state_dict(), strict=False)
+    assert torch.equal(logits(spectral), logits(model))
+
+
+@needs_hooked
+def test_it_is_spectral_already():
+    with pytest.raises(ValueError, match="spectral already"):
+        to_spectral(SpectralHookedTransformer(config()))

@@ -1,0 +1,93 @@
+"""`SpectralHookedTransformer`: a HookedTransformer (TransformerLens 3.x) with learnable rotary positions of its own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tlspectral.attention import attention_view
+from tlspectral.attention import hooked as reader
+from tlspectral.attention.selection import Heads
+from tlspectral.loading.hooked import hooked_transformer_class
+from tlspectral.rotary import RotaryGeometry
+from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
+from tlspectral.spectral_rope.module import Scope
+from tlspectral.spectral_rope.placement import Placement, cached_tokens, sites_of
+
+_Base: Any
+try:
+    _Base = hooked_transformer_class()
+except ImportError:
+    _Base = object
+
+
+class SpectralHookedTransformer(_Base):
+    """A HookedTransformer with spectral RoPE ("Bifocal Attention", section 3), for training from scratch.
+
+    `parameters()` and `state_dict()` have `spectral.{layer}.omega`, `.phase` and `.gain` besides; with the same weights
+    the output at the start is that of a HookedTransformer to the bit. Caches, hooks and generation are those of
+    TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the spectral rotation.
+
+    Args:
+        cfg: as for HookedTransformer, with rotary positions.
+        given, named: as for HookedTransformer.
+        scope, heads, frequencies, log_omega, shared_phase, phase_noise, seed: as for `to_spectral`.
+
+    Raises:
+        ImportError: TransformerLens 4, which has no HookedTransformer.
+        UnsupportedArchitecture, BadHead, ValueError: as `to_spectral`.
+
+    What it does not establish: that a spectral model learns what another does not. That takes matched runs.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        *given: Any,
+        scope: Scope = "head",
+        heads: Heads | None = None,
+        frequencies: Frequencies = None,
+        log_omega: bool = False,
+        shared_phase: bool = False,
+        phase_noise: float = 0.0,
+        seed: int = 0,
+        **named: Any,
+    ):
+        if _Base is object:
+            raise ImportError(
+                "HookedTransformer was removed in TransformerLens 4: make a bridge spectral with "
+                'tlspectral.to_spectral(model), or install "transformer-lens<4".'
+            )
+        super().__init__(cfg, *given, **named)
+        if not self.cfg.init_weights:
+            # Still what was in memory before; to be read as the layers' shapes they have to be numbers.
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.zero_()
+        self.spectral = nn.ModuleDict()
+        view = attention_view(self)
+        self.spectral = spectral_layers(
+            view,
+            scope=scope,
+            heads=heads,
+            frequencies=frequencies,
+            log_omega=log_omega,
+            shared_phase=shared_phase,
+            phase_noise=phase_noise,
+            seed=seed,
+        )
+        self._placement = Placement(sites_of(view, by_layer(self.spectral)))
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """As HookedTransformer's, key/value caches included."""
+        with self._placement.active(cached_tokens(super().forward, given, named)):
+            return super().forward(*given, **named)
+
+    def spectral_parameters(self) -> Any:
+        """The learnable frequencies, phases and gains alone."""
+        return self.spectral.parameters()
+
+    def spectral_geometry(self, layer: int) -> RotaryGeometry | None:
+        """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary."""
+        own = reader.read_attention(self, layer).rotary
+        return spectral_geometry(own, by_layer(self.spectral).get(layer))

@@ -1,0 +1,124 @@
+"""One `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tlspectral.attention import AttentionView
+from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry
+from tlspectral.spectral_rope.module import Scope, SpectralRoPE
+
+Frequencies = Iterable[Any] | Tensor | None
+
+
+def spectral_layers(
+    view: AttentionView,
+    *,
+    scope: Scope,
+    heads: Heads | None,
+    frequencies: Frequencies,
+    log_omega: bool,
+    shared_phase: bool,
+    phase_noise: float,
+    seed: int,
+) -> nn.ModuleDict:
+    """Modules by layer, for the layers that have rotary positions and, if `heads` are given, a head among them.
+
+    Under `scope="model"` the layers' modules have the same parameters.
+
+    Raises:
+        UnsupportedArchitecture: no layer, or a layer of `heads`, has rotary positions.
+        BadHead: a head that does not exist.
+        ValueError: as `SpectralRoPE`; or layers that turn differently under `scope="model"`.
+    """
+    geometries = {index: view.rotary(index) for index in range(view.n_layers)}
+    rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}
+    if not rotary:
+        raise UnsupportedArchitecture(
+            f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to make learnable"
+        )
+    chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
+    if not chosen:
+        raise ValueError("no head is chosen: leave heads=None for all")
+    still = [index for index in chosen if index not in rotary]
+    if still:
+        raise UnsupportedArchitecture(f"layer {still[0]} has no rotary positions: leave its heads out of heads=")
+    chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
+    layers = nn.ModuleDict()
+    for index, in_layer in chosen.items():
+        raw, geometry = view.raw(index), rotary[index]
+        # At least float32: in 16 bits an optimizer's step would not move a frequency at all.
+        precision = torch.promote_types(raw.w_q.dtype, torch.float32)
+        try:
+            layers[str(index)] = SpectralRoPE(
+                geometry.theta.to(raw.w_q.device, precision),
+                len(raw.w_q),
+                len(raw.w_k),
+                real_index=geometry.real_index,
+                imag_index=geometry.imag_index,
+                scope=scope,
+                log_omega=log_omega,
+                shared_phase=shared_phase,
+                phase_noise=phase_noise,
+                heads=in_layer,
+                frequencies=chosen_pairs,
+                seed=seed + (0 if scope == "model" else 1_000_003 * index),
+            )
+        except ValueError as error:
+            raise ValueError(f"layer {index}: {error}") from error
+    if scope == "model":
+        _tie(layers)
+    return layers
+
+
+def layers_of(model: Any) -> dict[int, SpectralRoPE]:
+    """The spectral modules of a model by layer.
+
+    Raises:
+        TypeError: it has none.
+    """
+    layers = getattr(model, "spectral", None)
+    found = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
+    if not found:
+        raise TypeError(
+            f"{type(model).__name__} is not a spectral model; to_spectral and SpectralHookedTransformer are"
+        )
+    return found
+
+
+def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
+    """The modules by the index of their layer."""
+    return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
+
+
+def spectral_geometry(own: RotaryGeometry | None, module: SpectralRoPE | None) -> RotaryGeometry | None:
+    """A layer's geometry with what its module adds, the model's own where it has no module."""
+    if own is None or module is None:
+        return own
+    return RotaryGeometry(
+        theta=own.theta + module.shift_by_head(),
+        real_index=own.real_index,
+        imag_index=own.imag_index,
+        d_head=own.d_head,
+        attention_scaling=own.attention_scaling,
+        valid_up_to=own.valid_up_to,
+        gain=module.gain_by_head(),
+        phase=module.phase_by_head(),
+    )
+
+
+def _tie(layers: nn.ModuleDict) -> None:
+    modules: Mapping[int, SpectralRoPE] = by_layer(layers)
+    first_layer, first = next(iter(modules.items()))
+    for index, module in modules.items():
+        if not torch.equal(module.theta, first.theta):
+            raise ValueError(
+                f'scope="model": layers {first_layer} and {index} have different inverse frequencies, so no omega '
+                'serves both; use scope="layer"'
+            )
+        for name, parameter in first.named_parameters():
+            module.register_parameter(name, parameter)

@@ -1,0 +1,243 @@
+"""`SpectralRoPE`: rotary positions with learnable frequency, amplitude and phase, as a rotation on top of another.
+
+"Bifocal Attention" (BA, section 3.1, eq. 2) turns each complex pair of a query or key at position m by
+`f(x, m) = A (x exp(i (m Omega + Phi)))`. Rotations compose, so that a model which already turns its pairs by `m theta`
+needs the rest alone, `A exp(i (m (Omega - theta) + Phi))`, before or after its own: at `Omega = theta, Phi = 0, A = 1`
+that is a multiplication by 1, and the model's output is what it was to the bit.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor, nn
+
+Scope = Literal["model", "layer", "group", "head"]
+Side = Literal["query", "key"]
+
+
+class SpectralRoPE(nn.Module):
+    """The residual rotation of one attention layer, with its learnable parameters.
+
+    Parameters, radians per token, radians, and a factor: `omega` [key rows, pairs], starting at `theta`; `phase` [query
+    rows, pairs], starting at 0; `gain` [query rows, pairs], starting at 1. Phase and gain act on the query alone. A
+    difference of phases is all that a score sees, and one gain on both sides would act as its square.
+
+    What is gauge, and what is not. Per head, gain and phase act on M_t as the complex factor `gain exp(i phase)`, which
+    W_Q can take up (`merge`): where W_Q is trained they add no function to the model, where the backbone is frozen they
+    do. Only `omega` adds functions in either case. None of the three breaks translation invariance.
+
+    Args:
+        theta: the model's own inverse frequencies, radians per token. The parameters take their precision and device.
+        n_heads, n_kv_heads: query heads, and key/value heads that they share in groups.
+        real_index, imag_index: columns of a head that hold each pair's two coordinates.
+        scope: how many rows the parameters have. `"model"` and `"layer"`: one (`"model"` means that several layers are
+            given the same parameters). `"group"`: one per key/value head. `"head"`: `omega`, on which a query and its
+            key have to agree, one per key/value head; `phase` and `gain` one per query head.
+        log_omega: the parameter is `log_omega_shift` instead, with `omega = theta exp(shift)`: a step is then relative,
+            and a frequency can leave neither its sign nor 0.
+        shared_phase: phase on queries and keys alike, a row per key at most. It cancels in every score: the no-op that
+            BA's replacement of the module implies (section 3.2), there to be compared with. Its gradient is rounding,
+            which Adam scales up, so a phase that has moved is no evidence of learning.
+        phase_noise: standard deviation of the phase at the start, radians. BA has 1e-3. Phases get a gradient at
+            exactly 0 too, so noise buys nothing, and it costs the identity at the start: 1e-3 moved unit Gaussian
+            scores by 1.3e-3 of their RMS (0.0085 at most), 0.032 (if BA's number is a variance) by 0.04.
+        heads: query heads that are spectral, None for all; the others keep the model's own rotation whatever their
+            parameters do. They come in whole groups, as keys are shared.
+        frequencies: pairs that are spectral, likewise: indices or a boolean mask.
+        seed: of the noise.
+
+    Raises:
+        ValueError: sizes that do not fit together, heads or pairs that do not exist, or part of a group.
+
+    What it does not establish: that a learned frequency is needed. Omega is aliased modulo 2 pi at integer positions,
+    and its gradient grows with the distance of the tokens, so that a displacement has to be held against a control.
+    """
+
+    theta: Tensor
+    real_index: Tensor
+    imag_index: Tensor
+    query_mask: Tensor
+    key_mask: Tensor
+    omega: Tensor
+    log_omega_shift: nn.Parameter
+    phase: nn.Parameter
+    gain: nn.Parameter
+
+    def __init__(
+        self,
+        theta: Float[Tensor, "pairs"],
+        n_heads: int,
+        n_kv_heads: int,
+        *,
+        real_index: Int64[Tensor, "pairs"],
+        imag_index: Int64[Tensor, "pairs"],
+        scope: Scope = "head",
+        log_omega: bool = False,
+        shared_phase: bool = False,
+        phase_noise: float = 0.0,
+        heads: Iterable[int] | None = None,
+        frequencies: Iterable[Any] | Tensor | None = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        _check_shape(len(theta), n_heads, n_kv_heads, scope, phase_noise)
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
+        self.scope, self.log_omega, self.shared_phase = scope, log_omega, shared_phase
+        chosen, by_group = _chosen_heads(heads, n_heads, n_kv_heads)
+        pairs = _chosen_pairs(frequencies, len(theta))
+        start = theta.detach().clone()
+        # Not in the state dict: all of them belong to the model that is turned, and none is learned.
+        for name, value in {
+            "theta": start,
+            "real_index": real_index,
+            "imag_index": imag_index,
+            "query_mask": chosen[:, None] & pairs,
+            "key_mask": by_group[:, None] & pairs,
+        }.items():
+            self.register_buffer(name, value.to(theta.device), persistent=False)
+        key_rows = {"model": 1, "layer": 1}.get(scope, n_kv_heads)
+        query_rows = n_heads if scope == "head" else key_rows
+        phase_rows = key_rows if shared_phase else query_rows
+        if log_omega:
+            self.log_omega_shift = nn.Parameter(start.new_zeros(key_rows, len(theta)))
+        else:
+            self.register_parameter("omega", nn.Parameter(start.repeat(key_rows, 1)))
+        noise = torch.randn(phase_rows, len(theta), generator=torch.Generator().manual_seed(seed))
+        self.phase = nn.Parameter((phase_noise * noise).to(start))
+        self.gain = nn.Parameter(start.new_ones(query_rows, len(theta)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "omega" and "log_omega_shift" in self._parameters:
+            return self.theta * self.log_omega_shift.exp()
+        return super().__getattr__(name)
+
+    def forward(
+        self, x: Float[Tensor, "batch pos heads d_head"], positions: Int64[Tensor, "pos"], side: Side
+    ) -> Float[Tensor, "batch pos heads d_head"]:
+        """Queries or keys with the residual rotation on them; columns in no pair are left as they are.
+
+        Args:
+            x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
+            positions: of the tokens. Only differences matter, so that any start is right.
+            side: which of the two `x` is.
+        """
+        mask = self._mask_for(x.shape[2], side)
+        angle = positions[:, None, None] * self._shift(mask)  # pos heads pairs
+        if side == "query" or self.shared_phase:
+            angle = angle + torch.where(mask, _rows(self.phase, mask), 0.0)
+        cos, sin = angle.cos(), angle.sin()
+        if side == "query":
+            gain = torch.where(mask, _rows(self.gain, mask), 1.0)
+            cos, sin = gain * cos, gain * sin
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as models do: a rotation in 16 bits is a coarse one
+        cos, sin = cos.to(wide), sin.to(wide)
+        real, imag = wide[..., self.real_index], wide[..., self.imag_index]
+        turned = wide.clone()
+        turned[..., self.real_index] = real * cos - imag * sin
+        turned[..., self.imag_index] = imag * cos + real * sin
+        return turned.to(x.dtype)
+
+    def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
+        """What the residual adds to the model's own frequencies, radians per token, by query head."""
+        return self._shift(self.query_mask).detach().double().cpu()
+
+    def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
+        """Frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
+        return self.theta.double().cpu() + self.shift_by_head()
+
+    def phase_by_head(self) -> Float64[Tensor, "heads pairs"]:
+        """Phase of the query against its key, radians, by query head: 0 under `shared_phase`."""
+        if self.shared_phase:
+            return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
+        return torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0).detach().double().cpu()
+
+    def gain_by_head(self) -> Float64[Tensor, "heads pairs"]:
+        """Amplitude on the query, by query head."""
+        return torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0).detach().double().cpu()
+
+    def extra_repr(self) -> str:
+        """Sizes and choices, for `repr`."""
+        chosen = f", {int(self.query_mask.sum())} of {self.query_mask.numel()} pairs" * (not self.query_mask.all())
+        return f"heads={self.n_heads}, pairs={len(self.theta)}, scope={self.scope!r}{chosen}"
+
+    def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
+        # In float32 at least: in 16 bits the angle at position 1000 would be off by radians.
+        def widened(value: Tensor) -> Tensor:
+            return value.to(torch.promote_types(value.dtype, torch.float32))
+
+        theta = widened(self.theta)
+        moved = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
+        return torch.where(mask, _rows(moved, mask), 0.0)
+
+    def _mask_for(self, heads: int, side: Side) -> Bool[Tensor, "heads pairs"]:
+        if heads == self.n_heads:
+            return self.query_mask
+        if side == "key" and heads == self.n_kv_heads:
+            return self.key_mask
+        allowed = self.n_heads if side == "query" else f"{self.n_kv_heads} or {self.n_heads}"
+        raise ValueError(f"{side} tensor of {heads} heads; this module turns {allowed}")
+
+
+def _rows(rows: Float[Tensor, "rows pairs"], mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
+    """Every head's row: the first rows serve the first heads."""
+    return rows.repeat_interleave(len(mask) // len(rows), dim=0)
+
+
+def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:
+    if scope not in get_args(Scope):
+        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}; not {scope!r}")
+    if not pairs:
+        raise ValueError("there are no rotary pairs: theta is empty")
+    if n_kv_heads < 1 or n_heads % n_kv_heads:
+        raise ValueError(f"{n_heads} query heads cannot share {n_kv_heads} key/value heads evenly")
+    if not phase_noise >= 0:
+        raise ValueError(f"phase_noise is a standard deviation in radians, found {phase_noise}")
+
+
+def _chosen_heads(
+    heads: Iterable[int] | None, n_heads: int, n_kv_heads: int
+) -> tuple[Bool[Tensor, "heads"], Bool[Tensor, "kv_heads"]]:
+    """Which query heads, and which key/value heads, are spectral."""
+    if heads is None:
+        return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)
+    chosen = torch.zeros(n_heads, dtype=torch.bool)
+    for head in heads:
+        if not 0 <= head < n_heads:
+            raise ValueError(f"head {head} does not exist: heads are 0 to {n_heads - 1}")
+        chosen[head] = True
+    groups = chosen.view(n_kv_heads, -1)
+    torn = (groups.any(1) & ~groups.all(1)).nonzero().flatten().tolist()
+    if torn:
+        group = n_heads // n_kv_heads
+        members = range(torn[0] * group, (torn[0] + 1) * group)
+        inside = [head for head in members if chosen[head]]
+        raise ValueError(
+            f"heads {list(members)} share key/value head {torn[0]}, so their omega has to agree, but of them only "
+            f"{inside} are chosen: choose all or none of a group"
+        )
+    if not chosen.any():
+        raise ValueError("no head is chosen: leave heads=None for all")
+    return chosen, groups.all(1)
+
+
+def _chosen_pairs(frequencies: Iterable[Any] | Tensor | None, n_pairs: int) -> Bool[Tensor, "pairs"]:
+    if frequencies is None:
+        return torch.ones(n_pairs, dtype=torch.bool)
+    given = torch.as_tensor(frequencies if isinstance(frequencies, Tensor) else list(frequencies)).cpu()
+    if given.dtype == torch.bool:
+        if given.shape != (n_pairs,):
+            raise ValueError(f"the mask of frequencies has {given.numel()} entries for {n_pairs} rotary pairs")
+        chosen = given
+    elif given.is_floating_point() and given.numel():
+        raise ValueError(f"frequencies are indices of pairs or a boolean mask, not {given.dtype}")
+    else:
+        indices = given.long().flatten()
+        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
+            raise ValueError(f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
+        chosen = torch.zeros(n_pairs, dtype=torch.bool)
+        chosen[indices] = True
+    if not chosen.any():
+        raise ValueError("no frequency is chosen: leave frequencies=None for all")
+    return chosen

@@ -1,0 +1,139 @@
+"""Where the residual rotation meets a running model: behind every other hook at a layer's queries and keys.
+
+Rotations commute, so the residual goes where queries and keys are made (`hook_q`, `hook_k`), before the model's own
+rotation. Behind a query/key norm, which does not commute with a gain per column, it goes after the model's own rotation
+(`hook_rot_q`, `hook_rot_k`). Hooks of others at the same point see what they see without it, whenever they were added.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.attention import AttentionView
+from tlspectral.errors import EditNotHonored
+from tlspectral.spectral_rope.module import Side, SpectralRoPE
+
+
+@dataclass(frozen=True)
+class Site:
+    """One hook point that a layer's residual rotation acts on."""
+
+    layer: int
+    side: Side
+    name: str
+    point: Any
+    rotary: SpectralRoPE
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass under way: tokens that a key/value cache holds already, and new tokens by layer."""
+
+    cached: int
+    new: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Residual rotations of a model's layers, put on their hook points for as long as the model runs.
+
+    Attributes:
+        sites: where they act.
+        passes: those under way, innermost last.
+    """
+
+    sites: Sequence[Site]
+    passes: list[Pass] = field(default_factory=list)
+
+    @contextmanager
+    def active(self, cached: int) -> Iterator[None]:
+        """Rotate queries and keys of passes inside; an inner use does not rotate twice."""
+        self.passes.append(Pass(cached))
+        try:
+            with ExitStack() as stack:
+                if len(self.passes) == 1:
+                    for site in self.sites:
+                        stack.enter_context(self._placed(site))
+                yield
+        finally:
+            self.passes.pop()
+
+    @contextmanager
+    def _placed(self, site: Site) -> Iterator[None]:
+        point = site.point
+        point.add_hook(lambda x, hook: self._turned(site, x), is_permanent=True)  # so that no reset_hooks takes it away
+        handle = point.fwd_hooks[-1]
+
+        def go_last(module: Any, inputs: Any) -> None:
+            if handle.hook.id not in module._forward_hooks:
+                raise EditNotHonored(
+                    f"{site.name}: the spectral rotation was taken off this hook point while the model ran; do not "
+                    "remove permanent hooks inside a hook"
+                )
+            module._forward_hooks.move_to_end(handle.hook.id)
+
+        first = point.register_forward_pre_hook(go_last)
+        try:
+            yield
+        finally:
+            first.remove()
+            handle.hook.remove()
+            point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+
+    def _turned(self, site: Site, x: Tensor) -> Tensor:
+        now, length = self.passes[-1], x.shape[1]
+        start = now.cached
+        if site.side == "query":
+            now.new[site.layer] = length
+        elif start and length != now.new[site.layer]:
+            if length != start + now.new[site.layer]:  # some models hand all keys on, the cached ones first
+                raise EditNotHonored(
+                    f"{site.name}: {length} keys for {now.new[site.layer]} new tokens after {start} cached ones: their "
+                    "positions cannot be told; run without a key/value cache"
+                )
+            start = 0
+        return site.rotary(x, torch.arange(start, start + length, device=x.device), site.side)
+
+
+def sites_of(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> list[Site]:
+    """The hook points of every spectral layer."""
+    points = view.model.hook_dict
+    sites = []
+    for index, rotary in layers.items():
+        raw = view.raw(index)
+        normed = raw.q_norm is not None or raw.k_norm is not None
+        sides: tuple[Side, Side] = ("query", "key")
+        for side in sides:
+            name = f"blocks.{index}.attn.hook_{'rot_' if normed else ''}{side[0]}"
+            sites.append(Site(index, side, name, points[name], rotary))
+    return sites
+
+
+def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) -> int:
+    """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one.
+
+    Raises:
+        EditNotHonored: positions that are the caller's own, or a cache whose length cannot be told.
+    """
+    arguments = dict(zip(inspect.signature(forward).parameters, given, strict=False)) | dict(named)
+    if arguments.get("position_ids") is not None:
+        raise EditNotHonored(
+            "position_ids were given, but the spectral rotation counts positions from the start of the sequence; "
+            "leave them out"
+        )
+    cache = arguments.get("past_kv_cache")
+    if cache is not None:
+        return int(cache[0].past_keys.shape[1])
+    cache = arguments.get("past_key_values")
+    if cache is None:
+        return 0
+    if not hasattr(cache, "get_seq_length"):
+        raise EditNotHonored(
+            f"past_key_values is a {type(cache).__name__}, whose length cannot be told; hand over a transformers Cache"
+        )
+    return int(cache.get_seq_length())

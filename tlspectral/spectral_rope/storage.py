@@ -1,0 +1,154 @@
+"""Spectral parameters in a safetensors file, without the model's own weights."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.attention import attention_view
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.spectral_rope.layers import by_layer, layers_of
+from tlspectral.spectral_rope.model import SpectralModel, to_spectral
+from tlspectral.tables.whole_file import whole_file
+
+_FORMAT = "tlspectral.spectral_rope.1"
+
+
+def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write the spectral parameters of a model, and the choices that they were made with, to a safetensors file.
+
+    Args:
+        model: what `to_spectral` or `SpectralHookedTransformer` made.
+        path: of the file, replaced as a whole. Its names are `{layer}.omega` (or `.log_omega_shift`), `.phase`, `.gain`
+            and `.theta`, the model's own inverse frequencies.
+
+    Raises:
+        TypeError: not a spectral model.
+        FileNotFoundError: the folder does not exist.
+    """
+    from safetensors.torch import save_file
+
+    layers = layers_of(model)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
+    tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
+    first = next(iter(layers.values()))
+    record = {
+        "n_layers": attention_view(model).n_layers,
+        "n_heads": {index: module.n_heads for index, module in layers.items()},
+        "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
+        "scope": first.scope,
+        "log_omega": first.log_omega,
+        "shared_phase": first.shared_phase,
+        "heads": [[index, head] for index, module in layers.items() for head in _members(module.query_mask.any(1))],
+        "frequencies": None if bool(first.query_mask.any(0).all()) else _members(first.query_mask.any(0)),
+    }
+    with whole_file(path) as partial:
+        save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
+
+
+def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
+    """A spectral model from an ordinary one and what `save_spectral` wrote.
+
+    Args:
+        model: the ordinary model; as for `to_spectral` it is left as it was.
+        path: of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        IncompatibleCheckpoint: not such a file; made for a model of other layers, heads or inverse frequencies; or with
+            parameters that are missing, of another shape or not finite.
+        UnsupportedArchitecture, EditNotHonored, ScoreMismatch: as `to_spectral`.
+    """
+    tensors, record = _read(path)
+    view = attention_view(model)
+    if record["n_layers"] != view.n_layers:
+        raise IncompatibleCheckpoint(
+            f"{path} is of a model of {record['n_layers']} layers, this one has {view.n_layers}"
+        )
+    for role, at in (("n_heads", "w_q"), ("n_kv_heads", "w_k")):
+        for index, wanted in record[role].items():
+            found = len(getattr(view.raw(int(index)), at))
+            if found != wanted:
+                raise IncompatibleCheckpoint(f"{path}, layer {index}: {role} is {wanted}, but {found} in this model")
+    try:
+        spectral = to_spectral(
+            model,
+            scope=record["scope"],
+            heads=record["heads"],
+            frequencies=record["frequencies"],
+            log_omega=record["log_omega"],
+            shared_phase=record["shared_phase"],
+        )
+    except (BadHead, UnsupportedArchitecture, ValueError) as error:
+        raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
+    for index, module in by_layer(spectral.spectral).items():
+        _require_same_theta(path, index, tensors.pop(f"{index}.theta", None), module.theta)
+    _fill(path, spectral, tensors)
+    return spectral
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise IncompatibleCheckpoint(
+            f"{path} is not a file of spectral parameters that this version reads (format {metadata.get('format')!r}, "
+            f"expected {_FORMAT!r}); save_spectral writes them"
+        )
+    return tensors, json.loads(metadata["spectral"])
+
+
+def _require_same_theta(path: Any, layer: int, saved: Tensor | None, own: Tensor) -> None:
+    if saved is None or saved.shape != own.shape:
+        found = "no theta" if saved is None else f"theta of shape {tuple(saved.shape)}"
+        raise IncompatibleCheckpoint(f"{path}, layer {layer}: {found}, but the model has {len(own)} rotary pairs")
+    # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
+    worst = float(((saved - own.cpu()) / own.cpu().clamp_min(1e-12)).abs().max())
+    if not worst <= 1e-4:
+        raise IncompatibleCheckpoint(
+            f"{path}, layer {layer}: made for other inverse frequencies than the model's (up to {worst:.1e} of their "
+            "size apart): another rotary base or scaling"
+        )
+
+
+def _fill(path: Any, spectral: SpectralModel, tensors: Mapping[str, Tensor]) -> None:
+    parameters = dict(spectral.spectral.named_parameters())
+    if parameters.keys() != tensors.keys():
+        missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
+        raise IncompatibleCheckpoint(f"{path}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    for name, parameter in parameters.items():
+        saved = tensors[name]
+        if saved.shape != parameter.shape:
+            raise IncompatibleCheckpoint(
+                f"{path}: {name} is {tuple(saved.shape)}, but {tuple(parameter.shape)} (rows, pairs) in this model"
+                + _about_groups(name, saved, spectral)
+            )
+        if not bool(torch.isfinite(saved).all()):
+            raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
+        with torch.no_grad():
+            parameter.copy_(saved)
+
+
+def _about_groups(name: str, saved: Tensor, spectral: SpectralModel) -> str:
+    index, role = name.split(".")
+    module = by_layer(spectral.spectral)[int(index)]
+    if role not in ("omega", "log_omega_shift") or len(saved) != module.n_heads or module.n_heads == module.n_kv_heads:
+        return ""
+    groups = saved.unflatten(0, (module.n_kv_heads, -1))
+    torn = (groups != groups[:, :1]).flatten(1).any(1).nonzero().flatten().tolist()
+    if not torn:
+        return ": query heads that share a key have one omega, so save one row per key/value head"
+    return f": query heads that share key/value head {torn[0]} have different omegas, which no key can turn by"
+
+
+def _members(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()

@@ -1,0 +1,174 @@
+"""Spectral Evolution: train a model with spectral rotary positions and write down where the frequencies go.
+
+BA (sections 3 and 4.1) starts from the geometric frequencies and lets gradient descent move them. Optimiser, rates and
+batch are not given. Here: AdamW; gain and phase at the weights' rate; omega at a tenth of it, since an angle at
+distance N moves N times as fast as its frequency; no weight decay on spectral parameters, which would pull them to 0
+and not to where they start; linear warm-up, then a constant rate.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from tlspectral.spectral_rope import SpectralRoPE
+
+_FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
+
+
+@dataclass(frozen=True)
+class EvolutionSettings:
+    """How to train.
+
+    Attributes:
+        steps: gradient steps.
+        learning_rate: of weights, gain and phase, after the warm-up.
+        omega_share: rate of the frequencies as a share of `learning_rate`.
+        weight_decay: AdamW's, on weights; spectral parameters have none.
+        warmup_steps: steps of linear warm-up; the last of them has the full rate.
+        clip: largest norm of the weights' gradient and, apart from it, of the spectral parameters'. Apart, because
+            omega's gradient grows with the distance and would make the weights' steps small.
+        log_every: steps between records of the spectral parameters; start and end are recorded too.
+    """
+
+    steps: int = 400
+    learning_rate: float = 1e-3
+    omega_share: float = 0.1
+    weight_decay: float = 0.0
+    warmup_steps: int = 20
+    clip: float = 1.0
+    log_every: int = 10
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What a training went through.
+
+    Attributes:
+        losses: columns `step, loss`; the loss of the batch of step 1, 2, ..., before that step was taken.
+        trajectory: columns `step, layer, head, frequency, omega, gain, phase` (radians per token, 1, radians) of every
+            query head and rotary pair as they are applied, after that many steps; a phase that queries and keys share
+            as it stands in the parameter, though no score sees it. No rows without a spectral module.
+    """
+
+    losses: pd.DataFrame
+    trajectory: pd.DataFrame
+
+
+def evolve(
+    model: nn.Module,
+    batch_loss: Callable[[int], Float[Tensor, ""]],
+    settings: EvolutionSettings | None = None,
+    *,
+    frozen_backbone: bool = False,
+    show_progress: bool = False,
+) -> Evolution:
+    """Train the parameters that ask for a gradient, in place.
+
+    Args:
+        model: any module with `SpectralRoPE` modules in it, which are recorded, or without: a small Llama of this
+            package, or a model of `to_spectral`.
+        batch_loss: loss in nats of the batch of a step, counted from 0. Called once per step, in order.
+        settings: how; None takes the defaults.
+        frozen_backbone: train spectral parameters alone. Weights get no gradient and keep their flags, so that a model
+            that shares them is left as it was.
+        show_progress: a bar over steps.
+
+    Raises:
+        ValueError: there is nothing to train.
+
+    What it does not establish: that a parameter that moved did anything. Adam moves parameters with no effect too.
+    """
+    settings = settings or EvolutionSettings()
+    groups = parameter_groups(model, settings, frozen_backbone=frozen_backbone)
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
+    rates = [group["lr"] for group in groups]
+    trained = {group["name"]: list(group["params"]) for group in groups}
+    weights = trained.pop("weights", [])
+    spectral = [parameter for parameters in trained.values() for parameter in parameters]
+    losses: list[dict[str, float]] = []
+    records = [spectral_record(model, 0)]
+    with tqdm(total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress) as bar:
+        for step in range(settings.steps):
+            warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * warm
+            loss = batch_loss(step)
+            optimizer.zero_grad()
+            loss.backward(inputs=weights + spectral)
+            nn.utils.clip_grad_norm_(weights, settings.clip)
+            nn.utils.clip_grad_norm_(spectral, settings.clip)
+            optimizer.step()
+            bar.update()
+            done = step + 1
+            losses.append({"step": done, "loss": loss.item()})
+            if done % settings.log_every == 0 or done == settings.steps:
+                records.append(spectral_record(model, done))
+    return Evolution(pd.DataFrame(losses, columns=["step", "loss"]), pd.concat(records, ignore_index=True))
+
+
+def spectral_modules(model: nn.Module) -> dict[int, SpectralRoPE]:
+    """The model's spectral modules by layer, which is the last number in a module's name."""
+    return {
+        int(next(part for part in reversed(name.split(".")) if part.isdigit())): module
+        for name, module in model.named_modules()
+        if isinstance(module, SpectralRoPE)
+    }
+
+
+def parameter_groups(
+    model: nn.Module, settings: EvolutionSettings, *, frozen_backbone: bool = False
+) -> list[dict[str, Any]]:
+    """AdamW's groups `weights`, `gain_phase` and `omega`, each with its rate and weight decay; empty ones left out.
+
+    Raises:
+        ValueError: there is nothing to train.
+    """
+    kind_of = {
+        id(parameter): "omega" if name in _FREQUENCY_PARAMETERS else "gain_phase"
+        for module in spectral_modules(model).values()
+        for name, parameter in module.named_parameters()
+    }
+    found: dict[str, list[nn.Parameter]] = {"weights": [], "gain_phase": [], "omega": []}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            found[kind_of.get(id(parameter), "weights")].append(parameter)
+    if frozen_backbone:
+        found["weights"] = []
+    if not any(found.values()):
+        raise ValueError("no parameter asks for a gradient: call requires_grad_() on what shall be trained")
+    rates = {"omega": settings.omega_share * settings.learning_rate}
+    decays = {"weights": settings.weight_decay}
+    return [
+        {
+            "name": name,
+            "params": parameters,
+            "lr": rates.get(name, settings.learning_rate),
+            "weight_decay": decays.get(name, 0.0),
+        }
+        for name, parameters in found.items()
+        if parameters
+    ]
+
+
+def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
+    """Omega, gain and phase of every layer, head and rotary pair now, as rows of `Evolution.trajectory`."""
+    tables = []
+    for layer, module in spectral_modules(model).items():
+        omega, gain = module.omega_by_head(), module.gain_by_head()  # heads pairs
+        heads, pairs = omega.shape
+        phase = module.phase_by_head()  # heads pairs
+        if module.shared_phase:
+            phase = module.phase.detach().double().cpu().repeat_interleave(heads // len(module.phase), dim=0)
+        place = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
+        table = place.to_frame(index=False, name=["step", "layer", "head", "frequency"])
+        tables.append(table.assign(omega=omega.flatten(), gain=gain.flatten(), phase=phase.flatten()))
+    if tables:
+        return pd.concat(tables, ignore_index=True)
+    counted = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
+    return pd.DataFrame(columns=[*counted, "omega", "gain", "phase"], dtype="float64").astype(counted)
