@@ -1,0 +1,161 @@
+"""One learnable frequency on tasks whose answer is known: rules, runs, shares, the figure and its command."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from tlspectral.cli import app
+from tlspectral.plots.headline import headline_paths
+from tlspectral.positional.canonical_tasks import CanonicalTask
+from tlspectral.tables import read_table
+from tlspectral.training.canonical import CanonicalRun, accuracy_by_position, angle_unit, train_canonical
+from tlspectral.training.canonical.trainer import validation_prompts
+from tlspectral.training.spectral.experiments import QUICK_HEADLINE, run_experiment
+from tlspectral.training.spectral.headline import _judged, folded
+from tlspectral.training.spectral.seed_intervals import share_interval
+
+UNIT = math.pi / 33
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The tables of a short run, and the folder."""
+    folder = tmp_path_factory.mktemp("headline")
+    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="once")
+    names = ("headline_runs", "headline_paths", "headline_shares")
+    return folder, *(read_table(folder / f"{name}.parquet") for name in names)
+
+
+# --- what counts ---
+
+
+@given(st.floats(-200, 200), st.integers(-3, 3))
+def test_folding_is_what_integer_positions_see(omega, laps):
+    once, again, mirrored = (float(folded(np.array([value]))[0]) for value in (omega, omega + 66.0 * laps, -omega))
+    assert 0 <= once <= 33
+    # Rounding of the remainder: 1e-13; the unit or the period wrong is off by tenths.
+    assert again == pytest.approx(once, abs=1e-9)
+    assert mirrored == pytest.approx(once, abs=1e-9)
+    position = np.arange(40)
+    np.testing.assert_allclose(np.cos(position * UNIT * omega), np.cos(position * UNIT * once), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("task", "learned", "accuracy", "success"),
+    [
+        ("retrieval", 0.049, 0.91, True),
+        ("retrieval", -0.049, 0.91, True),
+        ("retrieval", 0.051, 0.91, False),
+        ("retrieval", 0.0, 0.9, False),
+        ("index", 1.8, 0.1, True),
+        ("index", -2.09, 0.1, True),
+        ("index", 66.0 + 2.0, 0.1, True),
+        ("index", 1.79, 1.0, False),
+        ("index", 2.11, 1.0, False),
+    ],
+)
+def test_success_is_judged_by_the_rules(task, learned, accuracy, success):
+    runs = pd.DataFrame({"task": [task], "learned": [learned], "accuracy": [accuracy]})
+    assert bool(_judged(runs)["success"].item()) is success
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    low, high = share_interval(46, 50)
+    share, n, z = 46 / 50, 50, scipy.stats.norm.ppf(0.975)
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    reach = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    assert (low, high) == pytest.approx((centre - reach, centre + reach), abs=1e-12)  # rounding
+
+
+# --- runs ---
+
+
+def test_every_start_and_seed_is_a_run_of_its_own(found):
+    _, runs, paths, _ = found
+    assert len(runs) == 2 * 10 * 5
+    assert not runs[["task", "start", "seed"]].duplicated().any()
+    first = paths[paths["step"] == 0]
+    # float32 parameters of at most 0.2 radians, in units of 0.095.
+    np.testing.assert_allclose(first["omega"], first["start"], atol=1e-6)
+    last = paths[paths["step"] == QUICK_HEADLINE.steps].merge(runs, on=["task", "start", "seed"])
+    assert (last["omega"] == last["learned"]).all()
+    assert (last["omega"] != last["start"]).mean() > 0.9
+
+
+def test_a_run_is_that_of_the_trainer(found):
+    _, runs, _, _ = found
+    task = CanonicalTask("index")
+    trained = train_canonical(
+        task, [CanonicalRun((0.8 * angle_unit(task),), 3)], QUICK_HEADLINE, learn_frequencies=True
+    )
+    row = runs.query("task == 'index' and start == 0.8 and seed == 3").iloc[0]
+    assert row["learned"] == trained.model.frequencies.item() / angle_unit(task)  # stacked or alone: to the bit
+    right = accuracy_by_position(trained.model, validation_prompts(task, QUICK_HEADLINE))
+    assert row["accuracy"] == right["correct"].sum() / right["n"].sum()
+
+
+def test_shares_count_the_runs(found):
+    _, runs, _, shares = found
+    for row in shares.itertuples():
+        kept = runs[(runs["task"] == row.task) & ((runs["start"] >= 0.1) | (row.starts == "all"))]
+        assert (row.runs, row.successes) == (len(kept), kept["success"].sum())
+        assert row.low <= row.share == row.successes / row.runs <= row.high
+
+
+def test_a_finished_run_is_not_trained_again(found, monkeypatch):
+    folder, runs, _, _ = found
+    monkeypatch.setattr("tlspectral.training.spectral.headline.train_canonical", None)
+    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="twice")
+    again = read_table(folder / "headline_runs.parquet")
+    pd.testing.assert_frame_equal(again, runs)
+    assert again.attrs["command"] == "twice"
+
+
+# --- the figure ---
+
+
+def test_the_figure_draws_every_path(found):
+    _, runs, paths, _ = found
+    runs = runs.assign(success=np.arange(len(runs)) % 3 > 0)
+    figure = headline_paths(paths, runs)
+    for axes, task in zip(figure.axes, ("retrieval", "index"), strict=True):
+        lines = [line for line in axes.lines if len(line.get_xdata())]
+        of_task = paths[paths["task"] == task]
+        assert len(lines) == 50
+        drawn = sorted(tuple(np.round(line.get_ydata(), 12)) for line in lines)
+        expected = [tuple(np.round(path.abs(), 12)) for _, path in of_task.groupby(["start", "seed"])["omega"]]
+        assert drawn == sorted(expected)
+        poorly = sum(line.get_linestyle() == "--" for line in lines)
+        assert poorly == (~runs.loc[runs["task"] == task, "success"]).sum()
+        assert f"({50 - poorly} of 50 runs)" in axes.get_title()
+
+
+def test_the_figure_refuses_what_it_cannot_draw(found):
+    _, runs, paths, _ = found
+    with pytest.raises(ValueError, match="paths have no column omega"):
+        headline_paths(paths.drop(columns="omega"), runs)
+    with pytest.raises(ValueError, match="runs have no rows"):
+        headline_paths(paths, runs.iloc[:0])
+
+
+def test_the_command_draws_what_is_there(found, tmp_path):
+    folder, *_ = found
+    done = CliRunner().invoke(app, ["evolution", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == [str(folder / "headline.png")]
+    assert (folder / "headline.png").stat().st_size > 10_000
+    refused = CliRunner().invoke(app, ["evolution", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "has no tables to draw" in refused.output
+
+
+def test_the_figure_belongs_to_no_window(found):
+    _, runs, paths, _ = found
+    assert isinstance(headline_paths(paths, runs), Figure)
