@@ -41,7 +41,9 @@ def headline_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     for axes, task in zip(all_axes, tasks, strict=True):
         low, high = _WANTED[task]
         axes.axhspan(low, high, color=PALE, linewidth=0, zorder=0)
-        for (start, seed), path in paths[paths["task"] == task].groupby(["start", "seed"]):
+        for key, path in paths[paths["task"] == task].groupby(["start", "seed"]):
+            assert isinstance(key, tuple)
+            start, seed = key
             good = bool(succeeded[(task, start, seed)])
             axes.plot(
                 path["step"].to_numpy(),
