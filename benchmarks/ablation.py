@@ -5,15 +5,14 @@ tokens and the induction task, by turns in one process. Only a sample is run, so
 costs depends on its layer alone, and layers between are interpolated. Times are CPU seconds (process_time), medians.
 """
 
-import gc
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import typer
-from torch.profiler import ProfilerActivity, profile
+from measuring import peak as memory_peak
+from measuring import seconds
 
 import tlspectral as tls
 from tlspectral.ablation.effects import layer_effects
@@ -24,14 +23,6 @@ from tlspectral.attention.replay import hooks_on, intact_run, logits_at
 from tlspectral.hooks import ablation_hooks
 
 PART = "rope_phase"
-
-
-def seconds(job: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    gc.collect()
-    start = time.process_time()
-    job()
-    return time.process_time() - start
 
 
 def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> None:
@@ -67,19 +58,9 @@ def blocks_and_unembedding(view: AttentionView, tokens: torch.Tensor, repeats: i
 
 def peak(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> float:
     """MB of tensors alive at most during the blocks of a forward, less what was alive before."""
-    with (
-        torch.no_grad(),
-        hooks_on(points, hooks),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
-    ):
-        logits_at(view, task.tokens, slice(0, 1))  # one position: the peak is not that of the logits
-    events: Any = run.profiler
-    alive = most = 0
-    for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most / 2**20
+    with torch.no_grad(), hooks_on(points, hooks):
+        # One position: the peak is not that of the logits.
+        return memory_peak(lambda: logits_at(view, task.tokens, slice(0, 1)))
 
 
 def cost_of_hooks(view: AttentionView, task: ScoredSequences, points: Any, repeats: int) -> None:

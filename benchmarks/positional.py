@@ -5,9 +5,7 @@ swap (36 swaps, block 0 included, so that none is left out), one query, all in o
 seconds (process_time), medians over repeats; prompt mode is run once, as it takes 37 passes of the model each time.
 """
 
-import gc
 import statistics
-import time
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -15,33 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from torch.profiler import ProfilerActivity, profile
+from measuring import peak, seconds
 
 import tlspectral as tls
 from tlspectral.positional import BindingTask, BlockPrompt
 
 PAIRS, BLOCKS = 64, 9
-
-
-def seconds(job: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    gc.collect()
-    start = time.process_time()
-    job()
-    return time.process_time() - start
-
-
-def peak(job: Callable[[], object]) -> float:
-    """MB of tensors alive at most during a call, less what was alive before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        job()
-    events: Any = run.profiler
-    alive = most = 0
-    for event in sorted(events.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            most = max(most, alive)
-    return most / 2**20
 
 
 def binding_prompt(model: Any) -> tuple[BlockPrompt, list[tuple[int, int]]]:

@@ -5,23 +5,20 @@ turns in one process on the same tokens, with gradients for the weights of the b
 spectral parameters besides. Times are CPU seconds (process_time), medians over turns.
 """
 
-import gc
 import statistics
-import time
+from functools import partial
 from typing import Any
 
 import torch
 import typer
+from measuring import seconds
 
 import tlspectral as tls
 
 
-def seconds(model: Any, tokens: torch.Tensor, parameters: list[torch.nn.Parameter]) -> float:
-    """CPU seconds of one loss and its gradients."""
-    gc.collect()
-    start = time.process_time()
+def loss_and_gradients(model: Any, tokens: torch.Tensor, parameters: list[torch.nn.Parameter]) -> None:
+    """One loss and its gradients."""
     torch.autograd.grad(model(tokens, return_type="loss"), parameters, allow_unused=True)
-    return time.process_time() - start
 
 
 def main(
@@ -40,7 +37,7 @@ def main(
         found: dict[str, list[float]] = {name: [] for name in models}
         for turn in range(turns + 1):  # the first turn warms up
             for name, (model, parameters) in models.items():
-                took = seconds(model, tokens, parameters)
+                took = seconds(partial(loss_and_gradients, model, tokens, parameters))
                 if turn:
                     found[name].append(took)
         plainly, spectrally = (statistics.median(found[name]) for name in models)

@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.ablation.effects import intact_losses
 from tlspectral.ablation.losses import standard_error
 from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.ablation.sweep import task_sequences
-from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.replay import IntactRun, hooks_on, intact_run
+from tlspectral.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.attention.replay import IntactRun, hooks_on
 from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.ablation import LayerAblation, Removal
@@ -73,19 +74,14 @@ def band_effects(
         if geometry.n_pairs < len(BANDS):
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
     sequences = task_sequences(view, task, tokens, seed)
-    intact_loss = np.zeros(len(sequences.tokens))
-
-    def reduce(now: slice, logits: Tensor) -> None:
-        intact_loss[now] = sequences.losses(logits, now)[0].cpu().numpy()
-
-    rows_at_once = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, by_layer, batch=rows_at_once, reduce=reduce)
+    intact, intact_loss = intact_losses(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
     with tqdm(total=total, desc="bands", unit="head", leave=False, disable=not show_progress) as progress:
         for layer, chosen in by_layer.items():
-            for head, products in zip(chosen, _score_products(view, sequences, layer, chosen), strict=True):
-                rows += _head_rows(intact, sequences, intact_loss, (layer, head), products, draws, seed)
+            folded = view.layer(layer)
+            for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
+                rows += _head_rows(intact, sequences, intact_loss, folded, head, products, draws, seed)
                 progress.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
@@ -103,28 +99,28 @@ def _head_rows(
     intact: IntactRun,
     sequences: ScoredSequences,
     intact_loss: Float64[np.ndarray, "sequences"],
-    head: tuple[int, int],
+    layer: AttentionLayer,
+    head: int,
     products: Float64[np.ndarray, "pairs pairs"],
     draws: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    geometry = intact.view.rotary(head[0])
-    assert geometry is not None
-    theta = geometry.of_heads([head[1]]).theta.flatten().numpy()
+    assert layer.rotary is not None
+    theta = layer.rotary.of_heads([head]).theta.flatten().numpy()
     fast_to_slow = np.argsort(-np.abs(theta), kind="stable")
     thirds = np.array_split(np.arange(len(theta)), len(BANDS))
     rows = []
     for place, (band, third) in enumerate(zip(BANDS, thirds, strict=True)):
         chosen = np.zeros(len(theta), dtype=bool)
         chosen[fast_to_slow[third]] = True
-        rng = np.random.default_rng([seed, *head, place])
+        rng = np.random.default_rng([seed, layer.layer, head, place])
         sets = equal_sets(products, chosen, draws, rng)
-        losses = np.stack([_loss_without(intact, sequences, head, one) for one in [chosen, *sets]])
+        losses = np.stack([_loss_without(intact, sequences, layer, head, one) for one in [chosen, *sets]])
         delta, random = losses[0] - intact_loss, losses[1:] - intact_loss  # [sequences], [sets, sequences]
         rows.append(
             {
-                "layer": head[0],
-                "head": head[1],
+                "layer": layer.layer,
+                "head": head,
                 "band": band,
                 "first": int(third[0]),
                 "last": int(third[-1]),
@@ -188,20 +184,19 @@ def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarr
 
 
 def _score_products(
-    view: AttentionView, sequences: ScoredSequences, layer: int, heads: list[int]
+    view: AttentionView, sequences: ScoredSequences, layer: AttentionLayer, heads: list[int]
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
     """Mean products of what every two frequencies add to the scaled scores, over unmasked pairs of tokens."""
-    folded = view.layer(layer)
-    assert folded.rotary is not None
-    n_pairs = folded.rotary.n_pairs
+    assert layer.rotary is not None
+    n_pairs = layer.rotary.n_pairs
     total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
     seen = torch.zeros(len(heads), dtype=torch.float64)
     every = torch.ones(n_pairs, dtype=torch.bool)
     watching = LayerAblation(
-        view, folded, heads, "rotary_band", every, alter=_adder(folded.score_scale, total, seen)
+        view, layer, heads, "rotary_band", every, alter=_adder(layer.score_scale, total, seen)
     ).hooks()
     for batch in sequences.tokens.split(sequences.rows_at_once(view)):
-        view.run(batch, watching, last=view.hook_names(layer)["z"])
+        view.run(batch, watching, last=view.hook_names(layer.layer)["z"])
     return (total / seen[:, None, None]).numpy()
 
 
@@ -234,16 +229,14 @@ def _adder(score_scale: float, total: Tensor, seen: Tensor) -> Callable[[Removal
 
 
 def _loss_without(
-    intact: IntactRun, sequences: ScoredSequences, head: tuple[int, int], chosen: Bool[np.ndarray, "pairs"]
+    intact: IntactRun, sequences: ScoredSequences, layer: AttentionLayer, head: int, chosen: Bool[np.ndarray, "pairs"]
 ) -> Float64[np.ndarray, "sequences"]:
-    layer, own = head
-    folded = intact.view.layer(layer)
     losses = np.zeros(len(sequences.tokens))
     rows = sequences.rows_at_once(intact.view)
     with torch.no_grad():
         for start in range(0, len(losses), rows):
             now = slice(start, min(start + rows, len(losses)))
-            hooks = LayerAblation(intact.view, folded, [own], "rotary_band", torch.from_numpy(chosen)).hooks()
+            hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
             with hooks_on(intact.points, hooks):
-                losses[now] = sequences.losses(intact.replay(layer, now, 1), now)[0].cpu().numpy()
+                losses[now] = sequences.losses(intact.replay(layer.layer, now, 1), now)[0].cpu().numpy()
     return losses

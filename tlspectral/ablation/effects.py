@@ -1,6 +1,6 @@
 """What removing a part costs, head by head of one layer: blocks replayed from there, several heads in a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
-from tlspectral.attention.replay import IntactRun, hooks_on
+from tlspectral.attention import AttentionView
+from tlspectral.attention.replay import IntactRun, hooks_on, intact_run
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 
@@ -28,6 +29,20 @@ class LayerEffects:
     losses: Float64[np.ndarray, "heads sequences"]
     score_rms: Float64[np.ndarray, "heads"]
     controls: Float64[np.ndarray, "heads draws sequences"]
+
+
+def intact_losses(
+    view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
+) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
+    """A run without ablation, to replay from the given layers, and the loss of each sequence in it."""
+    losses = np.zeros(len(sequences.tokens))
+
+    def reduce(now: slice, logits: Tensor) -> None:
+        losses[now] = sequences.losses(logits, now)[0].cpu().numpy()
+
+    batch = sequences.rows_at_once(view)
+    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=batch, reduce=reduce)
+    return intact, losses
 
 
 def layer_effects(

@@ -14,14 +14,13 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.effects import intact_losses, layer_effects
 from tlspectral.ablation.folder import open_folder, weights_digest
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.text import text_tokens
 from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.replay import intact_run
 from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
@@ -234,13 +233,7 @@ def _layers(
     if not by_layer:
         return {}
     view, sequences = attention_view(model), plan.sequences
-    loss = np.zeros(len(sequences.tokens))
-
-    def reduce(now: slice, logits: Tensor) -> None:
-        loss[now] = sequences.losses(logits, now)[0].cpu().numpy()
-
-    batch = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, by_layer, batch=batch, reduce=reduce)
+    intact, loss = intact_losses(view, sequences, by_layer)
     found = {}
     for layer, heads in by_layer.items():
         effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)

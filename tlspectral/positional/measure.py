@@ -112,7 +112,6 @@ def positional_symbolic(
             advance=bar.update,
         )
     table = found.heads if found.frequencies is None else found.frequencies
-    tokens = prompt.tokenized(model).tokens()
     table.attrs = {
         **view.source,
         "mode": mode,
@@ -122,8 +121,8 @@ def positional_symbolic(
         "logit_scale": logit_scale,
         "n_swaps": len(chosen),
         "n_blocks": len(prompt.blocks),
-        "n_tokens": len(tokens),
-        "tokens_sha256": digest_of([tokens]),
+        "n_tokens": len(found.tokens),
+        "tokens_sha256": digest_of([found.tokens]),
         "seed": seed,
         "correlation": found.correlation,
     }
@@ -139,12 +138,14 @@ class QueryScores:
         frequencies: the same with `frequency`, None if not asked for.
         correlation: of the scores over heads, see `score_correlation`.
         last_logits: the model's output for the prompt before any swap.
+        tokens: of that prompt.
     """
 
     heads: pd.DataFrame
     frequencies: pd.DataFrame | None
     correlation: dict[str, Any]
     last_logits: Float64[Tensor, "d_vocab"]
+    tokens: Int[Tensor, "pos"]
 
 
 def measure_queries(
@@ -227,7 +228,9 @@ def measure_queries(
 
         passes.run(_fronts(swapped), take_swapped)
         advance(len(prompts) * len(batch))
-    return [_query_scores(at, chosen, tau, seed, logits[query][0]) for query, at in enumerate(kept)]
+    return [
+        _query_scores(at, chosen, tau, seed, logits[query][0], prompts[query].tokens()) for query, at in enumerate(kept)
+    ]
 
 
 class _Resolution(NamedTuple):
@@ -281,7 +284,12 @@ def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
 
 
 def _query_scores(
-    kept: dict[str, _Kept], swaps: list[tuple[int, int]], tau: float | None, seed: int, logits: Tensor
+    kept: dict[str, _Kept],
+    swaps: list[tuple[int, int]],
+    tau: float | None,
+    seed: int,
+    logits: Tensor,
+    tokens: Tensor,
 ) -> QueryScores:
     tables, correlation = {}, {}
     for name, at in kept.items():
@@ -291,7 +299,7 @@ def _query_scores(
         if name == "heads":
             joined = SwapScores(*(torch.cat(part, dim=-1) for part in zip(*scores.values(), strict=True)))
             correlation = score_correlation(torch.cat(list(before.values()), dim=1), joined, seed=seed)
-    return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.double().cpu())
+    return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.double().cpu(), tokens)
 
 
 def _of_swaps(means: Float64[Tensor, "*rows blocks"], swaps: list[tuple[int, int]]) -> Float64[Tensor, "swaps *rows 2"]:

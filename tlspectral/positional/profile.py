@@ -170,7 +170,6 @@ def positional_symbolic_profile(
         for draw_seed in experiment.seeds:
             draw = experiment.task.draw(draw_seed)
             prompts = experiment.prompts(draw, tokenizer)
-            tokens += [prompt.tokenized(model).tokens() for prompt in prompts]
             of_draw = measure_queries(
                 view,
                 prompts[0].prefix,
@@ -188,6 +187,7 @@ def positional_symbolic_profile(
             logits = torch.stack([one.last_logits for one in of_draw])
             answers.append(answers_table(tokenizer, draw, experiment.queries, prompts, logits))
             found.append(of_draw)
+            tokens += [one.tokens for one in of_draw]
     heads = over_draws([[one.heads for one in of_draw] for of_draw in found])
     profile = PositionalSymbolicProfile(
         heads=heads,

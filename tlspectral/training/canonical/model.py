@@ -37,7 +37,7 @@ class CanonicalHeads(nn.Module):
     are drawn from N(0, 1/d_model), each run from its own seed and in an order in which two runs of the same seed have
     equal tables, W_V and W_U whatever their frequencies. PS (appendix D.1) gives none of this: d_model, the residual,
     the missing norm and the initial weights are choices made here. The table's scale matters: drawn from N(0, 1), heads
-    at angle 0 had retrieval right in .77 to .86 of the prompts after the 1200 steps of the quick preset (seeds 0 to 2).
+    learn much less in the steps of the quick preset.
 
     Args:
         task: vocabulary, length and classes.
