@@ -1,6 +1,7 @@
 """One learnable frequency on tasks whose answer is known: rules, runs, shares, the figure and its command."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from tlspectral.cli import app
 from tlspectral.plots.headline import headline_paths
 from tlspectral.positional.canonical_tasks import CanonicalTask
-from tlspectral.tables import read_table
+from tlspectral.tables import read_table, write_table
 from tlspectral.training.canonical import CanonicalRun, accuracy_by_position, angle_unit, train_canonical
 from tlspectral.training.canonical.trainer import validation_prompts
 from tlspectral.training.spectral.experiments import QUICK_HEADLINE, run_experiment
@@ -151,6 +152,14 @@ def test_the_command_draws_what_is_there(found, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [str(folder / "headline.png")]
     assert (folder / "headline.png").stat().st_size > 10_000
+    rows = pd.DataFrame({"language": "dyck3", "arm": "omega", "seed": [0, 0, 1, 1], "step": [0, 1, 0, 1]})
+    (tmp_path / "some").mkdir()
+    write_table(rows.assign(layer=0, head=0, frequency=0, omega=1.0), tmp_path / "some" / "trajectories.parquet")
+    write_table(rows.assign(pairs="all", resonance=0.5), tmp_path / "some" / "resonance_steps.parquet")
+    write_table(rows.assign(mean_abs=0.1, start_abs=0.1, drift=0.0), tmp_path / "some" / "phase_steps.parquet")
+    done = CliRunner().invoke(app, ["evolution", str(tmp_path / "some")])
+    names = [Path(line).name for line in done.stdout.splitlines()]
+    assert names == ["frequencies_dyck3.png", "resonance_dyck3.png", "phases_dyck3.png"]
     refused = CliRunner().invoke(app, ["evolution", str(tmp_path)])
     assert refused.exit_code == 2
     assert "has no tables to draw" in refused.output

@@ -646,6 +646,14 @@ def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
     shared = drift[drift["arm"] == "full_noise_shared"]
     # Near a thousandth: 8e-4 is the mean of |N(0, 1e-3)|; without noise it is 0.
     assert 3e-4 < shared["start_abs"].mean() < 1.5e-3
+    # The tables over training end where those of the last step stand.
+    for steps, last, by, column in (
+        ("phase_steps", drift, ["arm"], "mean_abs"),
+        ("resonance_steps", gains.rename(columns={"end": "resonance"}), ["arm", "pairs"], "resonance"),
+    ):
+        table = read_table(finished / f"{steps}.parquet")
+        found = table[table["step"] == table["step"].max()].set_index(by)[column].sort_index()
+        pd.testing.assert_series_equal(found, last.groupby(by)[column].mean().sort_index())
 
     experiments.run_experiment("manifold", finished, languages=TINY)
     manifold = read_table(finished / "manifold.parquet")

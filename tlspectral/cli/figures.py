@@ -35,8 +35,17 @@ def evolution(
 
     Example: tlspectral evolution out/spectral
     """
+    import pandas as pd
+
     from tlspectral.plots.headline import headline_paths
-    from tlspectral.plots.spectral import depth_manifold_plane, structure_gap_curves, training_losses
+    from tlspectral.plots.spectral import (
+        depth_manifold_plane,
+        frequency_evolution,
+        phase_evolution,
+        resonance_evolution,
+        structure_gap_curves,
+        training_losses,
+    )
     from tlspectral.tables import read_table, whole_file
 
     wanted = {
@@ -45,13 +54,27 @@ def evolution(
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
         "manifold": (depth_manifold_plane, ("manifold",)),
     }
-    drawn = 0
+    figures = {}
     for name, (draw, needed) in wanted.items():
         files = [folder / f"{table}.parquet" for table in needed]
         if all(file.exists() for file in files):
-            with whole_file(folder / f"{name}.png") as partial:
-                draw(*(read_table(file) for file in files)).savefig(partial, dpi=150)
-            typer.echo(str(folder / f"{name}.png"))
-            drawn += 1
-    if not drawn:
+            figures[name] = draw(*(read_table(file) for file in files))
+    by_language = {
+        "frequencies": (frequency_evolution, "trajectories"),
+        "resonance": (resonance_evolution, "resonance_steps"),
+        "phases": (phase_evolution, "phase_steps"),
+    }
+    for name, (draw, needed) in by_language.items():
+        if not (folder / f"{needed}.parquet").exists():
+            continue
+        table = read_table(folder / f"{needed}.parquet")
+        if needed == "trajectories":  # one run can be drawn: that of frequencies alone, with the first seed
+            table = table[(table["arm"] == "omega") & (table["seed"] == table["seed"].min())]
+        for language in pd.unique(table["language"]):
+            figures[f"{name}_{language}"] = draw(table.loc[table["language"] == language])
+    if not figures:
         raise FileNotFoundError(f"{folder} has no tables to draw: run an experiment with -o {folder} first")
+    for name, figure in figures.items():
+        with whole_file(folder / f"{name}.png") as partial:
+            figure.savefig(partial, dpi=150)
+        typer.echo(str(folder / f"{name}.png"))

@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.typing import LineStyleType
 
 from tlspectral.plots.style import GREY, INK, PALE, colour_bar, dress, new_figure, sequential_colours
 
@@ -22,6 +24,11 @@ _ARM_COLOURS = {
     "placebo": "#e08a00",
     "full_noise": "#7b4fa3",
     "full_noise_shared": "#8c6d46",
+}
+_PHASE_LINES: dict[str, tuple[LineStyleType, str]] = {
+    "mean_abs": ("-", "mean |phase|"),
+    "start_abs": (":", "mean |phase| at the start"),
+    "drift": ("--", "mean distance from the start"),
 }
 
 
@@ -72,7 +79,7 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
     """Largest cos(Omega N) over training, mean over layers, heads and runs; one panel per set of pairs.
 
     Args:
-        table: of `resonance_over_training`: `step, layer, head, pairs, resonance`; with `arm` one line per arm.
+        table: `step, pairs, resonance`, as of `resonance_over_training`; with `arm` one line per arm.
 
     Returns:
         A figure outside pyplot.
@@ -103,7 +110,7 @@ def phase_evolution(table: pd.DataFrame) -> Figure:
     """Mean |phase| over training against the noise that it started from, and the distance from that start.
 
     Args:
-        table: of `phase_drift`: `step, layer, head, mean_abs, start_abs, drift`; with `arm` one colour per arm.
+        table: `step, mean_abs, start_abs, drift`, as of `phase_drift`; with `arm` one colour per arm.
 
     Returns:
         A figure outside pyplot: solid the mean |phase|, dotted its start, dashed the distance from the start. Means
@@ -115,21 +122,20 @@ def phase_evolution(table: pd.DataFrame) -> Figure:
     What it does not establish: learning. A phase without any effect drifts under Adam too.
     """
     _require_rows(table, "table")
-    figure = new_figure(5.2, 3.6)
+    figure = new_figure(6.4, 3.6)
     axes = figure.subplots()
-    for arm, part in _by_arm(table):
+    arms = _by_arm(table)
+    for arm, part in arms:
         colour = _ARM_COLOURS.get(arm, INK)
-        for column, dashes, said in (
-            ("mean_abs", "-", "mean |phase|"),
-            ("start_abs", ":", "mean |phase| at the start"),
-            ("drift", "--", "mean distance from the start"),
-        ):
+        for column, (dashes, said) in _PHASE_LINES.items():
             axes.plot(*_mean_per_step(part, column), color=colour, linestyle=dashes, label=f"{arm} {said}".strip())
     axes.set_xlabel("step")
     axes.set_ylabel("radians")
     axes.set_yscale("symlog", linthresh=1e-4)
     dress(axes)
-    _legend(axes)
+    entries = [Line2D([], [], color=_ARM_COLOURS.get(arm, INK), label=arm) for arm, _ in arms if arm]
+    entries += [Line2D([], [], color=GREY, linestyle=dashes, label=said) for dashes, said in _PHASE_LINES.values()]
+    figure.legend(handles=entries, loc="outside right center", frameon=False, fontsize=7, labelcolor=INK)
     return figure
 
 

@@ -148,8 +148,9 @@ def resonance_experiment(
     The noisy arms run at the learning rate that was chosen for `full`.
 
     Returns:
-        `trajectories`: omega, gain, phase of every run. `resonance_runs`: `resonance_gain` per run and head; heads that
-        an arm leaves geometric are left out.
+        `trajectories`: omega, gain, phase of every run. `resonance_steps`, `phase_steps`: `resonance_over_training` and
+        `phase_drift` per language, arm and recorded step, means over runs, layers and heads.
+        `resonance_runs`: `resonance_gain` per run and head. Heads that an arm leaves geometric are left out.
         `resonance`: mean over heads per seed of `gain` and of `excess`, then over seeds with 95 % t intervals, per
         `language, arm, pairs, measure`. `phase_drift_runs`: the last step's `phase_drift` per run and head.
         `phase_drift`: the same, averaged over heads, with t intervals over seeds, per `language, arm, measure`; arms
@@ -164,19 +165,23 @@ def resonance_experiment(
         for seed in schedule.seeds
     ]
     runs |= finish_language_runs(folder, schedule, noisy, n_jobs=n_jobs, show_progress=show_progress)
-    gains, drifts = {}, {}
+    gains, drifts, resonances, phases = {}, {}, {}, {}
     for run, tables in runs.items():
         trajectory = _spectral_heads(run.arm, tables["trajectory"])
         if not len(trajectory):
             continue
         distances = list(schedule.plan(run.language).language.distances)
         gains[run] = {"gain": resonance_gain(trajectory, distances, seed=run.seed)}
+        resonances[run] = {"resonance": resonance_over_training(trajectory, distances)}
         if "phase" in _ARMS[run.arm].learned:
-            last = phase_drift(trajectory)
-            drifts[run] = {"drift": last[last["step"] == last["step"].max()]}
+            drift = phase_drift(trajectory)
+            phases[run] = {"phase": drift}
+            drifts[run] = {"drift": drift[drift["step"] == drift["step"].max()]}
     gain, drift = stacked(gains, "gain"), stacked(drifts, "drift")
     return {
         "trajectories": stacked(runs, "trajectory"),
+        "resonance_steps": _per_step(stacked(resonances, "resonance"), ["pairs"], ["resonance"]),
+        "phase_steps": _per_step(stacked(phases, "phase"), [], ["mean_abs", "start_abs", "drift"]),
         "resonance_runs": gain,
         "resonance": _over_seeds(gain, ["language", "arm", "pairs"], ["gain", "excess"]),
         "phase_drift_runs": drift,
@@ -189,6 +194,10 @@ def _spectral_heads(arm: str, trajectory: pd.DataFrame) -> pd.DataFrame:
     if not _ARMS[arm].half_geometric:
         return trajectory
     return trajectory.loc[trajectory["head"] <= trajectory["head"].max() // 2]
+
+
+def _per_step(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
+    return pd.DataFrame(table.groupby(["language", "arm", *by, "step"], sort=False)[measures].mean()).reset_index()
 
 
 def _over_seeds(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
