@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 wheel lint format clean
+.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 wheel docs lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ wheel: .venv/build ## build sdist and wheel, look into them, install the wheel e
 	build/wheel/bin/python $(INSTALL) constraints.txt dist/*.whl
 	cd build/wheel && bin/tlspectral analyze tiny-rope
 
+docs: .venv/docs ## build the site into build/site; any warning is an error
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
+
 lint: .venv/lint ## ruff (rules and format) and pyright
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -82,6 +85,10 @@ clean: ## remove the environments and everything made by running things
 
 .venv/lint: .venv/base
 	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[lint]'
+	@touch $@
+
+.venv/docs: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[docs]'
 	@touch $@
 
 .venv/build: .venv/base
