@@ -78,8 +78,8 @@ def architectures_page() -> str:
     lines = [
         "# Architectures",
         "",
-        "What the self-check says of a tiny random model of each attention shape: can the folded operators reproduce the "
-        "model's own attention scores? Jittered norms and enlarged query and key weights make scores near 10, and "
+        "What the self-check says of a tiny random model of each attention shape: can the folded operators reproduce "
+        "the model's own attention scores? Jittered norms and enlarged query and key weights make scores near 10, and "
         f"1e-5 + 1e-5 of that is allowed. Checked while this page was built, with TransformerLens "
         f"{version('transformer-lens')} and transformers {version('transformers')}; the same tests run on "
         "TransformerLens 4.",
