@@ -1,0 +1,258 @@
+"""Top heads within a model, permutation of models: enumeration, relabelings, the seven models of the paper."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlspectral.stats import leave_one_model_out, model_permutation_test, top_head_percentile, top_k_sensitivity
+
+invariant = settings(max_examples=60, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**32 - 1)
+few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5)
+alternatives = pytest.mark.parametrize("alternative", ["two-sided", "less", "greater"])
+OPPOSITE = {"two-sided": "two-sided", "less": "greater", "greater": "less"}
+
+# Top-5 medians of FP's Table 2, last column.
+MEDIANS = {
+    "gpt2": 0.2083, "opt": 0.2305, "neo": 0.1406, "bloom": 0.2630, "410m": 0.8854, "1.4b": 0.8490, "llama": 0.7900,
+}  # fmt: skip
+SCHEMES = {model: "rope" if model in ("410m", "1.4b", "llama") else "other" for model in MEDIANS}
+
+
+def heads_of(seed=0, layers=4, per_layer=5):
+    rng = np.random.default_rng(seed)
+    n = layers * per_layer
+    return pd.DataFrame(
+        {
+            "layer": np.repeat(np.arange(layers), per_layer),
+            "head": np.tile(np.arange(per_layer), layers),
+            "D_head": rng.uniform(size=n),
+            "prev": rng.beta(0.3, 2, n),
+        }
+    )
+
+
+# --- top heads ---
+
+
+@given(seed=seeds, k=st.integers(1, 20))
+@invariant
+def test_percentiles_are_ranks_over_n(seed, k):
+    heads = heads_of(seed)
+    found = top_head_percentile(heads, k=k)
+    top = heads.nlargest(k, "prev")
+    expected = [(heads["D_head"] <= value).mean() for value in top["D_head"]]
+    np.testing.assert_allclose(found.percentiles, expected, rtol=1e-12)
+    assert found.statistic == pytest.approx(np.median(expected), rel=1e-12)
+    assert found.statistic_midrank == pytest.approx(np.median(expected) - 0.5 / 20, rel=1e-12)
+    assert found.heads == tuple(zip(top["layer"], top["head"], strict=True))
+    assert (found.n, found.n_dropped, found.tied_at_border) == (20, 0, 0)
+
+
+@given(seed=seeds)
+@invariant
+def test_it_depends_on_order_alone(seed):
+    heads = heads_of(seed)
+    found = top_head_percentile(heads)
+    assert top_head_percentile(heads.sample(frac=1, random_state=1)) == found
+    assert top_head_percentile(heads.assign(prev=np.sqrt(heads["prev"]), D_head=heads["D_head"] ** 3)) == found
+
+
+def test_midrank_is_a_half_on_average():
+    heads = heads_of(1)
+    found = top_head_percentile(heads, k=20)
+    assert found.statistic_midrank == pytest.approx(0.5, abs=1e-12)
+    assert found.statistic == pytest.approx(0.525, abs=1e-12)
+
+
+def test_ties_of_the_column_share_their_mean_rank():
+    heads = heads_of(2).assign(D_head=[0.0] * 10 + [1.0] * 10)
+    found = top_head_percentile(heads, k=20)
+    assert set(found.percentiles) == {5.5 / 20, 15.5 / 20}
+
+
+def test_a_tie_at_the_border_goes_to_the_lower_layer_then_the_lower_head():
+    heads = heads_of(3).assign(prev=0.0)
+    heads.loc[heads["layer"] >= 2, "prev"] = 0.5
+    heads.loc[heads["layer"] == 1, "prev"] = 0.9
+    found = top_head_percentile(heads.iloc[::-1], k=7)
+    assert found.heads == ((1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1))
+    assert found.tied_at_border == 8
+    assert top_head_percentile(heads, k=15).tied_at_border == 0
+
+
+def test_a_head_without_a_column_is_not_ranked_and_one_without_behaviour_not_taken():
+    heads = heads_of(4)
+    best = int(heads["prev"].idxmax())
+    lost = heads.assign(prev=heads["prev"].where(heads.index != best))
+    found = top_head_percentile(lost, k=1)
+    assert found.n == 20
+    assert found.n_dropped == 1
+    second = heads.nlargest(2, "prev").iloc[1]
+    assert found.statistic == (heads["D_head"] <= second["D_head"]).mean()
+    unranked = top_head_percentile(heads.assign(D_head=heads["D_head"].where(heads.index != best)), k=1)
+    assert (unranked.n, unranked.n_dropped) == (19, 1)
+    assert unranked.heads == found.heads
+
+
+def test_what_cannot_be_taken_is_refused():
+    with pytest.raises(ValueError, match="k=21 heads were asked for, and 20 have both D_head and prev"):
+        top_head_percentile(heads_of(), k=21)
+    with pytest.raises(ValueError, match="at least 1"):
+        top_head_percentile(heads_of(), k=0)
+    with pytest.raises(ValueError, match=r"no column \['layer'\]"):
+        top_head_percentile(heads_of().drop(columns="layer"))
+    with pytest.raises(ValueError, match=r"no column \['ind'\]"):
+        top_head_percentile(heads_of(), by="ind")
+
+
+# --- permutation of models ---
+
+
+def enumerated(x, y, alternative):
+    """p by listing every labeling; sums of small integers, so nothing rounds but the division."""
+    pooled, extremes = [*x, *y], []
+    for chosen in itertools.combinations(range(len(pooled)), len(x)):
+        rest = [pooled[i] for i in range(len(pooled)) if i not in chosen]
+        difference = np.mean([pooled[i] for i in chosen]) - np.mean(rest)
+        extremes.append({"two-sided": abs(difference), "less": -difference, "greater": difference}[alternative])
+    extremes = np.round(extremes, 9)
+    return (extremes >= extremes[0]).mean(), (extremes == extremes.max()).mean()
+
+
+@alternatives
+@given(x=few, y=few)
+@invariant
+def test_it_is_the_enumeration_of_all_labelings(alternative, x, y):
+    found = model_permutation_test(x, y, alternative=alternative)
+    pvalue, floor = enumerated(x, y, alternative)
+    assert found.pvalue == pytest.approx(pvalue)
+    assert found.floor == pytest.approx(floor)
+    assert found.pvalue >= found.floor >= 1 / found.n_permutations * (1 - 1e-12)
+    assert found.statistic == pytest.approx(np.mean(x) - np.mean(y))
+
+
+@alternatives
+@given(x=few, y=few)
+@invariant
+def test_naming_the_groups_the_other_way_changes_the_sign_alone(alternative, x, y):
+    one = model_permutation_test(x, y, alternative=alternative)
+    two = model_permutation_test(y, x, alternative=OPPOSITE[alternative])
+    assert (one.pvalue, one.floor, one.gap, one.separated) == (two.pvalue, two.floor, two.gap, two.separated)
+    assert one.statistic == pytest.approx(-two.statistic)
+    assert model_permutation_test(x[::-1], y[::-1], alternative=alternative).pvalue == one.pvalue
+
+
+@given(x=few, y=few, scale=st.sampled_from([1e-9, 0.1, 3.0]), shift=st.floats(-1, 1))
+@invariant
+def test_units_mean_nothing_to_it(x, y, scale, shift):
+    moved = model_permutation_test(scale * (np.array(x) + shift), scale * (np.array(y) + shift))
+    expected = model_permutation_test(x, y)
+    assert (moved.pvalue, moved.floor) == (expected.pvalue, expected.floor)
+
+
+@given(x=few, y=few)
+@invariant
+def test_separated_groups_have_the_smallest_p_of_the_paper(x, y):
+    found = model_permutation_test(x, y)
+    assert found.separated == (min(x) > max(y) or min(y) > max(x))
+    assert found.gap == max(min(x) - max(y), min(y) - max(x))
+    if found.separated:
+        assert found.pvalue_paper == pytest.approx(1 / found.n_permutations)
+    assert found.pvalue_paper >= 1 / found.n_permutations * (1 - 1e-12)
+
+
+def test_the_seven_models_of_the_paper():
+    other, rope = ([MEDIANS[m] for m in MEDIANS if SCHEMES[m] == scheme] for scheme in ("other", "rope"))
+    found = model_permutation_test(other, rope)
+    assert found.separated
+    assert found.gap == pytest.approx(0.527)
+    assert found.n_permutations == 35
+    assert found.pvalue == found.pvalue_paper == found.floor == pytest.approx(1 / 35)
+    expected = scipy.stats.permutation_test(
+        (other, rope), lambda x, y: abs(np.mean(x) - np.mean(y)), n_resamples=np.inf, alternative="greater"
+    )
+    assert found.pvalue == pytest.approx(expected.pvalue)
+
+
+def test_equal_groups_cannot_go_below_two_labelings_when_two_sided():
+    found = model_permutation_test([1.0, 2, 3], [7, 8, 9.0])
+    assert found.floor == found.pvalue == 2 / 20
+    assert found.pvalue_paper == 1 / 20
+    assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="less").pvalue == 1 / 20
+    assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="greater").pvalue == 1
+
+
+def test_a_test_of_models_refuses_what_it_cannot_count():
+    with pytest.raises(ValueError, match="group y holds no model"):
+        model_permutation_test([1.0], [])
+    with pytest.raises(ValueError, match="group x holds a value that is not finite"):
+        model_permutation_test([1.0, np.nan], [2.0])
+    with pytest.raises(ValueError, match="more than 200000"):
+        model_permutation_test(np.arange(12.0), np.arange(12.0))
+
+
+def test_leaving_out_each_of_the_seven_models():
+    found = leave_one_model_out(pd.Series(MEDIANS), SCHEMES)
+    assert found["left_out"].tolist() == list(MEDIANS)
+    assert found["separated"].all()
+    assert found["reason"].tolist() == [None] * 7
+    # Three and three without a model of the other schemes, four and two without one with RoPE.
+    np.testing.assert_allclose(found["pvalue_paper"], [1 / 20] * 4 + [1 / 15] * 3)
+    np.testing.assert_allclose(found["floor"], [2 / 20] * 4 + [1 / 15] * 3)
+    np.testing.assert_allclose(found["pvalue"], found["floor"])
+    assert found["n_permutations"].tolist() == [20] * 4 + [15] * 3
+    assert found["gap"].min() == pytest.approx(0.527)
+
+
+def test_the_only_model_of_a_group_cannot_be_left_out():
+    found = leave_one_model_out({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": True, "b": False, "c": False})
+    assert found["reason"].tolist() == ["a is the only model of its group", None, None]
+    assert np.isnan(found.loc[0, "pvalue"])
+    assert not found.loc[0, "separated"]
+    assert found.loc[1, "pvalue"] == 1
+
+
+def test_models_and_groups_must_name_each_other():
+    with pytest.raises(ValueError, match=r"models \['b', 'c'\] have a value or a group"):
+        leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "c": 2})
+    with pytest.raises(ValueError, match="two groups are compared"):
+        leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1})
+
+
+# --- other numbers of top heads ---
+
+
+def model_of(seed, sign):
+    """Strong heads at the top (sign 1) or the bottom (-1) of the column."""
+    heads = heads_of(seed)
+    noise = np.random.default_rng(seed).normal(0, 0.05, len(heads))
+    return heads.assign(D_head=sign * heads["prev"].rank() / len(heads) + noise)
+
+
+def test_each_k_is_the_test_of_its_medians():
+    tables = {f"rope{i}": model_of(i, 1) for i in range(2)} | {f"ape{i}": model_of(i + 5, -1) for i in range(3)}
+    groups = {name: name[:-1] for name in tables}
+    found = top_k_sensitivity(tables, groups, ks=(1, 3, 20))
+    assert found["k"].tolist() == [1, 3, 20]
+    for row in found.itertuples():
+        medians = {name: top_head_percentile(table, k=row.k).statistic for name, table in tables.items()}
+        rope, ape = ([medians[name] for name in tables if groups[name] == group] for group in ("rope", "ape"))
+        expected = model_permutation_test(rope, ape)
+        assert (row.pvalue, row.pvalue_paper, row.floor) == (expected.pvalue, expected.pvalue_paper, expected.floor)
+        assert (row.gap, row.separated) == (expected.gap, expected.separated)
+    assert found["separated"].tolist() == [True, True, False]
+    assert found.loc[:1, "upper"].tolist() == ["rope", "rope"]
+    turned = top_k_sensitivity(dict(reversed(tables.items())), groups, ks=(1, 3))
+    assert turned["upper"].tolist() == ["rope", "rope"]
+
+
+def test_a_model_with_too_few_heads_is_named():
+    tables = {"big": heads_of(0), "small": heads_of(0, layers=1)}
+    with pytest.raises(ValueError, match="small: k=10 heads were asked for, and 5"):
+        top_k_sensitivity(tables, {"big": "a", "small": "b"}, ks=(10,))

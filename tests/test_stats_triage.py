@@ -1,0 +1,228 @@
+"""Triage from weights: AUC by pairs, its interval, precision, and tables that allow none."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlspectral.stats import triage
+
+invariant = settings(max_examples=40, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def heads_of(seed=0, layers=8, per_layer=8, effect=1.0, shared=0.0):
+    rng = np.random.default_rng(seed)
+    layer = np.repeat(np.arange(layers), per_layer)
+    n = len(layer)
+    level = shared * rng.standard_normal(layers)[layer]
+    positive = level + rng.standard_normal(n) > 1
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": np.tile(np.arange(per_layer), layers),
+            "prev": np.where(positive, 0.8, 0.1),
+            "rope_imag_frac": np.round(effect * positive + level + rng.standard_normal(n), 1),
+            "D_head": rng.uniform(size=n),
+            "dir_frac": rng.uniform(size=n),
+        }
+    )
+
+
+def one(heads, **options):
+    return triage(heads, scores=["rope_imag_frac"], **options).iloc[0]
+
+
+@given(seed=seeds)
+@invariant
+def test_auc_is_the_share_of_pairs_in_the_right_order(seed):
+    heads = heads_of(seed)
+    found = one(heads)
+    positive = heads["prev"] > 0.5
+    high, low = (heads["rope_imag_frac"][at].to_numpy() for at in (positive, ~positive))
+    if not positive.any():
+        assert np.isnan(found.auc)
+        return
+    right = (high[:, None] > low).mean() + 0.5 * (high[:, None] == low).mean()
+    assert found.auc == pytest.approx(right, abs=1e-12)
+    assert found.direction == ("none" if right == 0.5 else "higher" if right > 0.5 else "lower")
+    assert (found.n, found.n_positive) == (64, positive.sum())
+    assert found.base_rate == positive.mean()
+    if found.reason is None:
+        assert 0 < found.auc_low < found.auc < found.auc_high < 1
+
+
+@given(seed=seeds)
+@invariant
+def test_a_turned_score_turns_the_auc_and_its_interval(seed):
+    heads = heads_of(seed, shared=0.5)
+    found, turned = one(heads), one(heads.assign(rope_imag_frac=-heads["rope_imag_frac"]))
+    np.testing.assert_allclose(
+        [turned.auc, turned.auc_low, turned.auc_high], [1 - found.auc, 1 - found.auc_high, 1 - found.auc_low], atol=1e-9
+    )
+
+
+@given(seed=seeds)
+@invariant
+def test_order_of_rows_and_monotone_maps_mean_nothing(seed):
+    heads = heads_of(seed)
+    pd.testing.assert_frame_equal(triage(heads.sample(frac=1, random_state=0)), triage(heads))
+    assert one(heads.assign(rope_imag_frac=np.exp(heads["rope_imag_frac"]))).to_dict() == pytest.approx(
+        one(heads).to_dict(), nan_ok=True
+    )
+
+
+def test_precision_is_the_share_of_positives_among_the_highest():
+    heads = heads_of(1).assign(rope_imag_frac=lambda h: np.arange(len(h)) * 1.0)
+    found = one(heads, ks=(1, 7, 64))
+    positive = (heads["prev"] > 0.5).to_numpy()
+    assert found.precision_at_1 == positive[-1]
+    assert found.precision_at_7 == positive[-7:].mean()
+    assert found.precision_at_64 == found.base_rate == positive.mean()
+
+
+def test_equal_scores_are_taken_by_layer_then_head():
+    heads = heads_of(2).assign(rope_imag_frac=1.0, prev=0.0)
+    heads.loc[[0, 1, 8], "prev"] = 1.0
+    heads.loc[63, "rope_imag_frac"] = 0.5
+    assert one(heads.iloc[::-1], ks=(2, 4, 9)).filter(like="precision").tolist() == [1.0, 0.5, 3 / 9]
+
+
+def test_the_interval_is_delongs_where_every_head_is_a_layer():
+    heads = heads_of(3).assign(layer=np.arange(64))
+    found = one(heads)
+    positive = (heads["prev"] > 0.5).to_numpy()
+    high, low = (heads["rope_imag_frac"].to_numpy()[at] for at in (positive, ~positive))
+    wins = (high[:, None] > low) + 0.5 * (high[:, None] == low)
+    variance = wins.mean(1).var(ddof=1) / len(high) + wins.mean(0).var(ddof=1) / len(low)
+    half = 1.959964 * np.sqrt(variance) / (found.auc * (1 - found.auc))
+    expected = scipy.special.expit(scipy.special.logit(found.auc) + np.array([-half, half]))
+    np.testing.assert_allclose([found.auc_low, found.auc_high], expected, rtol=1e-6)
+
+
+def test_the_variance_is_the_sum_over_pairs_of_heads_of_a_layer():
+    heads = heads_of(10, layers=10, shared=1.0)
+    found = one(heads)
+    rows = list(heads[["layer", "prev", "rope_imag_frac"]].itertuples(index=False))
+    positives, negatives = ([row for row in rows if (row.prev > 0.5) == side] for side in (True, False))
+
+    def excess(row):
+        """How much more often the head is on the right side of heads of the other class than the AUC says."""
+        others = negatives if row.prev > 0.5 else positives
+        wins = [0.5 + 0.5 * np.sign(row.rope_imag_frac - other.rope_imag_frac) for other in others]
+        return (np.mean(wins) if row.prev > 0.5 else 1 - np.mean(wins)) - found.auc
+
+    def within_layers(group, other):
+        layers = {row.layer for row in group} | {row.layer for row in other}
+        pairs = sum(excess(a) * excess(b) for a in group for b in other if a.layer == b.layer)
+        return len(layers) / (len(layers) - 1) * pairs / (len(group) * len(other))
+
+    variance = (
+        within_layers(positives, positives)
+        + within_layers(negatives, negatives)
+        + 2 * within_layers(positives, negatives)
+    )
+    half = 1.959964 * np.sqrt(variance) / (found.auc * (1 - found.auc))
+    expected = scipy.special.expit(scipy.special.logit(found.auc) + np.array([-half, half]))
+    np.testing.assert_allclose([found.auc_low, found.auc_high], expected, rtol=1e-6)
+
+
+def test_heads_that_copy_each_other_do_not_narrow_the_interval():
+    heads = heads_of(4).assign(layer=np.arange(64))
+    copied = pd.concat([heads.assign(head=head) for head in range(5)], ignore_index=True)
+    alone, clustered, apart = one(heads), one(copied), one(copied.assign(layer=np.arange(320)))
+    assert clustered.auc == pytest.approx(alone.auc, abs=1e-12)
+    np.testing.assert_allclose([clustered.auc_low, clustered.auc_high], [alone.auc_low, alone.auc_high], rtol=1e-9)
+    # Five copies taken as five heads: too narrow by sqrt(5).
+    assert apart.auc_high - apart.auc_low < 0.6 * (alone.auc_high - alone.auc_low)
+
+
+def test_the_interval_covers_the_truth_though_layers_hang_together():
+    """Level of the layer in both score and behaviour, no more: the AUC of a very large table is the truth."""
+    truth = one(heads_of(0, layers=20_000, per_layer=4, effect=0.5, shared=0.7)).auc
+    found = pd.concat(
+        [triage(heads_of(s, layers=24, effect=0.5, shared=0.7), scores=["rope_imag_frac"]) for s in range(1, 151)]
+    )
+    covered = ((found["auc_low"] <= truth) & (truth <= found["auc_high"])).sum()
+    # Binomial sd 2.7 around 142; taking heads as independent covers 124.
+    assert 134 <= covered <= 150
+
+
+def test_the_percentile_is_made_from_d_head_where_it_is_absent():
+    heads = heads_of(5)
+    heads.loc[3, "D_head"] = np.nan
+    made = triage(heads, scores=["D_head_pct"])
+    known = heads.assign(D_head_pct=heads["D_head"].rank() / heads["D_head"].notna().sum())
+    pd.testing.assert_frame_equal(made, triage(known, scores=["D_head_pct"]))
+    assert (made.loc[0, "n"], made.loc[0, "n_dropped"]) == (63, 1)
+    # What the table has is taken as it is.
+    other = triage(known.assign(D_head_pct=known["dir_frac"]), scores=["D_head_pct", "dir_frac"])
+    assert other.loc[0, "auc"] == other.loc[1, "auc"]
+
+
+def test_every_score_has_a_row_and_a_missing_one_says_so():
+    found = triage(heads_of(6).drop(columns=["rope_imag_frac", "D_head"]))
+    assert found["score"].tolist() == ["rope_imag_frac", "D_head_pct", "dir_frac"]
+    assert found["reason"].tolist() == [
+        "the table has no column rope_imag_frac", "the table has no column D_head_pct", None,
+    ]  # fmt: skip
+    assert np.isnan(found.loc[0, "auc"])
+    assert found.loc[0, "direction"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prev": 0.0}, "no head has prev above 0.5"),
+        ({"prev": 1.0}, "every head has prev above 0.5"),
+        ({"rope_imag_frac": 0.3}, "rope_imag_frac is constant"),
+        ({"rope_imag_frac": np.nan}, "no head has both rope_imag_frac and prev"),
+    ],
+)
+def test_a_table_without_two_classes_has_no_auc(change, reason):
+    found = one(heads_of(7).assign(**change))
+    assert found.reason == reason
+    assert np.isnan([found.auc, found.auc_low, found.auc_high]).all()
+    assert found.direction == "none"
+
+
+def test_an_auc_without_an_interval_says_why():
+    heads = heads_of(8)
+    perfect = one(heads.assign(rope_imag_frac=heads["prev"]))
+    assert perfect.auc == 1
+    assert "separates" in perfect.reason
+    lone = heads.assign(prev=0.0)
+    lone.loc[20, "prev"] = 1.0
+    found = one(lone)
+    assert np.isfinite(found.auc)
+    assert found.reason == "positives lie in 1 of 8 layers: too few for an interval"
+    assert np.isnan([perfect.auc_low, found.auc_low]).all()
+
+
+def test_more_heads_than_there_are_have_no_precision():
+    found = one(heads_of(9, layers=3, per_layer=4), ks=(5, 10, 20))
+    assert "12 heads are fewer than k=20" in found.reason
+    assert np.isnan(found.precision_at_20)
+    assert np.isfinite(found.precision_at_10)
+
+
+def test_triage_refuses_what_it_cannot_read():
+    with pytest.raises(ValueError, match=r"no column \['ind'\]"):
+        triage(heads_of(), behaviour="ind")
+    with pytest.raises(ValueError, match=r"no column \['layer'\]"):
+        triage(heads_of().drop(columns="layer"))
+    with pytest.raises(ValueError, match="k of at least 1"):
+        triage(heads_of(), ks=(0,))
+    with pytest.raises(ValueError, match="at least one score"):
+        triage(heads_of(), scores=())
+
+
+def test_importing_the_room_is_light():
+    code = "import sys, tlspectral.stats; print([m for m in ('statsmodels', 'transformer_lens') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,96 @@
+"""Heads that do something against the rest, by what a spectral column adds to its controls."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.stats.columns import complete_rows, table_columns
+from tlspectral.stats.rank_tests import mann_whitney
+from tlspectral.stats.residuals import residuals
+
+
+@dataclass(frozen=True)
+class ClassTest:
+    """A class of heads against the rest.
+
+    Attributes:
+        statistic: rank-biserial correlation of the residuals, class against rest: -1 to 1.
+        pvalue: two-sided Mann-Whitney; exact over labelings where `method` says so.
+        pvalue_paper: as FP had it, see `MannWhitney`.
+        n: heads used.
+        n_class: heads above the threshold.
+        n_dropped: heads left out because a value was NaN.
+        threshold: of the behaviour.
+        method: how the p-value came about.
+        reason: why numbers are NaN, else None.
+    """
+
+    statistic: float
+    pvalue: float
+    pvalue_paper: float
+    n: int
+    n_class: int
+    n_dropped: int
+    threshold: float
+    method: str
+    reason: str | None = None
+
+
+def class_test(
+    heads: pd.DataFrame,
+    *,
+    threshold: float,
+    by: str = "prev",
+    x: str = "D_head",
+    controls: Sequence[str] = ("dir_frac",),
+) -> ClassTest:
+    """Heads above a threshold against all others, by residuals of a column ("Fingerprint, Not Blueprint", section 6).
+
+    Args:
+        heads: one row per head.
+        threshold: heads with `by` larger than this are the class.
+        by: the behaviour.
+        x: the column compared, after least squares with an intercept on the controls, over all heads.
+        controls: columns taken out of x; none compares x itself.
+
+    Returns:
+        `ClassTest`. Rows with a NaN are left out and counted. NaN with a reason where no head or every head is in the
+        class, or x is constant or a linear function of the controls.
+
+    Raises:
+        ValueError: a column that the table lacks, or infinite values.
+
+    What it does not establish: a trend within the class; nor significance with heads of a layer depending on each
+    other, which p takes as independent.
+    """
+    variables = table_columns(heads, [by, x, *controls])
+    kept = complete_rows(variables)
+    variables = variables[kept]
+    if np.isinf(variables[:, 1:]).any():
+        raise ValueError(f"one of the columns {[x, *controls]} holds infinite values, to which no line can be fitted")
+    in_class = variables[:, 0] > threshold
+    n, n_class = len(variables), int(in_class.sum())
+    counts: dict[str, Any] = {"n": n, "n_class": n_class, "n_dropped": len(kept) - n}
+    reason, left = None, variables[:, 1:2]
+    if not in_class.any():
+        reason = f"no head has {by} above {threshold}"
+    elif in_class.all():
+        reason = f"every head has {by} above {threshold}"
+    else:
+        left, _, reason = residuals(variables[:, 1:2], variables[:, 2:], [x])
+    if reason is not None:
+        nan = math.nan
+        return ClassTest(nan, nan, nan, **counts, threshold=threshold, method="none", reason=reason)
+    tested = mann_whitney(left[in_class, 0], left[~in_class, 0])
+    return ClassTest(
+        statistic=tested.rank_biserial,
+        pvalue=tested.pvalue,
+        pvalue_paper=tested.pvalue_paper,
+        **counts,
+        threshold=threshold,
+        method=f"Mann-Whitney of residuals, {tested.method}",
+    )

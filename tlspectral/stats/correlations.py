@@ -1,0 +1,179 @@
+"""Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7), and plain ones in a table."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Float64
+
+from tlspectral.stats.columns import (
+    Values,
+    as_controls,
+    as_values,
+    complete_rows,
+    reasons_as_objects,
+    require_aligned,
+    require_columns,
+    table_columns,
+)
+from tlspectral.stats.false_discovery import benjamini_hochberg
+from tlspectral.stats.residuals import residuals
+
+Method = Literal["hybrid", "rank"]
+
+
+@dataclass(frozen=True)
+class PartialCorrelation:
+    """A correlation of x and y that controls have been taken out of.
+
+    Attributes:
+        statistic: the correlation, -1 to 1; NaN where it has no meaning.
+        pvalue: two-sided, of Student's t with `n - 2 - n_controls` degrees of freedom, rows taken as independent.
+        pvalue_paper: the same with n - 2 degrees of freedom, as FP has it: controls not counted.
+        n: rows used.
+        n_dropped: rows left out because a value was NaN.
+        n_controls: linearly independent controls; a constant or repeated one is not counted.
+        method: `"hybrid"` or `"rank"`.
+        reason: why the statistic is NaN, else None.
+    """
+
+    statistic: float
+    pvalue: float
+    pvalue_paper: float
+    n: int
+    n_dropped: int
+    n_controls: int
+    method: str
+    reason: str | None = None
+
+
+def partial_spearman(
+    x: Values, y: Values, controls: Values | pd.DataFrame, *, method: Method = "hybrid"
+) -> PartialCorrelation:
+    """Rank correlation of x and y after the controls have been taken out of both (FP sections 5 to 7, Tables 2 and 3).
+
+    Args:
+        x, y: numbers, [rows].
+        controls: Series or [rows], or several as DataFrame or [rows, controls]; none at all ([rows, 0]) gives the plain
+            Spearman correlation.
+        method: `"hybrid"`, FP's default: least squares with intercept of the raw x and y on the raw controls, then
+            Spearman of the residuals. `"rank"`: x, y and every control as ranks first, least squares, then Pearson;
+            unchanged by monotone maps of any variable. The two can differ materially where a variable has a heavy tail.
+
+    Returns:
+        `PartialCorrelation`. Rows with a NaN are left out and counted. NaN with a reason where x or y is constant, is
+        a linear function of the controls, or too few rows are left.
+
+    Raises:
+        ValueError: different lengths, not numbers, an infinite value under `"hybrid"`, an unknown method, or pandas
+            objects with the same index in different orders.
+
+    What it does not establish: significance where rows depend on each other, as heads of a layer do
+    (`layer_bootstrap`); nor causation, nor that controls which are themselves noisy have been taken out in full.
+    """
+    if method not in ("hybrid", "rank"):
+        raise ValueError(f"method must be 'hybrid' or 'rank', not {method!r}")
+    require_aligned(x=x, y=y, controls=controls)
+    columns = as_values(x, "x"), as_values(y, "y"), as_controls(controls)
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"x, y and controls must have as many rows each, found {[len(column) for column in columns]}")
+    return partial_correlation(np.column_stack(columns), method)
+
+
+def partial_correlation(variables: Float64[np.ndarray, "rows variables"], method: Method) -> PartialCorrelation:
+    """`partial_spearman` of a matrix whose columns are x, y and then the controls."""
+    kept = complete_rows(variables)
+    used, n = variables[kept], int(kept.sum())
+    if method == "hybrid" and np.isinf(used).any():
+        raise ValueError(
+            f"{int(np.isinf(used).any(1).sum())} rows hold an infinite value, to which no line can be fitted: "
+            "leave them out, or use method='rank'"
+        )
+    statistic, n_controls, reason = residual_correlation(used, method)
+    found = {"n": n, "n_dropped": len(kept) - n, "n_controls": n_controls, "method": method}
+    pvalue, paper = (_two_sided(statistic, n - 2 - taken) for taken in (n_controls, 0))
+    return PartialCorrelation(statistic, pvalue, paper, **found, reason=reason)
+
+
+def residual_correlation(
+    variables: Float64[np.ndarray, "rows variables"], method: Method
+) -> tuple[float, int, str | None]:
+    """The statistic, the number of independent controls, and why the statistic is NaN; rows have no NaN."""
+    if len(variables) < 3:
+        return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
+    if method == "rank":
+        variables = scipy.stats.rankdata(variables, axis=0)
+    left, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
+    if len(left) - 2 - n_controls < 1:
+        reason = f"{len(left)} rows are too few for {n_controls} controls"
+    if reason is not None:
+        return math.nan, n_controls, reason
+    return _pearson(scipy.stats.rankdata(left, axis=0) if method == "hybrid" else left), n_controls, None
+
+
+def spearman_table(
+    heads: pd.DataFrame, columns: Sequence[str] | str, against: Sequence[str] | str, *, alpha: float = 0.05
+) -> pd.DataFrame:
+    """Spearman correlation of every column with every other, with the false discovery rate over the table (FP Table 1).
+
+    Args:
+        heads: one row per head.
+        columns: names, the rows of FP's Table 1.
+        against: names, its columns.
+        alpha: false discovery rate at which a correlation is called significant.
+
+    Returns:
+        DataFrame `column, against, statistic, pvalue, q, significant, n, n_dropped, reason`, one pair a row. `pvalue`
+        is scipy's two-sided one, `q` Benjamini and Hochberg's over all pairs that have one. Rows where either value is
+        NaN are left out and counted; a constant column or fewer than three rows gives NaN with a reason.
+
+    Raises:
+        ValueError: a column that the table lacks or that holds no numbers, or alpha outside (0, 1).
+
+    What it does not establish: significance with heads of a layer depending on each other: p takes them as
+    independent (`layer_bootstrap`).
+    """
+    columns, against = ([names] if isinstance(names, str) else list(names) for names in (columns, against))
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie between 0 and 1, found {alpha}")
+    require_columns(heads, [*columns, *against])
+    rows = [
+        {"column": one, "against": other} | _spearman(table_columns(heads, [one]), table_columns(heads, [other]))
+        for one in columns
+        for other in against
+    ]
+    names = ["column", "against", "statistic", "pvalue", "q", "significant", "n", "n_dropped", "reason"]
+    table = pd.DataFrame(rows, columns=names)
+    table["q"] = benjamini_hochberg(table["pvalue"]).q if len(table) else np.empty(0)
+    table["significant"] = table["q"] <= alpha
+    return reasons_as_objects(table)
+
+
+def _spearman(x: Float64[np.ndarray, "rows 1"], y: Float64[np.ndarray, "rows 1"]) -> dict[str, Any]:
+    pair = np.column_stack([x, y])
+    kept = complete_rows(pair)
+    pair, n = pair[kept], int(kept.sum())
+    found: dict[str, Any] = {"statistic": math.nan, "pvalue": math.nan, "n": n, "n_dropped": len(kept) - n}
+    if n < 3:
+        return found | {"reason": f"{n} rows are too few for a correlation"}
+    if (pair == pair[0]).all(0).any():
+        return found | {"reason": "a column is constant"}
+    agreement: Any = scipy.stats.spearmanr(pair[:, 0], pair[:, 1])
+    return found | {"statistic": float(agreement.statistic), "pvalue": float(agreement.pvalue), "reason": None}
+
+
+def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
+    x, y = (pair - pair.mean(0)).T
+    return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def _two_sided(correlation: float, freedom: int) -> float:
+    if math.isnan(correlation) or freedom < 1:
+        return math.nan
+    if abs(correlation) == 1:
+        return 0.0
+    return float(2 * scipy.stats.t.sf(abs(correlation) * math.sqrt(freedom / (1 - correlation**2)), freedom))

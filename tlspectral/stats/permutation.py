@@ -1,0 +1,175 @@
+"""Models as the unit: exact permutation of their labels, and what leaving one out changes."""
+
+import itertools
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float64
+
+from tlspectral.stats.columns import Values, as_values, reasons_as_objects
+from tlspectral.stats.rank_tests import Alternative
+
+_MOST_LABELINGS = 200_000
+
+
+@dataclass(frozen=True)
+class ModelPermutation:
+    """An exact permutation test of two groups of models.
+
+    Attributes:
+        statistic: mean of x less mean of y.
+        pvalue: share of all labelings, the observed one included, whose statistic is at least as extreme: as large in
+            absolute value (two-sided), as low (`"less"`), as high (`"greater"`).
+        floor: the smallest p-value that any labeling of these values could have had.
+        pvalue_paper: FP's: share of labelings with a gap at least as wide in the direction seen. `1 / n_permutations`
+            where the groups are separated, the smallest there is.
+        gap: lowest value of the upper group less highest value of the lower one; the groups are named upper and lower
+            so that it is as large as it can be.
+        separated: the gap is above 0: no value of one group reaches the other.
+        n_permutations: labelings, `C(n, n_x)`.
+        n: models.
+        alternative: `"two-sided"`, `"less"` or `"greater"`, said of x.
+        method: how the p-value came about.
+    """
+
+    statistic: float
+    pvalue: float
+    floor: float
+    pvalue_paper: float
+    gap: float
+    separated: bool
+    n_permutations: int
+    n: int
+    alternative: str
+    method: str
+
+
+def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "two-sided") -> ModelPermutation:
+    """Exact permutation test with one value per model ("Fingerprint, Not Blueprint", section 6).
+
+    Args:
+        x, y: one value per model of each group, [n_x] and [n_y].
+        alternative: of the difference of means, x less y. A two-sided test has at least twice the floor of a one-sided
+            one where the groups are equally large.
+
+    Returns:
+        `ModelPermutation`.
+
+    Raises:
+        ValueError: an empty group, a value that is not finite (a model must not drop out unseen), more than 200,000
+            labelings, or an unknown alternative.
+
+    What it does not establish: that the groups differ for the reason they were named after: models that share a
+    positional scheme share more than that. With few models even perfect separation has a p-value near the floor.
+    """
+    if alternative not in ("two-sided", "less", "greater"):
+        raise ValueError(f"alternative must be 'two-sided', 'less' or 'greater', not {alternative!r}")
+    groups = as_values(x, "x"), as_values(y, "y")
+    for name, group in zip(("x", "y"), groups, strict=True):
+        if not len(group):
+            raise ValueError(f"group {name} holds no model")
+        if not np.isfinite(group).all():
+            raise ValueError(f"group {name} holds a value that is not finite: leave that model out by hand, and say so")
+    values, n_x = np.concatenate(groups), len(groups[0])
+    in_x = _labelings(len(values), n_x)
+    differences = _differences_of_means(values, in_x)
+    extreme = {"two-sided": np.abs(differences), "less": -differences, "greater": differences}[alternative]
+    # The same labeling summed in another order differs by rounding; values differ by far more.
+    slack = 1e-12 * max(float(np.abs(values - values.mean()).max()), 1e-300)
+    gaps = _gaps(values, in_x)
+    direction = int(np.argmax(gaps[0]))
+    gap = float(gaps[0, direction])
+    return ModelPermutation(
+        statistic=float(differences[0]),
+        pvalue=float((extreme >= extreme[0] - slack).mean()),
+        floor=float((extreme >= extreme.max() - slack).mean()),
+        pvalue_paper=float((gaps[:, direction] >= gap).mean()),
+        gap=gap,
+        separated=gap > 0,
+        n_permutations=len(in_x),
+        n=len(values),
+        alternative=alternative,
+        method=f"difference of means, exact over {len(in_x)} labelings",
+    )
+
+
+def leave_one_model_out(
+    values: Mapping[str, float] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
+) -> pd.DataFrame:
+    """The permutation test again with each model left out ("Fingerprint, Not Blueprint", section 6).
+
+    Args:
+        values: one value per model, by name: a mapping or a Series.
+        groups: the group of each model, by name; two groups.
+
+    Returns:
+        DataFrame `left_out, separated, gap, pvalue, floor, pvalue_paper, n_permutations, reason`, one model a row, the
+        fields of `ModelPermutation` (two-sided). Where the model left out was its group's only one, NaN with a reason.
+
+    Raises:
+        ValueError: a model without a value or without a group, other than two groups, or a value that is not finite.
+
+    What it does not establish: robustness to models that were never in. Each p has its own floor, which is higher than
+    that of all models together.
+    """
+    of_model = grouped_models(values, groups)
+    rows: list[dict[str, Any]] = []
+    for left_out in of_model:
+        rest: dict[Hashable, list[float]] = {group: [] for group, _ in of_model.values()}
+        for model, (group, value) in of_model.items():
+            if model != left_out:
+                rest[group].append(value)
+        one, two = rest.values()
+        if one and two:
+            rows.append({"left_out": left_out, "reason": None} | vars(model_permutation_test(one, two)))
+        else:
+            reason = f"{left_out} is the only model of its group"
+            rows.append({"left_out": left_out, "separated": False, "n_permutations": 0, "reason": reason})
+    names = ["left_out", "separated", "gap", "pvalue", "floor", "pvalue_paper", "n_permutations", "reason"]
+    return reasons_as_objects(pd.DataFrame(rows, columns=names))
+
+
+def grouped_models(
+    values: Mapping[str, Any] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
+) -> dict[str, tuple[Hashable, Any]]:
+    """Group and value of each model, in the order of `values`; exactly two groups, every model in one."""
+    value_of, group_of = dict(values.items()), dict(groups.items())
+    lone = sorted(set(value_of) ^ set(group_of), key=str)
+    if lone:
+        raise ValueError(f"models {lone} have a value or a group, but not both")
+    labels = list(dict.fromkeys(group_of[model] for model in value_of))
+    if len(labels) != 2:
+        raise ValueError(f"two groups are compared, found {labels}")
+    return {str(model): (group_of[model], value) for model, value in value_of.items()}
+
+
+def _labelings(n: int, n_x: int) -> Bool[np.ndarray, "labelings n"]:
+    """Every way to choose which n_x of n models are in x; the first has the first n_x."""
+    count = math.comb(n, n_x)
+    if count > _MOST_LABELINGS:
+        raise ValueError(f"{n_x} of {n} models can be chosen in {count} ways, more than {_MOST_LABELINGS}")
+    in_x = np.zeros((count, n), dtype=bool)
+    chosen = np.array(list(itertools.combinations(range(n), n_x)))
+    np.put_along_axis(in_x, chosen, True, axis=1)
+    return in_x
+
+
+def _differences_of_means(
+    values: Float64[np.ndarray, "n"], in_x: Bool[np.ndarray, "labelings n"]
+) -> Float64[np.ndarray, "labelings"]:
+    n_x = in_x[0].sum()
+    sum_x, sum_y = np.where(in_x, values, 0).sum(1), np.where(in_x, 0, values).sum(1)
+    return sum_x / n_x - sum_y / (len(values) - n_x)
+
+
+def _gaps(
+    values: Float64[np.ndarray, "n"], in_x: Bool[np.ndarray, "labelings n"]
+) -> Float64[np.ndarray, "labelings 2"]:
+    """Lowest of x less highest of y, and lowest of y less highest of x."""
+    low_x, high_x = np.where(in_x, values, np.inf).min(1), np.where(in_x, values, -np.inf).max(1)
+    low_y, high_y = np.where(in_x, np.inf, values).min(1), np.where(in_x, -np.inf, values).max(1)
+    return np.column_stack([low_x - high_y, low_y - high_x])

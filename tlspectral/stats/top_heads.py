@@ -1,0 +1,129 @@
+"""Where a model's strongest heads stand within the model, and whether that depends on how many are taken."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+
+from tlspectral.stats.columns import require_columns, table_columns
+from tlspectral.stats.permutation import grouped_models, model_permutation_test
+
+
+@dataclass(frozen=True)
+class TopHeadPercentile:
+    """Within-model percentiles of the k strongest heads.
+
+    Attributes:
+        statistic: median of `percentiles`: FP's, rank / n.
+        statistic_midrank: the same with `(rank - 1/2) / n`, which is 1/2 on average for heads taken at random whatever
+            the number of heads.
+        percentiles: rank / n of each of the heads, ties sharing their mean rank, strongest head first.
+        heads: (layer, head) of each.
+        k: heads taken.
+        n: heads ranked.
+        n_dropped: heads left out because the column is NaN (not ranked) or the behaviour is (ranked, not taken).
+        tied_at_border: heads not taken whose behaviour equals that of the last one taken.
+        method: the rule, in words.
+    """
+
+    statistic: float
+    statistic_midrank: float
+    percentiles: tuple[float, ...]
+    heads: tuple[tuple[int, int], ...]
+    k: int
+    n: int
+    n_dropped: int
+    tied_at_border: int
+    method: str
+
+
+def top_head_percentile(
+    heads: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
+) -> TopHeadPercentile:
+    """Median within-model percentile of the k strongest heads ("Fingerprint, Not Blueprint", Table 2, last column).
+
+    Args:
+        heads: one row per head of one model, with `layer` and `head`.
+        column: what is ranked within the model.
+        by: what the strongest heads are taken by. Of equal ones the lower layer goes first, then the lower head;
+            `tied_at_border` says how many were left out that way.
+        k: heads taken.
+
+    Returns:
+        `TopHeadPercentile`. Heads whose column is NaN are not ranked, those whose behaviour is NaN cannot be taken.
+
+    Raises:
+        ValueError: a column that the table lacks, k below 1, or fewer than k heads with both numbers.
+
+    What it does not establish: that heads of this kind have this rank: the median of five can hide two that do not.
+    """
+    require_columns(heads, ["layer", "head"])
+    ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
+    known = ~np.isnan(ranked)
+    usable = np.flatnonzero(known & ~np.isnan(strength))
+    if k < 1:
+        raise ValueError(f"k must be at least 1, found {k}")
+    if k > len(usable):
+        raise ValueError(f"k={k} heads were asked for, and {len(usable)} have both {column} and {by}")
+    n = int(known.sum())
+    ranks = np.full(len(heads), np.nan)
+    ranks[known] = scipy.stats.rankdata(ranked[known])
+    order = usable[np.lexsort((head[usable], layer[usable], -strength[usable]))]
+    taken = order[:k]
+    return TopHeadPercentile(
+        statistic=float(np.median(ranks[taken] / n)),
+        statistic_midrank=float(np.median((ranks[taken] - 0.5) / n)),
+        percentiles=tuple(float(rank) / n for rank in ranks[taken]),
+        heads=tuple((int(layer[place]), int(head[place])) for place in taken),
+        k=k,
+        n=n,
+        n_dropped=len(heads) - len(usable),
+        tied_at_border=int((strength[order[k:]] == strength[taken[-1]]).sum()),
+        method=f"median of rank / n of {column} over the top {k} by {by}, ties by layer and head",
+    )
+
+
+def top_k_sensitivity(
+    tables: Mapping[str, pd.DataFrame],
+    groups: Mapping[str, Hashable] | pd.Series,
+    ks: Sequence[int] = (1, 2, 3, 5, 10, 20),
+    *,
+    column: str = "D_head",
+    by: str = "prev",
+) -> pd.DataFrame:
+    """Whether two groups of models stay apart for other numbers of top heads ("Fingerprint, Not Blueprint", section 6).
+
+    Args:
+        tables: the head table of each model, by name.
+        groups: the group of each model, by name; two groups.
+        ks: numbers of top heads.
+        column, by: of `top_head_percentile`.
+
+    Returns:
+        DataFrame `k, gap, separated, upper, pvalue, pvalue_paper, floor`, one k a row. `gap` is the lowest median of
+        the upper group less the highest of the other, `upper` the name of the group that is above; the p-values and
+        their floor are `model_permutation_test`'s, two-sided.
+
+    Raises:
+        ValueError: what `top_head_percentile` and `leave_one_model_out` refuse; the message names the model.
+
+    What it does not establish: independent confirmation: the sets of heads are nested.
+    """
+    of_model = grouped_models(tables, groups)
+    first, second = dict.fromkeys(group for group, _ in of_model.values())
+    rows: list[dict[str, Any]] = []
+    for k in ks:
+        medians: dict[Hashable, list[float]] = {first: [], second: []}
+        for model, (group, table) in of_model.items():
+            try:
+                found = top_head_percentile(table, column=column, by=by, k=k)
+            except ValueError as error:
+                raise ValueError(f"{model}: {error}") from error
+            medians[group].append(found.statistic)
+        one, two = medians[first], medians[second]
+        upper = first if min(one) - max(two) >= min(two) - max(one) else second
+        rows.append({"k": k, "upper": upper} | vars(model_permutation_test(one, two)))
+    return pd.DataFrame(rows, columns=["k", "gap", "separated", "upper", "pvalue", "pvalue_paper", "floor"])

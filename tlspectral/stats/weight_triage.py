@@ -1,0 +1,144 @@
+"""How well columns that need weights alone point at heads that behave in a certain way."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.special
+import scipy.stats
+from jaxtyping import Bool, Float64, Int64
+
+from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
+from tlspectral.stats.columns import complete_rows, reasons_as_objects, require_columns, table_columns
+
+_LEVEL = 0.95
+
+
+def triage(
+    heads: pd.DataFrame,
+    *,
+    scores: Sequence[str] = ("rope_imag_frac", "D_head_pct", "dir_frac"),
+    behaviour: str = "prev",
+    threshold: float = 0.5,
+    ks: Sequence[int] = (5, 10, 20),
+) -> pd.DataFrame:
+    """Find behaving heads from weights alone ("Fingerprint, Not Blueprint", section 11, "Practical reading").
+
+    A head is positive where its behaviour exceeds the threshold. Each score is read as "the higher, the more likely
+    positive", for every model alike and not as the data would have it; `direction` says which way it pointed.
+
+    Args:
+        heads: one row per head of one model, with `layer` and `head`.
+        scores: columns; `D_head_pct` is made from `D_head` where the table lacks it.
+        behaviour: the column that says what a head does.
+        threshold: positive above it.
+        ks: numbers of heads to look at.
+
+    Returns:
+        DataFrame, one score a row:
+
+        * `score, direction`: `"higher"` where positives score higher (AUC above 1/2), `"lower"`, or `"none"`.
+        * `auc, auc_low, auc_high`: U / (n_positive n_negative) with ties counted half, and its 95 % interval: variance
+          of DeLong, with heads of a layer depending on each other (Obuchowski 1997), on the logit scale.
+        * `precision_at_k` for each k: share of positives among the k highest, equal scores by layer, then head.
+        * `base_rate`: share of positives, which is the precision of picking at random.
+        * `n, n_positive, n_dropped`: heads used, positives among them, heads left out because a value was NaN.
+        * `reason`: why a number is NaN: no head or every head is positive, the score is missing or constant, k exceeds
+          the number of heads, or an interval is not defined (AUC 0 or 1, positives or negatives in fewer than two
+          layers, fewer than three layers).
+
+    Raises:
+        ValueError: a table without layer, head or the behaviour, k below 1, or no score.
+
+    What it does not establish: that the score works on another model: under learned absolute positions or ALiBi the
+    same columns mislead; nor what the threshold ought to be. With a handful of positives the interval is a rough one.
+    """
+    require_columns(heads, ["layer", "head", behaviour])
+    if not scores or any(k < 1 for k in ks):
+        raise ValueError(f"give at least one score, and k of at least 1; found scores={scores}, ks={ks}")
+    rows = [_score_row(heads, score, behaviour, threshold, ks) for score in scores]
+    names = ["score", "direction", "auc", "auc_low", "auc_high", *(f"precision_at_{k}" for k in ks)]
+    names += ["base_rate", "n", "n_positive", "n_dropped", "reason"]
+    return reasons_as_objects(pd.DataFrame(rows, columns=names))
+
+
+def _score_row(heads: pd.DataFrame, score: str, behaviour: str, threshold: float, ks: Sequence[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {"score": score, "direction": "none", "n": 0, "n_positive": 0, "n_dropped": len(heads)}
+    values = _score_values(heads, score)
+    if values is None:
+        return row | {"reason": f"the table has no column {score}"}
+    behaves, layer, head = table_columns(heads, [behaviour, "layer", "head"]).T
+    place = cluster_places(heads, "layer")
+    kept = complete_rows(values, behaves) & (place >= 0)
+    values, positive, place = values[kept], behaves[kept] > threshold, place[kept]
+    n, n_positive = len(values), int(positive.sum())
+    row |= {"n": n, "n_positive": n_positive, "n_dropped": len(kept) - n}
+    if not n:
+        return row | {"reason": f"no head has both {score} and {behaviour}"}
+    row["base_rate"] = n_positive / n
+    order = np.lexsort((head[kept], layer[kept], -values))
+    row |= {f"precision_at_{k}": float(positive[order[:k]].mean()) for k in ks if k <= n}
+    reasons = [f"{n} heads are fewer than k={k}" for k in ks if k > n]
+    if n_positive in (0, n):
+        reasons.insert(0, f"{'no' if n_positive == 0 else 'every'} head has {behaviour} above {threshold}")
+    elif (values == values[0]).all():
+        reasons.insert(0, f"{score} is constant")
+    else:
+        auc, low, high, reason = _auc(values, positive, place)
+        row |= {"auc": auc, "auc_low": low, "auc_high": high}
+        row["direction"] = "none" if auc == 0.5 else "higher" if auc > 0.5 else "lower"
+        reasons = ([reason] if reason is not None else []) + reasons
+    return row | {"reason": "; ".join(reasons) or None}
+
+
+def _score_values(heads: pd.DataFrame, score: str) -> Float64[np.ndarray, "rows"] | None:
+    if score in heads:
+        return table_columns(heads, [score])[:, 0]
+    if score != "D_head_pct" or "D_head" not in heads:
+        return None
+    values = table_columns(heads, ["D_head"])[:, 0]
+    known = ~np.isnan(values)
+    values[known] = scipy.stats.rankdata(values[known]) / max(known.sum(), 1)
+    return values
+
+
+def _auc(
+    values: Float64[np.ndarray, "rows"], positive: Bool[np.ndarray, "rows"], place: Int64[np.ndarray, "rows"]
+) -> tuple[float, float, float, str | None]:
+    """AUC, its interval, and why it has none.
+
+    A positive's placement is the share of negatives below it, a negative's the share of positives above it. Their means
+    are the AUC, and their sums over layers, less what the AUC expects, give its variance.
+    """
+    n_positive, n_negative = int(positive.sum()), int((~positive).sum())
+    u: Any = scipy.stats.mannwhitneyu(values[positive], values[~positive], method="asymptotic")
+    auc = float(u.statistic) / (n_positive * n_negative)
+    ranks = scipy.stats.rankdata(values)
+    placement = np.empty(len(values))
+    placement[positive] = (ranks[positive] - scipy.stats.rankdata(values[positive])) / n_negative
+    placement[~positive] = 1 - (ranks[~positive] - scipy.stats.rankdata(values[~positive])) / n_positive
+    of_positive = np.bincount(place, np.where(positive, placement - auc, 0))
+    of_negative = np.bincount(place, np.where(positive, 0, placement - auc))
+    layers = len(np.unique(place))
+    with_positive, with_negative = len(np.unique(place[positive])), len(np.unique(place[~positive]))
+    if auc in (0.0, 1.0):
+        return auc, math.nan, math.nan, "the score separates the classes: no variance to make an interval of"
+    if layers < FEWEST_CLUSTERS or min(with_positive, with_negative) < 2:
+        return auc, math.nan, math.nan, f"positives lie in {with_positive} of {layers} layers: too few for an interval"
+    variance = (
+        _correction(with_positive) * (of_positive @ of_positive) / n_positive**2
+        + _correction(with_negative) * (of_negative @ of_negative) / n_negative**2
+        + 2 * _correction(layers) * (of_positive @ of_negative) / (n_positive * n_negative)
+    )
+    if variance <= 0:
+        return auc, math.nan, math.nan, "the variance between layers vanishes: no interval"
+    centre, half = scipy.special.logit(auc), math.sqrt(variance) / (auc * (1 - auc))
+    half *= scipy.stats.norm.ppf((1 + _LEVEL) / 2)
+    low, high = scipy.special.expit([centre - half, centre + half])
+    return auc, float(low), float(high), None
+
+
+def _correction(clusters: int) -> float:
+    return clusters / (clusters - 1)
