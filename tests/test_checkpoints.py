@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -10,22 +11,69 @@ import pytest
 import torch
 import transformers
 import zoo
+import zoo_shapes
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import tlspectral as tls
 from tlspectral import checkpoints
-from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.attention import bridge as reader
+from tlspectral.errors import BadHead, ScoreMismatch, UnsupportedArchitecture
 
 # TransformerLens 3.9 rotates the wrong pairs in Cohere's bridge.
 READ_WRONG = ("cohere",) if zoo.HAS_HOOKED else ()
 RIGHT = tuple(name for name in zoo.ARCHITECTURES if name not in READ_WRONG)
+NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
+
+_LLAMA_SHAPE = zoo_shapes._LLAMA_SHAPE
+_FALCON_SHAPE = {
+    **zoo_shapes._SEQUENCE,
+    "hidden_size": zoo.WIDTH,
+    "num_hidden_layers": zoo.LAYERS,
+    "num_attention_heads": zoo.HEADS,
+    "bias": False,
+}
+
+
+def _gemma3_with_eyes():
+    """Its text model is nested in the config, and the vision tower has query and key projections too."""
+    text = {**_LLAMA_SHAPE, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return transformers.Gemma3Config(
+        text_config={**text, "sliding_window": zoo.WINDOW}, vision_config={**sizes, "image_size": 28, "patch_size": 14}
+    )
+
+
+MORE_SHAPES = {
+    "olmo": (lambda: transformers.OlmoConfig(**_LLAMA_SHAPE), "OlmoForCausalLM"),
+    "gemma": (lambda: transformers.GemmaConfig(**_LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
+    "phi3": (lambda: transformers.Phi3Config(**_LLAMA_SHAPE), "Phi3ForCausalLM"),
+    "falcon": (
+        lambda: transformers.FalconConfig(
+            **_FALCON_SHAPE, multi_query=True, parallel_attn=True, new_decoder_architecture=False
+        ),
+        "FalconForCausalLM",
+    ),
+    "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
+    "falcon_grouped": (
+        lambda: transformers.FalconConfig(**_FALCON_SHAPE, num_kv_heads=2, new_decoder_architecture=True),
+        "FalconForCausalLM",
+    ),
+    "stablelm": (lambda: transformers.StableLmConfig(**_LLAMA_SHAPE), "StableLmForCausalLM"),
+}
+"""Architectures and forms of them that only this file needs. The last two are refused."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A checkpoint folder per architecture, made when first asked for. Not to be changed: copy it."""
-    return functools.cache(lambda name: zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name))
+
+    @functools.cache
+    def save(name):
+        with mock.patch.dict(zoo_shapes.SHAPES, MORE_SHAPES):
+            return zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name)
+
+    return save
 
 
 @pytest.fixture
@@ -54,38 +102,33 @@ def sizes(monkeypatch):
 
 
 def analyze(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 20, "detectors": False, "show_progress": False, **arguments})
+    return tls.analyze_heads(model, **{"null_draws": 5, "detectors": False, "show_progress": False, **arguments})
 
 
 def assert_streamed_equals_loaded(streamed, loaded):
-    assert streamed["outside_m"].isna().all()
+    assert streamed[NOT_STREAMED].isna().all(axis=None)
     assert loaded["outside_m"].notna().all()
-    rest = [column for column in loaded if column != "outside_m"]
     assert list(streamed) == list(loaded)
-    pd.testing.assert_frame_equal(streamed[rest], loaded[rest], check_exact=True)
-    for key in (
-        "model",
-        "revision",
-        "weights_sha256",
-        "seed",
-        "null_draws",
-        "versions",
-        "rotary_valid_up_to",
-        "columns",
-    ):
+    rest = [column for column in loaded if column not in (*NOT_STREAMED, "cond_eig")]
+    # Most are equal to the bit; where a norm is centred, another memory layout sums in another order, and z divides
+    # that by a null of 0.01: at most 3e-14 relative. A gain that is not folded moves every column by 1e-3 and more.
+    pd.testing.assert_frame_equal(streamed[rest], loaded[rest], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.log(streamed["cond_eig"]), np.log(loaded["cond_eig"]), atol=1e-12)
+    for key in ("model", "revision", "seed", "null_draws", "versions", "rotary_valid_up_to", "columns"):
         assert streamed.attrs[key] == loaded.attrs[key], key
     assert streamed.attrs["backend"] == "bridge, layer by layer"
+    assert 0 < streamed.attrs["score_check"]["worst_error"] <= streamed.attrs["score_check"]["tolerance"]
     json.dumps(streamed.attrs, allow_nan=False)
 
 
-@pytest.mark.parametrize("name", RIGHT + zoo.LENGTH_DEPENDENT)
+@pytest.mark.parametrize("name", [*RIGHT, *zoo.LENGTH_DEPENDENT, "olmo", "gemma", "phi3", "falcon", "gemma3_with_eyes"])
 def test_the_streamed_table_is_the_loaded_one(folder, sizes, name):
     path = folder(name)
     sizes.clear()
     streamed = analyze(path)
     assert set(sizes) == {1}
     loaded = analyze(tls.load_model(path))
-    assert max(sizes) > 1  # the spy sees a model that is loaded whole
+    assert max(sizes) > 1 or name == "gemma3_with_eyes"  # the spy sees a model that is loaded whole
     assert_streamed_equals_loaded(streamed, loaded)
 
 
@@ -95,47 +138,34 @@ def test_a_streamed_model_is_checked_too(folder, name):
         analyze(folder(name))
 
 
-def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, monkeypatch):
+@pytest.fixture
+def wrong_at(monkeypatch):
+    """Score scales that are read wrong in one layer of a checkpoint."""
+
+    def at(wrong):
+        scale, layer = reader._score_scale, checkpoints.CheckpointLayers.layer
+
+        def opened(self, index, side: checkpoints.Side = "query-key"):
+            factor = 1.5 if index == wrong else 1.0
+            monkeypatch.setattr(reader, "_score_scale", lambda *arguments: factor * scale(*arguments))
+            return layer(self, index, side)
+
+        monkeypatch.setattr(checkpoints.CheckpointLayers, "layer", opened)
+
+    return at
+
+
+def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, wrong_at):
     """Layer 2 of 4, though the model at hand has one."""
-    from tlspectral.attention import bridge as reader
-
-    real, real_view = reader._score_scale, checkpoints.CheckpointLayers.layer_view
-
-    def layer_view(self, index):
-        factor = 1.5 if index == 2 else 1.0
-        monkeypatch.setattr(reader, "_score_scale", lambda *arguments: factor * real(*arguments))
-        return real_view(self, index)
-
-    monkeypatch.setattr(checkpoints.CheckpointLayers, "layer_view", layer_view)
+    wrong_at(2)
     with pytest.raises(ScoreMismatch, match="layer 2: the scores rebuilt"):
         analyze(folder("smollm3"))
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_a_sharded_checkpoint(folder, tmp_path, sizes, name):
-    zoo.hf_model(name).save_pretrained(tmp_path, max_shard_size="40KB")
-    shards = list(tmp_path.glob("*.safetensors"))
-    assert len(shards) > 2
-    sizes.clear()
-    streamed = analyze(tmp_path)
-    assert set(sizes) == {1}
-    assert_streamed_equals_loaded(streamed, analyze(tls.load_model(tmp_path)))
-
-
-def test_shards_without_an_index(folder, tmp_path):
-    """Each file says itself what it holds."""
-    zoo.hf_model("llama").save_pretrained(tmp_path, max_shard_size="40KB")
-    (tmp_path / "model.safetensors.index.json").unlink()
-    rest = analyze(tmp_path).drop(columns="outside_m")
-    pd.testing.assert_frame_equal(rest, analyze(folder("llama")).drop(columns="outside_m"), check_exact=True)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_tied_unembedding(tmp_path, name):
     """The file holds one matrix for both ends."""
-    from zoo_shapes import SHAPES
-
-    make, kind = SHAPES[name]
+    make, kind = zoo_shapes.SHAPES[name]
     config = make()
     config.tie_word_embeddings = True
     config.initializer_range = 0.2
@@ -147,28 +177,57 @@ def test_a_tied_unembedding(tmp_path, name):
     assert_streamed_equals_loaded(analyze(tmp_path), analyze(tls.load_model(tmp_path)))
 
 
-def test_a_half_precision_checkpoint(tmp_path):
-    zoo.hf_model("llama").bfloat16().save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama", torch.bfloat16), ("gpt2", torch.float16), ("neox", torch.bfloat16)]
+)
+def test_a_half_precision_checkpoint(tmp_path, name, kind):
+    zoo.hf_model(name).to(kind).save_pretrained(tmp_path)
     assert_streamed_equals_loaded(analyze(tmp_path), analyze(tls.load_model(tmp_path)))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_biases_that_an_architecture_may_have(tmp_path, bias):
+    config = transformers.LlamaConfig(**_LLAMA_SHAPE, attention_bias=bias)
+    with mock.patch.dict(zoo_shapes.SHAPES, {"llama": (lambda: config, "LlamaForCausalLM")}):
+        path = zoo.save_folder("llama", tmp_path)
+    assert ("model.layers.0.self_attn.q_proj.bias" in load_file(path / "model.safetensors")) == bias
+    assert_streamed_equals_loaded(analyze(path), analyze(tls.load_model(path)))
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("llama", "model."), ("gpt2", "transformer."), ("neox", "gpt_neox.")])
+def test_bare_and_longer_names(copied, name, prefix):
+    """GPT-2 on the hub has no `transformer.` in front."""
+    path = copied(name)
+    expected = analyze(path)
+    tensors = load_file(path / "model.safetensors")
+    for rename in (lambda key: key.removeprefix(prefix), lambda key: f"base.{key}"):
+        save_file({rename(key): value for key, value in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+        pd.testing.assert_frame_equal(analyze(path), expected, check_exact=True)
 
 
 # --- layers keep their kind ---
 
 
 def theta_of(layers, index):
-    rotary = layers.layer_view(index).layer(0).rotary
-    return None if rotary is None else rotary.theta
+    with layers.layer(index) as view:
+        rotary = view.rotary(0)
+        return None if rotary is None else rotary.theta
 
 
 def opened(path):
-    return checkpoints.CheckpointLayers(checkpoints.streamable_checkpoint(path))
+    source = checkpoints.streamable_checkpoint(path)
+    assert source is not None
+    return checkpoints.CheckpointLayers(source)
 
 
 def window_of(layers, index):
     """How many keys the last of 24 queries attends to."""
-    view, seen = layers.layer_view(index), []
-    name = view.hook_names(0)["pattern"]
-    view.run(zoo.prompt(batch=1), [(name, lambda pattern, hook: seen.append((pattern[0, 0, -1] > 0).sum()))], last=name)
+    seen = []
+    with layers.layer(index) as view:
+        name = view.hook_names(0)["pattern"]
+        view.run(
+            zoo.prompt(batch=1), [(name, lambda pattern, hook: seen.append((pattern[0, 0, -1] > 0).sum()))], last=name
+        )
     return int(seen[0])
 
 
@@ -215,12 +274,12 @@ def test_a_list_of_another_meaning_is_not_taken_for_one_per_layer(tmp_path):
 @pytest.mark.parametrize("layers", [[1], [3, 0]])
 def test_some_layers_only(folder, monkeypatch, layers):
     read = []
-    real = checkpoints.CheckpointLayers.layer_view
+    real = checkpoints.CheckpointLayers.layer
     monkeypatch.setattr(
-        checkpoints.CheckpointLayers, "layer_view", lambda self, index: (read.append(index), real(self, index))[1]
+        checkpoints.CheckpointLayers, "layer", lambda self, index: (read.append(index), real(self, index))[1]
     )
     part = analyze(folder("gemma2"), layers=layers)
-    assert set(read) == {0, *layers}  # layer 0 comes with the embeddings
+    assert read == sorted(layers)
     whole = analyze(folder("gemma2"))
     expected = whole[whole["layer"].isin(layers)].reset_index(drop=True)
     pd.testing.assert_frame_equal(
@@ -233,18 +292,20 @@ def test_layers_that_do_not_exist_are_refused(folder):
         analyze(folder("llama"), layers=[2])
 
 
-def test_position_share_needs_no_run(folder):
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+def test_position_share_needs_no_run(folder, name):
     extras = {"extras": ["position_share"]}
-    streamed, loaded = analyze(folder("gpt2"), **extras), analyze(tls.load_model(folder("gpt2")), **extras)
-    assert streamed["position_share"].notna().all()
-    assert streamed["position_share"].equals(loaded["position_share"])
+    streamed, loaded = analyze(folder(name), **extras), analyze(tls.load_model(folder(name)), **extras)
+    assert streamed["position_share"].notna().all() == (name != "llama")
+    np.testing.assert_allclose(streamed["position_share"], loaded["position_share"], rtol=1e-12)
 
 
-def test_score_asymmetry_needs_the_model(folder, sizes):
+@pytest.mark.parametrize("arguments", [{"extras": ["score_asym"]}, {"tokens": torch.arange(3, 20)}])
+def test_activations_need_the_model(folder, sizes, arguments):
     path = folder("llama")
     sizes.clear()
-    with pytest.raises(ValueError, match="score_asym needs"):
-        analyze(path, extras=["score_asym"])
+    with pytest.raises(ValueError, match="needs the model's activations"):
+        analyze(path, **arguments)
     assert not sizes  # said before any work
 
 
@@ -264,78 +325,90 @@ def test_the_bar_is_silent_when_off(folder, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# --- other folders ---
+# --- what is read ---
 
 
-def test_a_folder_of_pytorch_weights_is_loaded(copied, sizes):
+def test_nothing_but_queries_keys_and_norms_is_read(copied):
+    """The rest of the file may be missing or broken."""
     path = copied("llama")
-    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
-    (path / "model.safetensors").unlink()
+    expected = analyze(path)
+    tensors = load_file(path / "model.safetensors")
+    kept = {
+        name: value for name, value in tensors.items() if any(part in name for part in ("q_proj", "k_proj", "norm"))
+    }
+    kept["model.layers.1.mlp.up_proj.weight"] = torch.full_like(tensors["model.layers.1.mlp.up_proj.weight"], torch.nan)
+    assert len(kept) < len(tensors) / 2
+    save_file(kept, path / "model.safetensors", {"format": "pt"})
+    pd.testing.assert_frame_equal(analyze(path), expected, check_exact=True)
+
+
+def test_the_digest_is_that_of_what_is_read(copied):
+    path = copied("llama")
+    tensors = load_file(path / "model.safetensors")
+
+    def digest_with(name):
+        changed = {key: value + 1e-3 if key == name else value for key, value in tensors.items()}
+        save_file(changed, path / "model.safetensors", {"format": "pt"})
+        return analyze(path).attrs["weights_sha256"]
+
+    before = digest_with("none")
+    assert digest_with("model.layers.1.self_attn.k_proj.weight") != before
+    assert digest_with("model.layers.0.input_layernorm.weight") != before
+    assert digest_with("model.layers.1.self_attn.v_proj.weight") == before
+
+
+def test_layers_do_not_pile_up(folder):
+    """A layer's weights are let go when its context ends, even where the view lives on."""
+    layers = opened(folder("gemma2"))
+    with layers.layer(0) as view:
+        assert view.raw(0).w_q.shape == (4, zoo.WIDTH, 16)
+    assert sum(parameter.numel() for parameter in view.model.parameters()) == 0
+
+
+def test_what_is_not_read_takes_no_memory(folder):
+    with opened(folder("llama")).layer(0) as view:
+        sizes = {
+            name: parameter.untyped_storage().nbytes()
+            for name, parameter in view.model.original_model.named_parameters()
+            if parameter.ndim > 1 and not any(part in name for part in ("q_proj", "k_proj", "embed_tokens"))
+        }
+    assert len(sizes) == 6  # values, output, three of the MLP, unembedding
+    assert max(sizes.values()) == 4, sizes
+
+
+# --- composition ---
+
+
+@pytest.mark.parametrize("kind", ["k", "q", "v"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "phi3", "gptneo"])
+def test_composition_from_files(folder, sizes, name, kind):
+    path, target = folder(name), (1, 2)
     sizes.clear()
-    table = analyze(path)
-    assert set(sizes) == {2}
-    assert table.attrs["backend"] == "bridge"
-    assert table["outside_m"].notna().all()
+    streamed = tls.k_composition(str(path), target, kind=kind)
+    assert set(sizes) == {1}
+    loaded = tls.k_composition(tls.load_model(path), target, kind=kind)
+    pd.testing.assert_frame_equal(streamed, loaded, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("tensor", "said"),
-    [
-        ("model.layers.1.self_attn.q_proj.weight", r"layer 1: .*lacks 1 of its weights.* such as .*q_proj\.weight"),
-        ("model.layers.1.mlp.up_proj.weight", r"layer 1: .*lacks 1 of its weights.* such as .*up_proj\.weight"),
-        ("model.embed_tokens.weight", r"lacks 1 of its weights.* such as .*embed_tokens\.weight"),
-        ("lm_head.weight", r"lacks 1 of its weights.* such as .*lm_head\.weight"),
-    ],
-)
-def test_missing_tensors_are_named(copied, tensor, said):
-    path = copied("llama")
-    tensors = load_file(path / "model.safetensors")
-    del tensors[tensor]
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BadWeights, match=said):
-        analyze(path)
+def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, monkeypatch):
+    read = []
+    real = checkpoints.CheckpointLayers.layer
+    monkeypatch.setattr(
+        checkpoints.CheckpointLayers,
+        "layer",
+        lambda self, index, side: (read.append((index, side)), real(self, index, side))[1],
+    )
+    assert len(tls.k_composition(folder("gemma2"), (2, 0))) == 8
+    assert read == [(2, "query-key"), (0, "output"), (1, "output")]
 
 
-@pytest.mark.parametrize("damage", ["short", "wide"])
-def test_tensors_of_another_shape_are_bad_weights(copied, damage):
-    path = copied("llama")
-    tensors = load_file(path / "model.safetensors")
-    name = "model.layers.1.self_attn.k_proj.weight"
-    tensors[name] = tensors[name][:12].clone() if damage == "short" else tensors[name].repeat(2, 1)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BadWeights, match=r"layer 1: .*k_proj"):
-        analyze(path)
+@pytest.mark.parametrize("target", [(2, 0), (1, 4), (-1, 0), (1, -1)])
+def test_composition_of_heads_that_are_not_there(folder, target):
+    with pytest.raises(BadHead, match="does not exist: the model has layers 0 to 1"):
+        tls.k_composition(folder("llama"), target)
 
 
-def test_a_layer_that_is_not_there_is_refused(copied):
-    path = copied("llama")
-    tensors = {name: value for name, value in load_file(path / "model.safetensors").items() if ".layers.1." not in name}
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises((BadWeights, UnsupportedArchitecture), match="layer 1"):
-        analyze(path)
-
-
-def test_a_shard_that_is_not_there_is_bad_weights(tmp_path):
-    zoo.hf_model("llama").save_pretrained(tmp_path, max_shard_size="40KB")
-    sorted(tmp_path.glob("*.safetensors"))[-1].unlink()
-    with pytest.raises(BadWeights, match=r"safetensors"):
-        analyze(tmp_path)
-
-
-def test_a_cut_off_file_is_bad_weights(copied):
-    path = copied("llama") / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(BadWeights, match=r"cannot be read|damaged|incomplete"):
-        analyze(path.parent)
-
-
-def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(copied):
-    path = copied("llama")
-    tensors = load_file(path / "model.safetensors")
-    tensors["model.layers.1.self_attn.k_proj.weight"][3, 4] = float("nan")
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(BadWeights, match="layer 1, W_K: 1 of"):
-        analyze(path)
+# --- architectures that are refused ---
 
 
 @pytest.mark.parametrize("name", zoo.REFUSED)
@@ -344,10 +417,31 @@ def test_architectures_without_the_operator_are_refused(folder, name):
         analyze(folder(name))
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        analyze(tmp_path)
+def test_a_refusal_says_which_tensors_there_are(folder):
+    with pytest.raises(UnsupportedArchitecture) as refused:
+        analyze(folder("mamba"))
+    assert "its model type is mamba" in str(refused.value)
+    assert "backbone.layers.N.mixer.x_proj.weight" in str(refused.value)
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"stablelm.*model\.layers\.N\.self_attn\.q_proj\.weight.*pass a loaded"
+    ):
+        analyze(folder("stablelm"))
+
+
+def test_a_form_that_the_bridge_cannot_hold_is_refused(folder):
+    """TransformerLens splits Falcon's grouped keys in the wrong places."""
+    with pytest.raises(UnsupportedArchitecture, match="layer 0: the bridge of TransformerLens cannot hold this falcon"):
+        analyze(folder("falcon_grouped"))
+
+
+def test_code_from_a_checkpoint_is_never_run(copied):
+    path = copied("llama")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "own.py").write_text("raise SystemExit('run')\n")
+    with pytest.raises(UnsupportedArchitecture, match=r"config\.json is not understood.*model\.layers\.N\.self_attn"):
+        analyze(path)
 
 
 def test_the_streamed_files_are_left_alone(folder):

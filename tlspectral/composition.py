@@ -1,5 +1,9 @@
 """How heads compose with each other and with the embedding: K-, Q- and V-composition, OV copying, self-match."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -8,9 +12,20 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
-from tlspectral.operators import qk_operators
-from tlspectral.operators.output_value import layer_ov_operators
+from tlspectral.attention import (
+    AttentionView,
+    OutputFactors,
+    RawAttention,
+    attention_view,
+    fold_attention,
+    fold_output,
+    key_value_groups,
+    vocabulary_chunks,
+)
+from tlspectral.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
+from tlspectral.errors import BadHead
+from tlspectral.loading import load_model
+from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
 
 CompositionKind = Literal["q", "k", "v"]
@@ -24,7 +39,9 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     OV, like M, is centred under LayerNorm.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
+        model: a TransformerBridge or HookedTransformer, or a name or path. A folder of safetensors or a hub model is
+            read from its files, one layer's values and output at a time, without loading it (architectures:
+            `tlspectral.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
         target: (layer, head) that reads.
         kind: which input of the target is meant.
 
@@ -34,6 +51,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
 
     Raises:
         BadHead: no such head.
+        BadWeights, UnsupportedArchitecture: a layer cannot be read.
         ValueError: an unknown kind.
 
     What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
@@ -41,38 +59,83 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     """
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
-    view = attention_view(model)
+    source = _opened(model)
     layer, head = (int(i) for i in target)
-    reading, other = _target_factors(view, model, layer, head, kind)
-    triangle = torch.linalg.qr(other, mode="r").R
-    target_norm = ThinProduct(reading, other).norm()
+    if not 0 <= layer < source.n_layers:
+        raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
+    side: Side = "output" if kind == "v" else "query-key"
+    if isinstance(source, CheckpointLayers):
+        source.prepare([layer], side)
+        source.prepare(range(layer), "output")
     rows = []
-    for earlier in range(layer):
-        operators = layer_ov_operators(view, earlier)
-        written = torch.stack([operator.w_o for operator in operators])
-        read = torch.linalg.qr(torch.stack([operator.w_v for operator in operators]), mode="r").R
-        through = torch.linalg.matrix_norm(read @ (written @ reading) @ triangle.T)
-        sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(written.mT, mode="r").R.mT)
-        scores = (through / (sizes * target_norm)).tolist()
-        rows += [{"layer": earlier, "head": i, "score": score} for i, score in enumerate(scores)]
+    with one_thread():
+        with _layer(source, layer, side) as raw:
+            if not 0 <= head < len(raw.w_q):
+                raise BadHead(
+                    f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1} and layer "
+                    f"{layer} has heads 0 to {len(raw.w_q) - 1}"
+                )
+            reading, other = _target_factors(raw, layer, head, kind)
+        triangle = torch.linalg.qr(other, mode="r").R
+        target_norm = ThinProduct(reading, other).norm()
+        for earlier in range(layer):
+            with _layer(source, earlier, "output") as raw:
+                scores = _scores_of_layer(raw, earlier, reading, triangle) / target_norm
+            rows += [{"layer": earlier, "head": i, "score": score} for i, score in enumerate(scores.tolist())]
     table = pd.DataFrame(rows, columns=["layer", "head", "score"])
-    table["chance"] = view.d_model**-0.5
+    table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
     return table
 
 
+def _opened(model: Any) -> AttentionView | CheckpointLayers:
+    if not isinstance(model, str | os.PathLike):
+        return attention_view(model)
+    streamed = streamable_checkpoint(model)
+    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
+
+
+@contextmanager
+def _layer(source: AttentionView | CheckpointLayers, index: int, side: Side) -> Iterator[RawAttention]:
+    if isinstance(source, AttentionView):
+        yield source.raw(index)
+    else:
+        with source.layer(index, side) as view, layer_named(index):
+            yield view.raw(0)
+
+
 def _target_factors(
-    view: AttentionView, model: Any, layer: int, head: int, kind: CompositionKind
+    raw: RawAttention, layer: int, head: int, kind: CompositionKind
 ) -> tuple[Float64[Tensor, "d_model d_head"], Float64[Tensor, "d_model d_head"]]:
     """The factor of the target's operator that reads the earlier head's output, and the other one."""
-    operator = qk_operators(model)[layer, head]
-    if kind == "k":
-        return operator.w_k, operator.w_q
-    if kind == "q":
-        return operator.w_q, operator.w_k
-    output = layer_ov_operators(view, layer)[head]
-    return output.w_v, output.w_o.T
+    heads, piece = next((heads, piece) for heads, piece in key_value_groups(raw) if head < heads.stop)
+    own = head - heads.start
+    if kind == "v":
+        output = _centred_output(piece, layer)
+        return output.w_v[0], output.w_o[own].T
+    w_q, w_k = fold_attention(piece, layer).operator_factors()
+    return (w_k[own], w_q[own]) if kind == "k" else (w_q[own], w_k[own])
+
+
+def _scores_of_layer(
+    raw: RawAttention, layer: int, reading: Float64[Tensor, "d_model d_head"], triangle: Float64[Tensor, "m d_head"]
+) -> Float64[Tensor, "heads"]:
+    """`||M OV^T|| / ||OV||` of every head of a layer, one key/value head's factors at a time."""
+    scores = []
+    for _, piece in key_value_groups(raw):
+        output = _centred_output(piece, layer)
+        read = torch.linalg.qr(output.w_v[0], mode="r").R
+        through = torch.linalg.matrix_norm(read @ (output.w_o @ reading) @ triangle.T)
+        sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(output.w_o.mT, mode="r").R.mT)
+        scores.append(through / sizes)
+    return torch.cat(scores)
+
+
+def _centred_output(raw: RawAttention, layer: int) -> OutputFactors:
+    """Value and output factors; under LayerNorm without what the heads write to the mean, which every norm removes."""
+    output = fold_output(raw, layer)
+    return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output
 
 
 def copying_scores(model: Any) -> pd.DataFrame:

@@ -9,7 +9,9 @@ from tlspectral.attention.layer import (
     OutputFactors,
     RawAttention,
     fold_attention,
+    fold_output,
     folded_bias,
+    key_value_groups,
     stored_bytes,
 )
 from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
@@ -22,7 +24,9 @@ __all__ = [
     "RawAttention",
     "attention_view",
     "fold_attention",
+    "fold_output",
     "folded_bias",
+    "key_value_groups",
     "stored_bytes",
     "vocabulary_chunks",
 ]

@@ -1,8 +1,8 @@
 """What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -198,6 +198,31 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
     return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
+
+
+def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
+    """The layer cut by key/value heads, each with the query heads that read it: which heads, and their views.
+
+    So a layer can be folded piece by piece, and only one piece of it is in float64. A piece knows nothing of ALiBi,
+    whose slopes depend on how many heads there are in all.
+    """
+    size = len(raw.w_q) // len(raw.w_k)
+    for index in range(len(raw.w_k)):
+        heads, key = slice(index * size, (index + 1) * size), slice(index, index + 1)
+        yield (
+            heads,
+            replace(
+                raw,
+                w_q=raw.w_q[heads],
+                w_k=raw.w_k[key],
+                w_v=raw.w_v[key],
+                w_o=raw.w_o[heads],
+                b_q=None if raw.b_q is None else raw.b_q[heads],
+                b_k=None if raw.b_k is None else raw.b_k[key],
+                alibi=False,
+                rotary=None if raw.rotary is None else raw.rotary.of_heads(list(range(heads.start, heads.stop))),
+            ),
+        )
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,11 +24,18 @@ def analyze(
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --no-detectors: a folder that keeps each finished layer; the same command continues there.",
+        ),
+    ] = None,
 ) -> None:
     """Analyse every attention head of a model, print what stands out, and write the table.
 
-    With --no-detectors and the automatic backend, a folder of safetensors is read layer by layer, without loading the
-    model.
+    With --no-detectors and the automatic backend, a folder of safetensors or a hub model is read from its files, layer
+    by layer, without loading the model.
 
     Example: tlspectral analyze smollm2-135m -o heads.parquet
     """
@@ -36,10 +43,19 @@ def analyze(
         require_writable(output)
     import tlspectral
 
+    streamed: dict[str, Any] = {} if checkpoint_dir is None else {"checkpoint_dir": checkpoint_dir}
+    if streamed and not (no_detectors and backend == "auto"):
+        raise typer.BadParameter("goes with --no-detectors and the automatic backend", param_hint="--checkpoint-dir")
     began = time.perf_counter()
     loaded = model if no_detectors and backend == "auto" else tlspectral.load_model(model, backend=backend)
     heads = tlspectral.analyze_heads(
-        loaded, null_draws=null_draws, detectors=not no_detectors, n_jobs=jobs, seed=seed, show_progress=True
+        loaded,
+        null_draws=null_draws,
+        detectors=not no_detectors,
+        n_jobs=jobs,
+        seed=seed,
+        show_progress=True,
+        **streamed,
     )
     if output is not None:
         tlspectral.write_table(heads, output)

@@ -1,15 +1,13 @@
 """`analyze_heads`: prove the operators, then spectra, null, phase, copying and detectors of every head."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from os import PathLike
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import scipy.stats
 from jaxtyping import Int
@@ -17,18 +15,18 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral import __version__
-from tlspectral.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.checkpoints import CheckpointLayers, layer_named, streamable_checkpoint
+from tlspectral.attention import AttentionView, attention_view
+from tlspectral.checkpoints import CheckpointLayers, streamable_checkpoint
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.errors import BadHead
-from tlspectral.heads.extras import position_directions, position_shares, score_asymmetries
-from tlspectral.heads.null import LayerSpectra, null_columns
+from tlspectral.heads.extras import position_directions, score_asymmetries
+from tlspectral.heads.measure import MeasuredHeads, measure_heads
+from tlspectral.heads.null import null_columns
+from tlspectral.heads.streamed import streamed_layers
 from tlspectral.loading import load_model
-from tlspectral.nulls import NULL_COLUMNS, one_thread
+from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.rotary import phase_metrics, phase_norms
-from tlspectral.spectra import HeadMetrics, head_metrics
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -43,6 +41,7 @@ def analyze_heads(
     detectors: bool = True,
     tokens: Int[Tensor, "*batch pos"] | None = None,
     extras: Iterable[str] = (),
+    checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
     show_progress: bool = True,
@@ -54,7 +53,10 @@ def analyze_heads(
 
     Args:
         model: a TransformerBridge or HookedTransformer, or a name or path for `load_model`. With `detectors=False` a
-            folder of safetensors is read layer by layer instead, without loading the model (then `outside_m` is NaN).
+            folder of safetensors or a hub model is read from its files instead, layer by layer, without loading it: of
+            each layer queries, keys and norms, of the hub only the files that hold them. Architectures:
+            `tlspectral.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual streams.
+            `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was read.
         layers: layers to tabulate, None for all.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
@@ -62,7 +64,11 @@ def analyze_heads(
         detectors: also run the model on repeated sequences (`detect_heads`), the only slow part on a big model.
         tokens: prompts, [batch, pos], for the self-check, `outside_m` and `score_asym`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`.
-        n_jobs: worker processes for the null; the table is the same for any number.
+        checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A table that was
+            stopped continues there and becomes what it would have been.
+        n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
+            its files (there by joblib, or whatever `joblib.parallel_config` says, Dask included). The table is the
+            same for any number.
         seed: of the null and of the detector sequences.
         show_progress: a bar per layer.
 
@@ -73,7 +79,8 @@ def analyze_heads(
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
         BadHead: a layer that does not exist.
-        ValueError: an unknown extra or kind of block, or fewer than two draws.
+        IncompatibleCheckpoint: `checkpoint_dir` holds layers of other weights or settings.
+        ValueError: an unknown extra or kind of block, fewer than two draws, or an argument that does not fit the model.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
@@ -82,9 +89,80 @@ def analyze_heads(
     _check_arguments(null_draws, null_blocks, extras)
     source = _opened(model, detectors)
     indices = _checked_layers(layers, source.n_layers)
+    if isinstance(source, CheckpointLayers):
+        _refuse_activations(tokens, extras)
+        pieces = streamed_layers(
+            source,
+            indices,
+            null_draws=null_draws,
+            null_blocks=null_blocks,
+            seed=seed,
+            extras=extras,
+            checkpoint_dir=checkpoint_dir,
+            n_jobs=n_jobs,
+            show_progress=show_progress,
+        )
+    else:
+        if checkpoint_dir is not None:
+            raise ValueError(
+                "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
+            )
+        pieces = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
+    made = [piece.attrs for piece in pieces]
+    table = pd.concat(_bare(pieces))
+    detected = None
+    if detectors and isinstance(source, AttentionView):
+        detected = detect_heads(source.model, seed=seed, show_progress=show_progress)
+        table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
+    table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
+    controlled = {name: float(table[name].mean()) for name in table if name.endswith("_controlled")}
+    wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
+    limits = [at["valid_up_to"] for at in made if at["valid_up_to"] is not None]
+    table = table.reindex(columns=wanted).reset_index(drop=True)
+    table.attrs = {
+        **source.source,
+        "weights_sha256": hashlib.sha256("".join(at["digest"] for at in made).encode()).hexdigest(),
+        "versions": _versions(),
+        "seed": seed,
+        "null_draws": null_draws,
+        "null_blocks": null_blocks,
+        "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
+        "score_check": max((at["check"] for at in made), key=lambda at: at["worst_error"] / at["tolerance"]),
+        "detectors": detected.attrs if detected is not None else None,
+        "rotary_valid_up_to": min(limits) if limits else None,
+        "columns": {name: COLUMNS[name].meaning for name in wanted},
+    }
+    return table
+
+
+def _opened(model: Any, detectors: bool) -> AttentionView | CheckpointLayers:
+    if not isinstance(model, str | os.PathLike):
+        return attention_view(model)
+    streamed = None if detectors else streamable_checkpoint(model)
+    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
+
+
+def _refuse_activations(tokens: Tensor | None, extras: Sequence[str]) -> None:
+    wanted = [name for name, given in (("tokens", tokens is not None), ("score_asym", "score_asym" in extras)) if given]
+    if wanted:
+        raise ValueError(f"{wanted[0]} needs the model's activations: pass a loaded model, or leave detectors=True")
+
+
+def _loaded_layers(
+    view: AttentionView,
+    indices: Sequence[int],
+    tokens: Int[Tensor, "*batch pos"] | None,
+    extras: Sequence[str],
+    null_draws: int,
+    null_blocks: Literal["shared", "fresh"],
+    seed: int,
+    n_jobs: int,
+    show_progress: bool,
+) -> list[pd.DataFrame]:
+    """A table for each layer of a loaded model, as `streamed_layers` gives them."""
     bar = partial(tqdm, unit="layer", leave=False, disable=not show_progress)
     with one_thread():
-        measured = _measure(source, indices, tokens, extras, partial(bar, desc="spectra"))
+        measured, made = _measure(view, indices, tokens, extras, partial(bar, desc="spectra"))
     nulls = null_columns(
         [layer.spectra for layer in measured],
         draws=null_draws,
@@ -93,101 +171,55 @@ def analyze_heads(
         n_jobs=n_jobs,
         progress=partial(bar, desc="null"),
     )
-    table = pd.concat([pd.DataFrame(at.columns | null) for at, null in zip(measured, nulls, strict=True)])
-    detected = None
-    if detectors and isinstance(source, AttentionView):
-        detected = detect_heads(source.model, seed=seed, show_progress=show_progress)
-        table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
-    table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
-    controlled = {name: float(table[name].mean()) for name in table if name.endswith("_controlled")}
-    wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
-    limits = [layer.valid_up_to for layer in measured if layer.valid_up_to is not None]
-    table = table.reindex(columns=wanted).reset_index(drop=True)
-    table.attrs = {
-        **source.source,
-        "weights_sha256": hashlib.sha256("".join(layer.digest for layer in measured).encode()).hexdigest(),
-        "versions": _versions(),
-        "seed": seed,
-        "null_draws": null_draws,
-        "null_blocks": null_blocks,
-        "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
-        "score_check": max((layer.check for layer in measured), key=lambda at: at["worst_error"] / at["tolerance"]),
-        "detectors": detected.attrs if detected is not None else None,
-        "rotary_valid_up_to": min(limits) if limits else None,
-        "columns": {name: COLUMNS[name].meaning for name in wanted},
-    }
-    return table
-
-
-@dataclass(frozen=True)
-class _MeasuredLayer:
-    """What one pass over a layer gives; its null comes later."""
-
-    columns: dict[str, Any]
-    spectra: LayerSpectra
-    digest: str
-    valid_up_to: int | None
-    check: dict[str, Any]
-
-
-def _opened(model: Any, detectors: bool) -> AttentionView | CheckpointLayers:
-    if not isinstance(model, str | PathLike):
-        return attention_view(model)
-    streamed = None if detectors else streamable_checkpoint(model)
-    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
+    tables = [pd.DataFrame(at.columns | null) for at, null in zip(measured, nulls, strict=True)]
+    for table, attrs in zip(tables, made, strict=True):
+        table.attrs = attrs
+    return tables
 
 
 def _measure(
-    source: AttentionView | CheckpointLayers,
+    view: AttentionView,
     indices: Sequence[int],
     tokens: Int[Tensor, "*batch pos"] | None,
     extras: Sequence[str],
     progress: Callable[..., Iterable[int]],
-) -> list[_MeasuredLayer]:
-    """Everything but null and detectors, one layer's factors in memory at a time."""
-    streamed = isinstance(source, CheckpointLayers)
-    if streamed and "score_asym" in extras:
-        raise ValueError("score_asym needs the model's activations: pass a loaded model, or leave detectors=True")
-    whole = None if streamed else check_scores(source, tokens)
-    asymmetries = score_asymmetries(source, tokens) if not streamed and "score_asym" in extras else None
-    ends = source.ends if streamed else source
-    ends_digest = ends.ends_digest()
-    moments, circuit = EmbeddingMoments(ends), unembedding_times_embedding(ends)
-    directions = position_directions(ends) if "position_share" in extras else None
-    measured = []
+) -> tuple[list[MeasuredHeads], list[dict[Any, Any]]]:
+    """Everything but null and detectors, one layer's factors in memory at a time; and how each layer was made."""
+    check = check_scores(view, tokens)
+    asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
+    ends_digest = view.ends_digest()
+    moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
+    directions = position_directions(view) if "position_share" in extras else None
+    measured, made = [], []
     for index in progress(indices):
-        view, at = (source.layer_view(index), 0) if streamed else (source, index)
-        with layer_named(index) if streamed else nullcontext():
-            check = check_scores(view, tokens) if whole is None else whole
-            layer = _measure_layer(view.layer(at), index, check.of_layer(at) | {"layer": index}, moments, directions)
-            output = view.output(at)
-        columns = copying_of_layer(output, circuit)
-        if not streamed:  # a streamed layer's input is not its own, and the share depends on it
-            columns["outside_m"] = check.outside_m[at]
+        heads, attrs = _query_key(view, index, moments, directions)
+        output = view.output(index)
+        columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
-        digest = layer.digest + output.digest + ends_digest
+        attrs |= {"check": check.of_layer(index), "digest": attrs["digest"] + output.digest + ends_digest}
         del output  # before the next layer is read
-        measured.append(replace(layer, columns=layer.columns | columns, digest=digest))
-    return measured
+        measured.append(replace(heads, columns=columns))
+        made.append(attrs)
+    return measured, made
 
 
-def _measure_layer(
-    layer: AttentionLayer, index: int, check: dict[str, Any], moments: EmbeddingMoments, directions: Tensor | None
-) -> _MeasuredLayer:
+def _query_key(
+    view: AttentionView, index: int, moments: EmbeddingMoments, directions: Tensor | None
+) -> tuple[MeasuredHeads, dict[Any, Any]]:
     """What the query-key factors say. They are freed on return, so that two layers' never meet."""
-    w_q, w_k = layer.operator_factors()
-    metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
-    columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
-    columns["self_match"] = moments.self_match(w_q, w_k)
-    columns["position_share"] = position_shares(w_q, w_k, directions)
-    return _MeasuredLayer(
-        columns=columns,
-        spectra=_layer_spectra(layer, index, metrics),
-        digest=layer.digest,
-        valid_up_to=layer.rotary.valid_up_to if layer.rotary else None,
-        check=check,
-    )
+    layer = view.layer(index)
+    valid_up_to = layer.rotary.valid_up_to if layer.rotary else None
+    heads = measure_heads(layer, index, moments=moments, directions=directions)
+    return heads, {"digest": layer.digest, "valid_up_to": valid_up_to}
+
+
+def _bare(pieces: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """The same tables without `attrs`, which concat would compare."""
+    bare = [piece.copy(deep=False) for piece in pieces]
+    for piece in bare:
+        piece.attrs = {}
+    return bare
 
 
 def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -> None:
@@ -206,35 +238,6 @@ def _checked_layers(layers: Iterable[int] | None, n_layers: int) -> list[int]:
     if wrong or not chosen:
         raise BadHead(f"layers {wrong or chosen} cannot be tabulated: the model has layers 0 to {n_layers - 1}")
     return chosen
-
-
-def _identity_columns(layer: AttentionLayer, index: int) -> dict[str, Any]:
-    heads = np.arange(layer.n_heads)
-    return {
-        "layer": np.full(layer.n_heads, index),
-        "head": heads,
-        "name": [f"L{index}H{head}" for head in heads],
-        "kv_head": [layer.kv_head(int(head)) for head in heads],
-        "bilinear": [layer.bilinear] * layer.n_heads,
-    }
-
-
-def _metric_columns(metrics: HeadMetrics) -> dict[str, Any]:
-    names = {column.name for column in HEAD_COLUMNS}
-    return {name: value for name, value in vars(metrics).items() if name in names}
-
-
-def _phase_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Any]:
-    if layer.rotary is None:
-        return {}
-    phase = phase_metrics(phase_norms(w_q, w_k, layer.rotary), layer.rotary)
-    columns = {name: value.numpy() for name, value in phase._asdict().items()}
-    return columns | {"rotary_fraction": np.full(layer.n_heads, layer.rotary.rotary_fraction)}
-
-
-def _layer_spectra(layer: AttentionLayer, index: int, metrics: HeadMetrics) -> LayerSpectra:
-    observed = {name: getattr(metrics, name) for name in NULL_COLUMNS}
-    return LayerSpectra(index, layer.effective_dimension, metrics.singular_values, observed)
 
 
 def _versions() -> dict[str, str]:

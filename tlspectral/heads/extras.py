@@ -43,7 +43,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     if positions is None:
         return None
     rows = positions.detach().to(device="cpu", dtype=torch.float64)
-    if view.layer(0).norm.kind == "LN":
+    if view.raw(0).norm.kind == "LN":
         rows = rows - rows.mean(1, keepdim=True)
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
 

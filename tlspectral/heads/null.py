@@ -37,7 +37,7 @@ def null_columns(
     Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
     neither the order of layers nor the number of workers.
     """
-    work = partial(_layer_null, draws=draws, blocks=blocks, seed=seed)
+    work = partial(layer_null, draws=draws, blocks=blocks, seed=seed)
     try:
         if n_jobs == 1:
             return [work(layer) for layer in progress(layers)]
@@ -47,7 +47,12 @@ def null_columns(
             found: Any = joblib.Parallel(n_jobs=n_jobs, return_as="generator")(jobs)
             return [next(found) for _ in progress(layers)]
     finally:
-        _shared_blocks.cache_clear()
+        forget_blocks()
+
+
+def forget_blocks() -> None:
+    """Free the blocks that are kept."""
+    _shared_blocks.cache_clear()
 
 
 @lru_cache(maxsize=2)
@@ -55,9 +60,10 @@ def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "dr
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
 
 
-def _layer_null(
+def layer_null(
     layer: LayerSpectra, *, draws: int, blocks: Literal["shared", "fresh"], seed: int
 ) -> dict[str, np.ndarray]:
+    """`null_columns` of one layer. Shared blocks are kept for the next one until `forget_blocks`."""
     n, k = layer.effective_dimension, layer.singular_values.shape[1]
     if blocks == "shared":
         own: Any = _shared_blocks(seed, n, k, draws)

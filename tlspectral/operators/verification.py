@@ -10,9 +10,16 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.attention import (
+    AttentionLayer,
+    AttentionView,
+    RawAttention,
+    attention_view,
+    fold_attention,
+    key_value_groups,
+)
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.rotary import per_pair, rotate, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
 CHECK_LENGTH = 24
 
@@ -83,7 +90,7 @@ def check_scores(
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for at in names.values() for point, name in at.items() if point in points]
     captured = view.capture(tokens, wanted, last=names[max(layers)]["pattern"])
-    results = [_check_layer(view, view.layer(index), names[index], captured) for index in layers]
+    results = [_check_layer(view, index, names[index], captured) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
     return ScoreCheck(layers, errors, tolerances, compared, outside)
 
@@ -96,25 +103,26 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 
 
 def _check_layer(
-    view: AttentionView, layer: AttentionLayer, names: dict[str, str], captured: dict[str, Tensor]
+    view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor]
 ) -> tuple[float, float, str, Float64[np.ndarray, "heads"]]:
+    raw = view.raw(index)
     residual = captured[names["residual"]].double().cpu()
     pattern = captured[names["pattern"]].double().cpu()
-    allowed = _allowed(pattern, layer)
-    tables = _tables(view, layer, residual.shape[-2], captured)
-    inside, outside = score_terms(layer, residual, tables)
+    allowed = _allowed(pattern, index)
+    tables = _tables(view, raw.rotary, index, residual.shape[-2], captured)
+    inside, outside = _all_score_terms(raw, index, residual, tables)
     ours = inside + outside
-    if layer.softcap is not None:
-        ours = layer.softcap * torch.tanh(ours / layer.softcap)
+    if raw.softcap is not None:
+        ours = raw.softcap * torch.tanh(ours / raw.softcap)
     share = _row_variance(outside, allowed) / (_row_variance(outside, allowed) + _row_variance(inside, allowed))
-    eps = torch.finfo(layer.storage_dtype).eps
+    eps = torch.finfo(raw.w_q.dtype).eps
     if "scores" in names:
         compared = "scores"
         theirs = captured[names["scores"]].double().cpu()
         # Masks are -inf or the lowest number of the scores' own dtype.
         allowed = allowed & (theirs > torch.finfo(captured[names["scores"]].dtype).min / 2)
         scale = float(theirs[allowed].abs().max())
-        if layer.alibi:
+        if raw.alibi:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)
         error = float((ours - theirs)[allowed].abs().max())
     else:
@@ -131,11 +139,30 @@ def _check_layer(
         tolerance = 1e-5 if eps < 1e-4 else eps * scale
     if not error <= tolerance:
         raise ScoreMismatch(
-            f"layer {layer.layer}: the {compared} rebuilt from the folded weights differ from the model's own by "
+            f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own by "
             f"{error:.2e} (allowed {tolerance:.2e}, largest score {scale:.1f}); this model's attention is not "
             "the bilinear form that was read from it, so no table is returned"
         )
     return error, tolerance, compared, share.numpy()
+
+
+def _all_score_terms(
+    raw: RawAttention,
+    index: int,
+    residual: Float64[Tensor, "batch pos d_model"],
+    tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
+) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
+    """`score_terms` of all heads, folded one key/value head at a time: a layer of a large model is gigabytes."""
+    pieces = []
+    for heads, piece in key_value_groups(raw):
+        own = tables
+        if tables is not None and piece.rotary is not None and piece.rotary.per_head:
+            own = (tables[0][heads], tables[1][heads])
+        pieces.append(score_terms(fold_attention(piece, index), residual, own))
+    inside, outside = (torch.cat(terms, dim=1) for terms in zip(*pieces, strict=True))
+    if raw.alibi:
+        outside = outside + _alibi(len(raw.w_q), residual.shape[-2])
+    return inside, outside
 
 
 def score_terms(
@@ -179,8 +206,13 @@ def score_terms(
     total = product(queries(q_full), keys(k_full))
     outside = total - inside
     if layer.alibi:
-        outside = outside + alibi_slopes(layer.n_heads)[:, None, None] * torch.arange(residual.shape[-2])
+        outside = outside + _alibi(layer.n_heads, residual.shape[-2])
     return inside, outside
+
+
+def _alibi(n_heads: int, n_positions: int) -> Float64[Tensor, "heads 1 pos"]:
+    """What ALiBi adds to a score, up to a shift of each query's row."""
+    return alibi_slopes(n_heads)[:, None, None] * torch.arange(n_positions)
 
 
 def alibi_slopes(n_heads: int) -> Float64[Tensor, "heads"]:
@@ -194,38 +226,33 @@ def alibi_slopes(n_heads: int) -> Float64[Tensor, "heads"]:
     return torch.tensor(slopes, dtype=torch.float64)
 
 
-def _allowed(
-    pattern: Float64[Tensor, "batch heads pos pos"], layer: AttentionLayer
-) -> Bool[Tensor, "batch heads pos pos"]:
+def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:
     """Entries that the model attends to: causal, and not zeroed by a window."""
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
-        raise UnsupportedArchitecture(
-            f"layer {layer.layer}: queries attend to later keys (encoder); only decoders are read"
-        )
+        raise UnsupportedArchitecture(f"layer {index}: queries attend to later keys (encoder); only decoders are read")
     return (pattern > 0) & ~above
 
 
 def _tables(
-    view: AttentionView, layer: AttentionLayer, n_positions: int, captured: dict[str, Tensor]
+    view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
     """The model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies."""
-    if layer.rotary is None:
+    if rotary is None:
         return None
-    own = layer.rotary.position_tables(n_positions)
-    tables = view.rotary_tables(layer.layer, n_positions, captured)
+    own = rotary.position_tables(n_positions)
+    tables = view.rotary_tables(index, n_positions, captured)
     if tables is None:
         return own
     # Without padding all sequences have the same positions.
     cos, sin = (
-        per_pair(table.reshape(-1, *own[0].shape[:-1], table.shape[-1])[0].double().cpu(), layer.rotary)
-        for table in tables
+        per_pair(table.reshape(-1, *own[0].shape[:-1], table.shape[-1])[0].double().cpu(), rotary) for table in tables
     )
     drift = max(float((cos - own[0]).abs().max()), float((sin - own[1]).abs().max()))
     # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
     if drift > 1e-2:
         raise ScoreMismatch(
-            f"layer {layer.layer}: the model turns its pairs by other angles than its frequencies say "
+            f"layer {index}: the model turns its pairs by other angles than its frequencies say "
             f"(cos and sin differ by {drift:.2e} within {n_positions} tokens)"
         )
     return cos, sin

@@ -64,7 +64,7 @@ _IDENTITY = (
         "query's row, which is what the softmax can see.",
         _SHARE, "0 .. 1", "this package; FP limitation (vi)", "",
         "One prompt of random tokens: real text may load the biases otherwise. The covariance of the two parts is in "
-        "neither variance, so this is not a share of explained variance.",
+        "neither variance, so this is not a share of explained variance. NaN in a table read from files.",
     ),
 )  # fmt: skip
 
@@ -123,7 +123,7 @@ _SPECTRUM = (
         "embeddings.",
         "standardised score", "about -sqrt(d_vocab) .. sqrt(d_vocab)", "FP 3", "token self-matching",
         "Embeddings enter raw, without norm or earlier layers: past the first layers it need not describe what a head "
-        "sees.",
+        "sees. NaN in a table read from files.",
     ),
     Column(
         "cond_eig",
@@ -269,13 +269,14 @@ _OUTPUT = (
         _SHARE, "0 .. 1 in steps of 1/d_head", "FP Table 1",
         "not Elhage et al.'s positivity ratio, which is `positivity`",
         "Quantised to 1/d_head, blind to the size of eigenvalues; raw embeddings and no layers between: a head can "
-        "copy without it, and have it without copying.",
+        "copy without it, and have it without copying. NaN in a table read from files.",
     ),
     Column(
         "positivity",
         "Signed mass of the same eigenvalues: sum Re l / sum |l|.",
         "ratio", "-1 .. 1", "Elhage et al. 2021 (copying statistic)", "OV eigenvalue positivity",
-        "The embedding-to-logit path of one head alone: not the effect on the logits in the model.",
+        "The embedding-to-logit path of one head alone: not the effect on the logits in the model. NaN in a table read "
+        "from files.",
     ),
     Column(
         "D_head_pct",

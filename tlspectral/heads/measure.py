@@ -1,0 +1,88 @@
+"""What the query-key factors of heads say, without the null: columns, and the spectra that the null is matched to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.attention import AttentionLayer
+from tlspectral.composition import EmbeddingMoments
+from tlspectral.heads.extras import position_shares
+from tlspectral.heads.null import LayerSpectra
+from tlspectral.nulls import NULL_COLUMNS
+from tlspectral.rotary import phase_metrics, phase_norms
+from tlspectral.spectra import HeadMetrics, head_metrics
+from tlspectral.tables import HEAD_COLUMNS
+
+
+@dataclass(frozen=True)
+class MeasuredHeads:
+    """Columns of a layer's heads, or of some of them, and their spectra."""
+
+    columns: dict[str, Any]
+    spectra: LayerSpectra
+
+
+def measure_heads(
+    layer: AttentionLayer,
+    index: int,
+    *,
+    moments: EmbeddingMoments | None,
+    directions: Float64[Tensor, "d_model directions"] | None,
+) -> MeasuredHeads:
+    """Spectral and phase columns of a layer's heads, under the layer's index in the model.
+
+    The repeated keys are freed on return, so that two layers' never meet. Without `moments` there is no `self_match`.
+    """
+    w_q, w_k = layer.operator_factors()
+    metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
+    columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
+    columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
+    columns["position_share"] = position_shares(w_q, w_k, directions)
+    observed = {name: getattr(metrics, name) for name in NULL_COLUMNS}
+    return MeasuredHeads(columns, LayerSpectra(index, layer.effective_dimension, metrics.singular_values, observed))
+
+
+def joined(pieces: list[MeasuredHeads]) -> MeasuredHeads:
+    """The heads of one layer, measured one key/value head after the other."""
+    names = pieces[0].columns
+    columns = {name: np.concatenate([np.asarray(piece.columns[name]) for piece in pieces]) for name in names}
+    groups = [len(piece.columns["head"]) for piece in pieces]
+    columns["head"] = np.arange(sum(groups))
+    columns["kv_head"] = np.repeat(np.arange(len(pieces)), groups)
+    spectra = [piece.spectra for piece in pieces]
+    index = spectra[0].layer
+    columns["name"] = np.array([f"L{index}H{head}" for head in columns["head"]])
+    whole = LayerSpectra(
+        index,
+        spectra[0].effective_dimension,
+        np.concatenate([one.singular_values for one in spectra]),
+        {name: np.concatenate([one.observed[name] for one in spectra]) for name in NULL_COLUMNS},
+    )
+    return MeasuredHeads(columns, whole)
+
+
+def _identity_columns(layer: AttentionLayer, index: int) -> dict[str, Any]:
+    heads = np.arange(layer.n_heads)
+    return {
+        "layer": np.full(layer.n_heads, index),
+        "head": heads,
+        "name": [f"L{index}H{head}" for head in heads],
+        "kv_head": [layer.kv_head(int(head)) for head in heads],
+        "bilinear": [layer.bilinear] * layer.n_heads,
+    }
+
+
+def _metric_columns(metrics: HeadMetrics) -> dict[str, Any]:
+    names = {column.name for column in HEAD_COLUMNS}
+    return {name: value for name, value in vars(metrics).items() if name in names}
+
+
+def _phase_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Any]:
+    if layer.rotary is None:
+        return {}
+    phase = phase_metrics(phase_norms(w_q, w_k, layer.rotary), layer.rotary)
+    columns = {name: value.numpy() for name, value in phase._asdict().items()}
+    return columns | {"rotary_fraction": np.full(layer.n_heads, layer.rotary.rotary_fraction)}
