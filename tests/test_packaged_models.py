@@ -19,13 +19,18 @@ import zoo
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights
 from tlspectral.loading.packaged import models_folder, read_packaged
-from tlspectral.loading.source import TINY, find_source
+from tlspectral.loading.source import PACKAGED, TINY, find_source
 from tlspectral.training import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
 from tlspectral.training.package import RECIPES
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 every_model = pytest.mark.parametrize("name", TINY)
+CONSTRAINED = ("tiny-ape-sym", "tiny-rope-imag", "tiny-rope-sym")
+free_model = pytest.mark.parametrize("name", [name for name in TINY if name not in CONSTRAINED])
+# Heads with a symmetric operator are less sharp: induction .27 to .42 on learned positions, .47 to .67 on rotary ones.
+LEAST_INDUCTION = {"tiny-ape-sym": 0.2, "tiny-rope-sym": 0.4}
+constrained_model = pytest.mark.parametrize("name", CONSTRAINED)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -40,6 +45,11 @@ def loaded(name, backend="bridge"):
 @functools.cache
 def detected(name, backend="bridge"):
     return tls.detect_heads(loaded(name, backend))
+
+
+@functools.cache
+def analyzed(name):
+    return tls.analyze_heads(loaded(name), detectors=False, null_draws=5, show_progress=False)
 
 
 def trained(name):
@@ -78,9 +88,12 @@ def test_the_record_says_how_the_weights_were_made(name):
     recipe = RECIPES[name]
     assert record["sha256"] == hashlib.sha256((models_folder() / f"{name}.safetensors").read_bytes()).hexdigest()
     assert record["command"] == f"python -m tlspectral.training.package {name}"
-    assert (record["config"], record["task"], record["training"]) == tuple(
-        vars(part) for part in (recipe.config, recipe.task, recipe.training)
-    )
+    assert (record["task"], record["training"]) == (vars(recipe.task), vars(recipe.training))
+    assert TransformerConfig(**record["config"]) == recipe.config
+    if name in CONSTRAINED:
+        assert record["penalty"] == {"name": recipe.penalty.__name__, "weight": 10.0}
+    else:
+        assert "penalty" not in record
     assert {"torch", "tlspectral", "python", "transformer-lens"} <= set(record["versions"])
     assert weights["blocks.0.attn.W_Q"].shape == (4, 64, 16)
 
@@ -94,6 +107,10 @@ def test_the_record_says_what_the_weights_do(name):
         assert metrics[metric] == pytest.approx(value, abs=1e-4)
     heads = pd.DataFrame(metrics["heads"])
     pd.testing.assert_frame_equal(heads, detected(name)[list(heads)], rtol=0, atol=1e-4)
+    if name in CONSTRAINED:
+        assert metrics["penalty"] == pytest.approx(RECIPES[name].penalty(trained(name)).item(), abs=1e-5)
+        spectra = pd.DataFrame(metrics["spectra"])
+        pd.testing.assert_frame_equal(spectra, analyzed(name)[list(spectra)], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("place", [0, 5000, -1])
@@ -132,7 +149,7 @@ def test_logits_in_float64(name, backend):
     tokens = sequences().tokens
     model = tls.load_model(name, backend=backend, dtype="float64")
     plain = trained(name).double()
-    if backend == "hooked" and name == "tiny-rope":
+    if backend == "hooked" and "rope" in name:
         # It computes its angles in float64, the others in float32: 4e-6 radians apart at the last position.
         for block in plain.blocks:
             theta = 10000.0 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
@@ -155,7 +172,7 @@ def test_a_loaded_model_is_ready(name, backend):
     assert not any(module.training for module in model.modules())
 
 
-@every_model
+@free_model
 def test_loading_is_quick_silent_and_repeatable(name, capfd):
     began = time.perf_counter()
     first, second = (tls.load_model(name) for _ in range(2))
@@ -204,7 +221,7 @@ def test_there_is_no_revision_to_choose():
 
 
 def test_a_wrong_name_is_told_the_right_ones():
-    with pytest.raises(ValueError, match=r"demo model \(tiny-ape, tiny-rope, smollm2-135m\)"):
+    with pytest.raises(ValueError, match=rf"demo model \({', '.join((*TINY, *PACKAGED))}\)"):
         find_source("tiny rope")
 
 
@@ -228,8 +245,8 @@ def test_the_circuit_is_there(name):
     assert heads.attrs["bos"] == 0
     previous = below.nlargest(2, "prev")["prev"].tolist()
     assert previous[0] > 0.7
-    assert previous[1] < 0.3
-    assert (above["ind"] > 0.5).all()
+    assert previous[1] < 0.4
+    assert (above["ind"] > LEAST_INDUCTION.get(name, 0.5)).all()
     # Nothing does the other's work.
     assert (below["ind"] < 0.1).all()
     assert (above["prev"] < 0.1).all()
@@ -237,14 +254,14 @@ def test_the_circuit_is_there(name):
 
 
 @needs_hooked
-@every_model
+@free_model
 def test_detectors_agree_on_both_backends(name):
     # Measured: 3e-8.
     pd.testing.assert_frame_equal(detected(name, "bridge"), detected(name, "hooked"), rtol=0, atol=1e-6)
 
 
 @every_backend
-@every_model
+@pytest.mark.parametrize("name", [name for name in TINY if not name.endswith("-sym")])  # there it is near chance
 def test_k_composition_finds_the_previous_token_head_for_every_induction_head(name, backend):
     heads = detected(name)
     below = heads[heads["layer"] == 0]
@@ -259,7 +276,7 @@ def test_k_composition_finds_the_previous_token_head_for_every_induction_head(na
 
 
 @every_backend
-@every_model
+@free_model
 def test_the_table_of_heads(name, backend):
     table = tls.analyze_heads(loaded(name, backend), null_draws=20, show_progress=False)
     assert table["name"].tolist() == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
@@ -279,7 +296,7 @@ def test_the_table_of_heads(name, backend):
 
 
 @needs_hooked
-@every_model
+@free_model
 def test_the_tables_of_both_backends_agree(name):
     tables = [
         tls.analyze_heads(loaded(name, backend), null_draws=20, extras=["position_share"], show_progress=False)
@@ -312,3 +329,78 @@ def test_a_name_is_enough():
     by_model = tls.analyze_heads(loaded("tiny-rope"), detectors=False, null_draws=5, show_progress=False)
     pd.testing.assert_frame_equal(by_name, by_model)
     assert json.dumps(by_name.attrs["revision"]) == json.dumps(by_model.attrs["revision"])
+
+
+# --- what a constraint leaves ---
+
+
+def of_previous_token_head(name):
+    """The row of the head table for the head with the largest previous-token score."""
+    best = detected(name)["prev"].idxmax()
+    head = analyzed(name).loc[best]
+    assert (head["layer"], head["head"]) == tuple(detected(name).loc[best, ["layer", "head"]])
+    return head
+
+
+def test_a_symmetric_operator_keeps_all_its_phase():
+    """FP section 10: under rotary positions a symmetric M attends to the previous token, by Im(M_t)."""
+    head = of_previous_token_head("tiny-rope-sym")
+    assert head["dir_frac"] < 0.03
+    assert head["D_head"] < 0.01
+    assert 0.4 < head["rope_imag_frac"] < 0.6
+    assert (analyzed("tiny-rope-sym")["dir_frac"] < 0.1).all()
+
+
+def test_an_operator_without_phase_is_not_symmetric():
+    head = of_previous_token_head("tiny-rope-imag")
+    assert head["rope_imag_frac"] < 0.01
+    assert head["dir_frac"] > 0.1
+    assert (analyzed("tiny-rope-imag")["rope_imag_frac"] < 0.02).all()
+
+
+def test_a_symmetric_operator_on_learned_positions():
+    head = of_previous_token_head("tiny-ape-sym")
+    assert head["dir_frac"] < 0.05
+    assert (analyzed("tiny-ape-sym")["dir_frac"] < 0.15).all()
+
+
+def test_free_models_have_both():
+    for name in ("tiny-rope", "tiny-ape"):
+        assert of_previous_token_head(name)["dir_frac"] > 0.3
+    assert of_previous_token_head("tiny-rope")["rope_imag_frac"] > 0.4
+
+
+@constrained_model
+def test_the_circuit_forms_under_every_constraint(name):
+    """Little capability is lost in the end: there is a way around every constraint (FP section 10)."""
+    metrics = read_packaged(name)[0]["metrics"]
+    free = read_packaged(name.rsplit("-", 1)[0])[0]["metrics"]
+    assert metrics["loss_predictable"] < free["loss_predictable"] + 0.1
+    assert metrics["prev_best"] > 0.6
+    assert metrics["ind_best"] > (0.6 if name.endswith("-sym") else 0.8)
+
+
+@constrained_model
+def test_the_layer_below_is_positional_and_the_one_above_symbolic(name):
+    """Prompts of the task, 15 blocks of 8 tokens and 8 more: whether attention stays or follows when blocks swap.
+
+    In these prompts some blocks hold the last token with what followed it, so that there is something to follow.
+    """
+    pairs, tables = torch.combinations(torch.arange(15)), []
+    drawn = sequences(120).tokens
+    holds = (drawn[:, :120] == drawn[:, 127:]).unflatten(1, (15, 8))  # prompt block token
+    told = holds.any(2).sum(1).clamp(0, 8)
+    kept = drawn[(told >= 1) & (told <= 7) & ~holds[:, :, 7].any(1)]
+    for number, tokens in enumerate(kept[:8]):
+        swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
+        prompt = tls.BlockPrompt(tokens[:0], tokens[:120].split(8), tokens[120:])
+        tables.append(tls.positional_symbolic(loaded(name), prompt, swaps=swaps, show_progress=False))
+    scores = pd.concat(tables).groupby(["layer", "head"])[["s_pos", "s_sym"]].mean()
+    head = of_previous_token_head(name)
+    assert head["layer"] == 0
+    below, above = scores.loc[(0, int(head["head"]))], scores.loc[1]
+    # Measured: below 1.00 and .04 to .14. Above .01 to .02 and .99 to 1.00 without phase; with a symmetric M .09 to .43
+    # and .79 to .98.
+    assert below["s_pos"] > 0.9 > 0.3 > below["s_sym"]
+    assert (above["s_sym"] > (0.7 if name.endswith("-sym") else 0.95)).all()
+    assert (above["s_pos"] < (0.5 if name.endswith("-sym") else 0.1)).all()

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import read_table
+from tlspectral.training.run_folder import finish_runs, open_run_folder
 from tlspectral.training.spectral import code_adaptation, experiments, language_runs
 from tlspectral.training.spectral.code_text import code_rows, source_files
 from tlspectral.training.spectral.depth_manifold import depth_manifold
@@ -37,7 +38,6 @@ from tlspectral.training.spectral.resonance import (
     resonance_gain,
     resonance_over_training,
 )
-from tlspectral.training.spectral.run_folder import finish_runs, open_run_folder
 from tlspectral.training.spectral.schedule import FULL, LanguagePlan, LanguageSchedule
 from tlspectral.training.spectral.seed_intervals import paired_differences, t_interval
 from tlspectral.training.spectral.structure_gap import differences_beyond

@@ -64,6 +64,7 @@ def test_a_batch_is_the_documented_draw():
         for t in range(29):
             met = int(batch.tokens[row, t]) in batch.tokens[row, :t].tolist()
             assert bool(batch.predictable[row, t]) == (met and not bool(is_noise[row, t]))
+    assert torch.equal(batch.noise, is_noise)
 
 
 def test_predictable_targets_can_be_looked_up():
@@ -80,9 +81,11 @@ def test_predictable_targets_can_be_looked_up():
 
 def test_statistics_of_the_task():
     task = RandomMapTask()
-    tokens, predictable = task.sample(2000, generator())
+    tokens, predictable, noise = task.sample(2000, generator())
     assert tokens.shape == (2000, 128)
-    assert predictable.shape == (2000, 127)
+    assert predictable.shape == noise.shape == (2000, 127)
+    # 254 000 places have an error of 0.0006.
+    assert noise.double().mean().item() == pytest.approx(0.1, abs=0.003)
     assert (tokens[:, 0].bincount(minlength=32) > 0).all()
     # Steps that leave the map: 0.1, less the noise that hits the map's token, 1/32 of it. Seen over targets whose token
     # was met before and followed by the same token as most often; 254 000 steps have an error of 0.0006.
@@ -138,10 +141,12 @@ def jittered(module, seed=0):
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_shapes(positions):
-    logits, patterns = model(positions).with_patterns(sample_tokens())
+    logits, layers = model(positions).with_attention(sample_tokens())
     assert logits.shape == (4, 16, 8)
-    assert [pattern.shape for pattern in patterns] == [(4, 2, 16, 16)] * 2
-    for pattern in patterns:
+    assert len(layers) == 2
+    for scores, pattern in layers:
+        assert pattern.shape == (4, 2, 16, 16)
+        torch.testing.assert_close(scores.softmax(-1), pattern)
         torch.testing.assert_close(pattern.sum(-1), torch.ones(4, 2, 16))
         assert not pattern.triu(1).any()
 
@@ -254,12 +259,12 @@ def test_evaluation_finds_the_best_heads():
     built, batch = jittered(model()), SMALL_TASK.sample(5, generator())
     found = evaluate(built, batch)
     with torch.no_grad():
-        logits, patterns = built.with_patterns(batch.tokens)
+        logits, layers = built.with_attention(batch.tokens)
     losses = token_losses(logits, batch.tokens)
     assert found["loss"] == pytest.approx(losses.mean().item())
     assert found["loss_predictable"] == pytest.approx(losses[batch.predictable].mean().item())
     follows = follows_a_copy(batch.tokens)
-    heads = [pattern[:, head] for pattern in patterns for head in range(2)]
+    heads = [layer.pattern[:, head] for layer in layers for head in range(2)]
     queries = range(4, 16)
     previous = [np.mean([one[row, p, p - 1] for row in range(5) for p in queries]) for one in heads]
     induction = [np.mean([(one[row, p] * follows[row, p]).sum() for row in range(5) for p in queries]) for one in heads]

@@ -65,8 +65,12 @@ def bridge_from_weights(
 ) -> Any:
     """A TransformerBridge around TransformerLens' native model, with an attention-only model's weights.
 
+    The native model turns neighbouring columns. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K and
+    their biases are put in that order, which changes no score.
+
     Args:
-        config: the fields of `tlspectral.training.TransformerConfig`, and `model_name`.
+        config: the fields of `tlspectral.training.TransformerConfig` (the newer ones, `rotary_adjacent_pairs` and
+            `unembed_bias`, may be left out), and `model_name`.
         weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
         device: where to put it.
         dtype: of the parameters.
@@ -80,9 +84,11 @@ def bridge_from_weights(
             dtype=dtype,
             model_name=config["model_name"],
         )
+    if not config.get("rotary_adjacent_pairs", True):
+        weights = _with_adjacent_pairs(weights)
     native = dict(_native_parameter(name, value) for name, value in weights.items())
-    # TransformerLens gives every unembedding a bias; the models have none.
-    bridge.load_state_dict({**native, "unembed.bias": torch.zeros(config["d_vocab"])})
+    # TransformerLens gives every unembedding a bias; the models need not have one.
+    bridge.load_state_dict({"unembed.bias": torch.zeros(config["d_vocab"]), **native})
     return bridge.eval()
 
 
@@ -99,14 +105,14 @@ def hooked_from_weights(
     hooked_class = hooked_transformer_class()
     shape = {**_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":
-        # The native model turns neighbouring columns; HookedTransformer has to be told.
-        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": True}
+        # HookedTransformer by itself turns columns half a head apart, and has to be told.
+        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
         hooked = hooked_class(shape)
         no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
         hooked.load_and_process_state_dict(
-            {**{name: value.to(dtype) for name, value in weights.items()}, "unembed.b_U": no_bias.to(dtype)},
+            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}},
             fold_ln=True,
             center_writing_weights=False,
             center_unembed=False,
@@ -116,10 +122,25 @@ def hooked_from_weights(
 
 
 def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, "attn_only": True, "normalization_type": "LN"}
+    known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
+    return {**known, "attn_only": True, "normalization_type": "LN"}
 
 
-_NATIVE_NAMES = {"embed.W_E": "embed.weight", "pos_embed.W_pos": "pos_embed.weight", "unembed.W_U": "unembed.weight"}
+def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Columns t and t + d_head/2 of queries and keys side by side, for every t."""
+    turned = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
+    return {
+        name: torch.stack(value.chunk(2, dim=-1), dim=-1).flatten(-2) if name.endswith(turned) else value
+        for name, value in weights.items()
+    }
+
+
+_NATIVE_NAMES = {
+    "embed.W_E": "embed.weight",
+    "pos_embed.W_pos": "pos_embed.weight",
+    "unembed.W_U": "unembed.weight",
+    "unembed.b_U": "unembed.bias",
+}
 _NORM_PARAMETERS = {"w": "weight", "b": "bias"}
 
 

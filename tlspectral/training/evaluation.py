@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tlspectral.training.model import AttentionOnlyTransformer
+from tlspectral.training.model import Attended, AttentionOnlyTransformer
 from tlspectral.training.random_map import RandomMapBatch
 
 
@@ -21,18 +21,30 @@ def evaluate(model: AttentionOnlyTransformer, batch: RandomMapBatch) -> dict[str
 
     What it does not establish: that one and the same head does it on other sequences; see `tlspectral.detect_heads`.
     """
-    logits, patterns = model.with_patterns(batch.tokens)
+    logits, layers = model.with_attention(batch.tokens)
     losses = token_losses(logits, batch.tokens)
-    first = batch.tokens.shape[1] // 4
-    follows = follows_a_copy(batch.tokens)[:, None]  # batch 1 query key
-    previous = [pattern.diagonal(-1, dim1=-2, dim2=-1)[..., first - 1 :].mean((0, -1)) for pattern in patterns]
-    induction = [(pattern * follows).sum(-1)[..., first:].mean((0, -1)) for pattern in patterns]
     return {
         "loss": losses.mean().item(),
         "loss_predictable": losses[batch.predictable].mean().item(),
-        "prev_best": torch.cat(previous).max().item(),
-        "ind_best": torch.cat(induction).max().item(),
+        "prev_best": previous_token_attention(layers).max().item(),
+        "ind_best": induction_attention(layers, batch.tokens).max().item(),
     }
+
+
+def previous_token_attention(layers: list[Attended]) -> Float[Tensor, "layers heads"]:
+    """Attention to the previous token, mean over sequences and the queries from a quarter of the sequence on."""
+    first = layers[0].pattern.shape[-1] // 4
+    # Entry i of the diagonal is query i + 1, key i.
+    return torch.stack(
+        [layer.pattern.diagonal(-1, dim1=-2, dim2=-1)[..., first - 1 :].mean((0, -1)) for layer in layers]
+    )
+
+
+def induction_attention(layers: list[Attended], tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "layers heads"]:
+    """Attention to all keys that follow an earlier copy of the query's token, mean over the same queries."""
+    first = tokens.shape[1] // 4
+    follows = follows_a_copy(tokens)[:, None]  # batch 1 query key
+    return torch.stack([(layer.pattern * follows).sum(-1)[..., first:].mean((0, -1)) for layer in layers])
 
 
 def token_losses(

@@ -2,12 +2,14 @@
 
 Parameters have the names and shapes of TransformerLens, and are made in its order, so that the same seed gives the
 initial weights of a HookedTransformer. The architecture is one that TransformerLens' native model and HookedTransformer
-both compute: LayerNorm with gain and bias in front of every layer and of the unembedding, biases on q, k, v and o, no
-bias on the logits, rotary pairs (0, 1), (2, 3), ... . A model that pairs columns t and t + d_head/2 instead is the same
-model with the columns of W_Q, W_K and their biases in another order.
+both compute: LayerNorm with gain and bias in front of every layer and of the unembedding, biases on q, k, v and o. By
+default there is no bias on the logits and rotary pairs are (0, 1), (2, 3), ... . HookedTransformer by itself has the
+bias, and pairs columns t and t + d_head/2: the same model with the columns of W_Q, W_K and their biases in another
+order, which training from one and the same seed tells apart all the same.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,9 @@ from torch import Tensor, nn
 class TransformerConfig:
     """Sizes and positions, named as TransformerLens names them.
 
-    `positional_embedding_type` is `"rotary"` (RoPE on whole heads) or `"standard"` (learned absolute positions).
+    `positional_embedding_type` is `"rotary"` (RoPE on whole heads) or `"standard"` (learned absolute positions). With
+    `rotary_adjacent_pairs` columns (0, 1), (2, 3), ... turn together, else t and t + d_head/2. With `unembed_bias` the
+    logits have a trained bias, as HookedTransformer's have.
     """
 
     n_layers: int = 2
@@ -31,6 +35,8 @@ class TransformerConfig:
     positional_embedding_type: str = "rotary"
     rotary_base: int = 10000
     eps: float = 1e-5
+    rotary_adjacent_pairs: bool = True
+    unembed_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.positional_embedding_type not in ("rotary", "standard"):
@@ -79,6 +85,13 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
 
 
+class Attended(NamedTuple):
+    """What the heads of a layer do: scaled scores, -inf on later keys, and the pattern that they give."""
+
+    scores: Float[Tensor, "batch heads query key"]
+    pattern: Float[Tensor, "batch heads query key"]
+
+
 class Attention(nn.Module):
     """Causal attention, every head written out."""
 
@@ -94,6 +107,7 @@ class Attention(nn.Module):
         self.b_K = nn.Parameter(torch.zeros(heads, d_head))
         self.b_V = nn.Parameter(torch.zeros(heads, d_head))
         self.rotary = config.positional_embedding_type == "rotary"
+        self.adjacent = config.rotary_adjacent_pairs
         future = torch.ones(config.n_ctx, config.n_ctx, dtype=torch.bool).triu(1)
         self.register_buffer("future", future, persistent=False)
         if self.rotary:
@@ -102,10 +116,8 @@ class Attention(nn.Module):
             self.register_buffer("cos", angle.cos(), persistent=False)
             self.register_buffer("sin", angle.sin(), persistent=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch heads pos pos"]]:
-        """What the layer adds to the residual stream, and its attention pattern."""
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
+        """What the layer adds to the residual stream, and its attention."""
         n = x.shape[1]
         q = torch.einsum("bpd,hdk->bhpk", x, self.W_Q) + self.b_Q[:, None]  # batch heads pos d_head
         k = torch.einsum("bpd,hdk->bhpk", x, self.W_K) + self.b_K[:, None]  # batch heads pos d_head
@@ -116,14 +128,15 @@ class Attention(nn.Module):
         scores = scores.masked_fill(self.get_buffer("future")[:n, :n], -torch.inf)  # batch heads query key
         pattern = scores.softmax(-1)  # batch heads query key
         z = pattern @ v  # batch heads pos d_head
-        return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O, pattern  # batch pos d_model
+        return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O, Attended(scores, pattern)  # batch pos d_model
 
     def rotated(self, x: Float[Tensor, "batch heads pos d_head"]) -> Float[Tensor, "batch heads pos d_head"]:
-        """Each pair of columns (2 t, 2 t + 1) turned by position * theta_t."""
+        """Each pair of columns turned by position * theta_t."""
         n = x.shape[-2]
         cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]  # pos pairs
-        real, imag = x[..., 0::2], x[..., 1::2]  # batch heads pos pairs
-        return torch.stack((real * cos - imag * sin, imag * cos + real * sin), dim=-1).flatten(-2)
+        real, imag = (x[..., 0::2], x[..., 1::2]) if self.adjacent else x.chunk(2, dim=-1)  # batch heads pos pairs
+        turned = real * cos - imag * sin, imag * cos + real * sin  # batch heads pos pairs
+        return torch.stack(turned, dim=-1).flatten(-2) if self.adjacent else torch.cat(turned, dim=-1)
 
 
 class Block(nn.Module):
@@ -134,24 +147,24 @@ class Block(nn.Module):
         self.ln1 = LayerNorm(config)
         self.attn = Attention(config)
 
-    def forward(
-        self, x: Float[Tensor, "batch pos d_model"]
-    ) -> tuple[Float[Tensor, "batch pos d_model"], Float[Tensor, "batch heads pos pos"]]:
-        """The residual stream after the layer, and the attention pattern."""
-        added, pattern = self.attn(self.ln1(x))
-        return x + added, pattern
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
+        """The residual stream after the layer, and its attention."""
+        added, attended = self.attn(self.ln1(x))
+        return x + added, attended
 
 
 class Unembed(nn.Module):
-    """Logits, without a bias."""
+    """Logits."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.W_U = nn.Parameter(torch.empty(config.d_model, config.d_vocab))
+        self.b_U = nn.Parameter(torch.zeros(config.d_vocab)) if config.unembed_bias else None
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits of every position."""
-        return x @ self.W_U
+        logits = x @ self.W_U  # batch pos d_vocab
+        return logits if self.b_U is None else logits + self.b_U
 
 
 class AttentionOnlyTransformer(nn.Module):
@@ -178,14 +191,19 @@ class AttentionOnlyTransformer(nn.Module):
             if ".W_" in name:
                 nn.init.normal_(parameter, std=0.8 / config.d_model**0.5, generator=generator)
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, by their type."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits."""
-        return self.with_patterns(tokens)[0]
+        return self.with_attention(tokens)[0]
 
-    def with_patterns(
+    def with_attention(
         self, tokens: Int64[Tensor, "batch pos"]
-    ) -> tuple[Float[Tensor, "batch pos d_vocab"], list[Float[Tensor, "batch heads pos pos"]]]:
-        """Logits, and the attention pattern of each layer.
+    ) -> tuple[Float[Tensor, "batch pos d_vocab"], list[Attended]]:
+        """Logits, and the attention of each layer.
 
         Raises:
             ValueError: more tokens than n_ctx.
@@ -195,8 +213,8 @@ class AttentionOnlyTransformer(nn.Module):
         x = self.embed(tokens)  # batch pos d_model
         if self.config.positional_embedding_type == "standard":
             x = x + self.pos_embed(tokens.shape[1])  # batch pos d_model
-        patterns = []
+        attention = []
         for block in self.blocks:
-            x, pattern = block(x)  # batch pos d_model; batch heads query key
-            patterns.append(pattern)
-        return self.unembed(self.ln_final(x)), patterns  # batch pos d_vocab
+            x, attended = block(x)  # batch pos d_model
+            attention.append(attended)
+        return self.unembed(self.ln_final(x)), attention  # batch pos d_vocab

@@ -24,9 +24,11 @@ from tlspectral.detectors import detect_heads
 from tlspectral.loading.packaged import bridge_from_weights, models_folder
 from tlspectral.nulls import one_thread
 from tlspectral.tables import whole_file
+from tlspectral.training.constrained.measures import spectral_columns
+from tlspectral.training.constrained.presets import ARMS, Arm
 from tlspectral.training.model import TransformerConfig
 from tlspectral.training.random_map import RandomMapTask
-from tlspectral.training.trainer import TrainingRun, TrainingSettings, train
+from tlspectral.training.trainer import Penalty, TrainingRun, TrainingSettings, train
 
 _DIGITS = 5  # of the numbers in a record
 # Measured: at most 1.2e-5 on logits of up to 6, float32 sums in another order; a wrong pairing or scale is off by more
@@ -41,12 +43,26 @@ class Recipe:
     config: TransformerConfig
     task: RandomMapTask = field(default_factory=RandomMapTask)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    penalty: Penalty | None = None
+    penalty_weight: float = 0.0
+
+
+def _constrained(arm: Arm, seed: int) -> Recipe:
+    """An arm of FP's grid; under a constraint the circuit forms later, and not with every seed within these steps."""
+    config = TransformerConfig(positional_embedding_type=arm.positional_embedding_type)
+    training = TrainingSettings(steps=2500, seed=seed)
+    return Recipe(config, RandomMapTask(), training, arm.penalty, arm.penalty_weight)
 
 
 RECIPES = {
     "tiny-ape": Recipe(TransformerConfig(positional_embedding_type="standard")),
+    "tiny-ape-sym": _constrained(ARMS["ape_sym"], seed=0),
     "tiny-rope": Recipe(TransformerConfig(positional_embedding_type="rotary")),
+    "tiny-rope-imag": _constrained(ARMS["rope_imag"], seed=0),
+    "tiny-rope-sym": _constrained(ARMS["rope_sym"], seed=1),
 }
+# Left out of a record at their defaults, as they are in those of the first checkpoints.
+_NEWER_FIELDS = ("rotary_adjacent_pairs", "unembed_bias")
 
 
 def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, show_progress: bool = False) -> Path:
@@ -67,7 +83,14 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, sh
     recipe = recipe or RECIPES[name]
     # Sums are split by thread, so that another number of threads would give other last digits.
     with one_thread():
-        run = train(recipe.config, recipe.task, recipe.training, show_progress=show_progress)
+        run = train(
+            recipe.config,
+            recipe.task,
+            recipe.training,
+            penalty=recipe.penalty,
+            penalty_weight=recipe.penalty_weight,
+            show_progress=show_progress,
+        )
         metrics = _metrics(name, recipe, run, show_progress)
     data = save({key: value.contiguous() for key, value in _weights(run).items()})
     record = {
@@ -75,9 +98,10 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, sh
         "what": f"attention-only transformer of {recipe.config.n_layers} layers trained on the random-map task",
         "command": f"python -m tlspectral.training.package {name}",
         "sha256": hashlib.sha256(data).hexdigest(),
-        "config": asdict(recipe.config),
+        "config": _config_record(recipe.config),
         "task": asdict(recipe.task),
         "training": asdict(recipe.training),
+        **_penalty_record(recipe),
         "metrics": metrics,
         "history": run.history.round(_DIGITS).to_dict(orient="records"),
         "versions": _versions(),
@@ -90,12 +114,28 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, sh
     return folder / f"{name}.json"
 
 
+def _config_record(config: TransformerConfig) -> dict[str, Any]:
+    default = TransformerConfig()
+    newer = {name for name in _NEWER_FIELDS if getattr(config, name) == getattr(default, name)}
+    return {name: value for name, value in asdict(config).items() if name not in newer}
+
+
+def _penalty_record(recipe: Recipe) -> dict[str, Any]:
+    if recipe.penalty is None:
+        return {}
+    name = getattr(recipe.penalty, "__name__", repr(recipe.penalty))
+    return {"penalty": {"name": name, "weight": recipe.penalty_weight}}
+
+
 def _weights(run: TrainingRun) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in run.model.state_dict().items()}
 
 
 def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -> dict[str, Any]:
-    """Final losses, how far TransformerLens' logits are from the trained model's, and the detector scores."""
+    """Final losses, how far TransformerLens' logits are from the trained model's, and the detector scores.
+
+    Of a constrained model also `spectra`: what is left of each head's antisymmetric part, and of its phase.
+    """
     config = {**asdict(recipe.config), "model_name": name}
     bridge = bridge_from_weights(config, _weights(run), torch.device("cpu"), torch.float32)
     tokens = recipe.task.sample(8, torch.Generator().manual_seed(0)).tokens
@@ -107,11 +147,22 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -
         )
     heads = detect_heads(bridge, show_progress=show_progress)
     last = run.history.iloc[-1].drop("step").round(_DIGITS)
-    return {**last.to_dict(), "logit_difference": difference, "detectors": heads.attrs, "heads": _rounded(heads)}
+    found = {
+        **last.to_dict(),
+        "logit_difference": difference,
+        "detectors": heads.attrs,
+        "heads": _rounded(heads, ["layer", "head", "prev", "dup", "ind"]),
+    }
+    if recipe.penalty is not None:
+        spectra = spectral_columns(run.model, folded=True)
+        for column in ("dir_frac", "rope_imag_frac"):
+            heads[column] = spectra[column].flatten()  # both by layer, then head
+        found["spectra"] = _rounded(heads.dropna(axis=1), ["layer", "head", "dir_frac", "rope_imag_frac"])
+    return found
 
 
-def _rounded(heads: pd.DataFrame) -> list[dict[str, Any]]:
-    return heads.filter(["layer", "head", "prev", "dup", "ind"]).round(_DIGITS).to_dict(orient="records")
+def _rounded(heads: pd.DataFrame, columns: list[str]) -> list[dict[str, Any]]:
+    return heads.filter(columns).round(_DIGITS).to_dict(orient="records")
 
 
 def _versions() -> dict[str, str]:
@@ -129,7 +180,7 @@ def main(
         Path | None, typer.Option("--output", "-o", help="Folder; default: where load_model looks.")
     ] = None,
 ) -> None:
-    """Train a packaged checkpoint and write its weights and its record: about two minutes."""
+    """Train a packaged checkpoint and write its weights and its record: two to four minutes."""
     try:
         path = make_checkpoint(name, output or models_folder(), show_progress=True)
     except ValueError as error:

@@ -15,10 +15,12 @@ class RandomMapBatch(NamedTuple):
         tokens: ids, [batch, pos].
         predictable: [batch, pos - 1]; entry t is about the target at t + 1. True where that target is a step of the
             map (not noise) and the current token stood in the sequence before.
+        noise: of the same shape; True where that target was drawn as noise.
     """
 
     tokens: Int64[Tensor, "batch pos"]
     predictable: Bool[Tensor, "batch targets"]
+    noise: Bool[Tensor, "batch targets"]
 
 
 @dataclass(frozen=True)
@@ -62,4 +64,4 @@ class RandomMapTask:
             met_before[:, t] = met[rows, current]
             met[rows, current] = True
             tokens[:, t + 1] = torch.where(is_noise[:, t], noise[:, t], maps[rows, current])
-        return RandomMapBatch(tokens, met_before & ~is_noise)
+        return RandomMapBatch(tokens, met_before & ~is_noise, is_noise)

@@ -21,10 +21,10 @@ from tlspectral.ablation.losses import Loss, paired_effect
 from tlspectral.attention import attention_view
 from tlspectral.loading import load_model
 from tlspectral.spectral_rope import to_spectral
+from tlspectral.training.run_folder import RunFolder, finish_runs
 from tlspectral.training.spectral.code_text import code_rows, source_files
 from tlspectral.training.spectral.evolution import EvolutionSettings, evolve
 from tlspectral.training.spectral.resonance import phase_drift
-from tlspectral.training.spectral.run_folder import RunFolder, finish_runs
 
 CODE_ARMS = {
     "full": ("log_omega_shift", "gain", "phase"),

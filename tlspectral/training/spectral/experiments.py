@@ -17,13 +17,13 @@ from tlspectral.errors import TlspectralError
 from tlspectral.nulls import one_thread
 from tlspectral.tables import read_table, write_table
 from tlspectral.training.canonical import CanonicalSchedule
+from tlspectral.training.run_folder import RunFolder, open_run_folder
 from tlspectral.training.spectral.code_adaptation import FULL_CODE, QUICK_CODE, CodeSchedule, code_experiment
 from tlspectral.training.spectral.depth_manifold import depth_manifold
 from tlspectral.training.spectral.headline import SEEDS, headline
 from tlspectral.training.spectral.language_runs import trained_model, tune_and_train
 from tlspectral.training.spectral.llama import ARMS
 from tlspectral.training.spectral.resonance import resonance_experiment
-from tlspectral.training.spectral.run_folder import RunFolder, open_run_folder
 from tlspectral.training.spectral.schedule import FULL, QUICK, LanguageSchedule
 from tlspectral.training.spectral.structure_gap import structure_gap
 from tlspectral.training.spectral.table1 import memorisation, table1

@@ -22,7 +22,7 @@ from tlspectral.training.canonical import (
     train_canonical,
 )
 from tlspectral.training.canonical.trainer import validation_prompts
-from tlspectral.training.spectral.run_folder import RunFolder, finish_runs
+from tlspectral.training.run_folder import RunFolder, finish_runs
 from tlspectral.training.spectral.seed_intervals import share_interval
 
 TASKS = ("retrieval", "index")

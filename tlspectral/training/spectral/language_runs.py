@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from tlspectral.training.run_folder import RunFolder, finish_runs
 from tlspectral.training.spectral.evolution import EvolutionSettings, evolve
 from tlspectral.training.spectral.formal_languages import UNSCORED, LanguageBatch, answers_of
 from tlspectral.training.spectral.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
-from tlspectral.training.spectral.run_folder import RunFolder, finish_runs
 from tlspectral.training.spectral.schedule import LanguageSchedule
 
 # Streams of random numbers, each plus the seed of the run, so that no stream is another run's or part's.

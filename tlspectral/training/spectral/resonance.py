@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.training.run_folder import RunFolder
 from tlspectral.training.spectral.language_runs import LanguageRun, finish_language_runs, tune_and_train
 from tlspectral.training.spectral.llama import ARMS, PHASE_NOISE_ARMS
-from tlspectral.training.spectral.run_folder import RunFolder
 from tlspectral.training.spectral.schedule import LanguageSchedule
 from tlspectral.training.spectral.seed_intervals import intervals
 from tlspectral.training.spectral.table1 import stacked

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from tlspectral.training.run_folder import RunFolder
 from tlspectral.training.spectral.language_runs import tune_and_train
 from tlspectral.training.spectral.llama import ARMS
-from tlspectral.training.spectral.run_folder import RunFolder
 from tlspectral.training.spectral.schedule import LanguageSchedule
 from tlspectral.training.spectral.seed_intervals import intervals, paired_differences
 from tlspectral.training.spectral.table1 import REFERENCE, stacked

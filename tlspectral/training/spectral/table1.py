@@ -2,13 +2,13 @@
 
 import pandas as pd
 
+from tlspectral.training.run_folder import RunFolder
 from tlspectral.training.spectral.language_runs import (
     LanguageRun,
     finish_language_runs,
     tune_and_train,
 )
 from tlspectral.training.spectral.llama import ARMS, LlamaConfig, parameter_counts
-from tlspectral.training.spectral.run_folder import RunFolder
 from tlspectral.training.spectral.schedule import LanguageSchedule
 from tlspectral.training.spectral.seed_intervals import intervals, paired_differences
 
