@@ -1,0 +1,89 @@
+"""What became of every head over a training: the tables of `head_history`, and a head's own line through them."""
+
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.errors import BadHead
+
+Head = tuple[int, int]
+
+
+@dataclass(frozen=True, repr=False)
+class HeadHistory:
+    """What `head_history` measured. `heads.attrs` say with what, and `checkpoints` in it of which weights.
+
+    Attributes:
+        heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
+            `D_head_pct`: percentiles within the model of that step (`within_model_percentile`).
+        summary: per step `n_heads`; `icl_score, icl_score_se, first_copy_loss, second_copy_loss` (`in_context_score`,
+            NaN without detectors); and the medians of `population_medians` with their nulls.
+        composition: per step and pair of heads `source_layer, source_head, target_layer, target_head`, then `score,
+            chance, rank` of `k_composition`; no rows without pairs.
+    """
+
+    heads: pd.DataFrame
+    summary: pd.DataFrame
+    composition: pd.DataFrame
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps, rising."""
+        return self.summary["step"].astype(int).tolist()
+
+    @property
+    def previous_token_head(self) -> Head:
+        """Layer and head with the largest `prev` at the last step, which is where hindsight takes it from.
+
+        Raises:
+            ValueError: detectors were not run.
+        """
+        last = self.heads.loc[self.heads["step"] == self.steps[-1]]
+        if last["prev"].isna().all():
+            raise ValueError("the detectors were not run (detectors=False): name a head as (layer, head) instead")
+        row = last.loc[last["prev"].idxmax()]
+        return int(row["layer"]), int(row["head"])
+
+    def track(self, head: Head | None = None) -> pd.DataFrame:
+        """One row per step: a head's row beside the step's summary, as figures and questions take it.
+
+        Args:
+            head: (layer, head); None for `previous_token_head`.
+
+        Raises:
+            BadHead: there is no such head.
+        """
+        layer, index = self.previous_token_head if head is None else head
+        own = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
+        if own.empty:
+            raise BadHead(f"there is no head {index} in layer {layer} of this history")
+        return own.merge(self.summary, on="step", validate="one_to_one")
+
+    def __repr__(self) -> str:
+        return "\n".join(["HeadHistory", *(f"  {name}: {text}" for name, text in self._said())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._said())
+        return f"<table><caption>Head history</caption>{rows}</table>"
+
+    def _said(self) -> list[tuple[str, str]]:
+        steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
+        said = [
+            ("model", str(self.heads.attrs["model"])),
+            ("steps", f"{len(steps)}, from {steps[0]} to {steps[-1]}; heads: {int(last['n_heads'])}"),
+            (
+                "median D_head",
+                f"{first['D_head_median']:.3f} first, {last['D_head_median']:.3f} last (95 % of medians under the last "
+                f"null: {last['D_head_null_low']:.3f} to {last['D_head_null_high']:.3f})",
+            ),
+        ]
+        if not np.isnan(last["icl_score"]):
+            layer, head = self.previous_token_head
+            prev = self.track()["prev"]
+            said += [
+                ("previous-token head", f"L{layer}H{head}: prev {prev.iloc[0]:.2f} first, {prev.iloc[-1]:.2f} last"),
+                ("in-context score", f"{first['icl_score']:.2f} first, {last['icl_score']:.2f} last (nats per token)"),
+            ]
+        return said

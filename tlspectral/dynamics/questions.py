@@ -1,0 +1,250 @@
+"""Questions put to the history of a head: what came first, when the population moved, who could have told.
+
+All take a table of one row per step: `HeadHistory.track()`, or a published one with its column names as arguments.
+"Fingerprint, Not Blueprint" (FP, section 9) asks them as Q1, Q2 and Q3.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a series first reaches a level, as finely as its grid of steps can tell: in (`after`, `step`].
+
+    Attributes:
+        step: first step at or above the level; None if there is none.
+        after: the step before it, where the series was below; None if the first step is above already.
+        value: at `step`.
+        lowest_later: least value from `step` on; below the level if the series fell back.
+    """
+
+    step: int | None
+    after: int | None
+    value: float | None
+    lowest_later: float | None
+
+
+@dataclass(frozen=True)
+class FormationCrossing:
+    """Where a head's behaviour and its phase percentile cross their levels."""
+
+    behaviour: Crossing
+    phase: Crossing
+
+    @property
+    def lag(self) -> tuple[float, float]:
+        """Steps by which the phase comes after the behaviour: no fewer than the first, fewer than the second number.
+
+        Infinite where a crossing has no step before it; NaN where one of the two never comes.
+        """
+        if self.phase.step is None or self.behaviour.step is None:
+            return math.nan, math.nan
+        low = -math.inf if self.phase.after is None else float(self.phase.after - self.behaviour.step)
+        high = math.inf if self.behaviour.after is None else float(self.phase.step - self.behaviour.after)
+        return low, high
+
+    @property
+    def first(self) -> Literal["behaviour", "phase", "neither"] | None:
+        """Which crosses first; `"neither"` if both cross between the same two steps, None if none does."""
+        phase, behaviour = self.phase.step, self.behaviour.step
+        if phase is None and behaviour is None:
+            return None
+        if phase == behaviour:
+            return "neither"
+        if phase is None or (behaviour is not None and behaviour < phase):
+            return "behaviour"
+        return "phase"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Since when a median lies outside its null: from some step in (`after`, `step`] to the end.
+
+    Attributes:
+        step: first step of the stretch outside that lasts to the end; None if the last step lies inside.
+        after: the step before it; None if the median was never inside.
+        side: `"below"` or `"above"` the null; None where step is.
+        value, null: median at `step`, and the end of the null that it has passed.
+    """
+
+    step: int | None
+    after: int | None
+    side: Literal["below", "above"] | None
+    value: float | None
+    null: float | None
+
+
+def formation_crossing(
+    track: pd.DataFrame,
+    *,
+    behaviour: str = "prev",
+    phase: str = "rope_imag_frac_pct",
+    behaviour_level: float = 0.5,
+    phase_level: float = 0.9,
+    step: str = "step",
+) -> FormationCrossing:
+    """Q1: does a head's signature in the weights come before its behaviour, or after it?
+
+    Args:
+        track: one row per step, steps rising, of one head.
+        behaviour, phase: columns of the head's detector score and of its percentile within the model.
+        behaviour_level, phase_level: what counts as formed; say them with the answer.
+        step: column of training steps.
+
+    Returns:
+        Both crossings with the interval between saved steps in which each lies, which of them is first, and the bounds
+        of the lag. Two that lie between the same two steps cannot be ordered.
+
+    Raises:
+        ValueError: a column is missing or holds NaN, or there are several rows of a step.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9, Q1).
+
+    What it does not establish: cause. The order, too, hangs on the levels: a percentile passes .9 by chance in a tenth
+    of all heads, a phase of another level may cross elsewhere, and `lowest_later` says whether it stayed.
+    """
+    steps = _steps(track, step)
+    return FormationCrossing(
+        _crossing(steps, _values(track, behaviour), behaviour_level),
+        _crossing(steps, _values(track, phase), phase_level),
+    )
+
+
+def median_leaves_null(
+    summary: pd.DataFrame,
+    *,
+    median: str = "D_head_median",
+    low: str | float = "D_head_null_low",
+    high: str | float = "D_head_null_high",
+    step: str = "step",
+) -> Departure:
+    """Q2: since when does the median over all heads lie outside the spread of medians under the null?
+
+    Args:
+        summary: one row per step, steps rising: `HeadHistory.summary` or `HeadHistory.track()`.
+        median: column of the median.
+        low, high: ends of the null's spread, as columns or, for a table without them, as numbers.
+        step: column of training steps.
+
+    Returns:
+        The start of the stretch outside, on one side, that lasts to the last step.
+
+    Raises:
+        ValueError: a column is missing or holds NaN, or there are several rows of a step.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9, Q2).
+
+    What it does not establish: when the first head left, since half of them can leave before a median moves; nor, for
+    a matched null, that the singular values stayed as they were, because the null follows them.
+    """
+    steps, values = _steps(summary, step), _values(summary, median)
+    ends = [
+        np.full(len(steps), float(end)) if isinstance(end, int | float) else _values(summary, end)
+        for end in (low, high)
+    ]
+    sides = np.where(values < ends[0], -1, np.where(values > ends[1], 1, 0))
+    last = int(sides[-1])
+    if last == 0:
+        return Departure(None, None, None, None, None)
+    others = np.flatnonzero(sides != last)
+    at = int(others[-1]) + 1 if len(others) else 0
+    return Departure(
+        step=steps[at],
+        after=steps[at - 1] if at else None,
+        side="above" if last > 0 else "below",
+        value=float(values[at]),
+        null=float(ends[1 if last > 0 else 0][at]),
+    )
+
+
+def eventual_head_rank(
+    track: pd.DataFrame,
+    *,
+    percentiles: Sequence[str] = ("prev_pct", "D_head_pct", "rope_imag_frac_pct"),
+    n_heads: str | int = "n_heads",
+    step: str = "step",
+) -> pd.DataFrame:
+    """Q3: where among all heads does the eventual one stand at each step, and how often would a random head?
+
+    Args:
+        track: one row per step, steps rising, of the head that is known from the last step.
+        percentiles: columns of percentiles within the model, `rankdata / n`.
+        n_heads: heads of the model, as a column or a number.
+        step: column of training steps.
+
+    Returns:
+        DataFrame `step, column, percentile, rank, n_heads, top_share, chance`: rank 1 is the largest value, ties stand
+        in the middle of theirs; `top_share` = rank / n is how often a head picked at random stands as high, `chance` =
+        1 / n how often it is the first.
+
+    Raises:
+        ValueError: a column is missing or holds NaN, or there are several rows of a step.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9, Q3).
+
+    What it does not establish: a prediction, if the best of many steps and columns is picked afterwards: weights at
+    neighbouring steps are all but equal, and a rank at initialisation stays until training moves it. The last step is
+    no test of behaviour, by which the head was chosen.
+    """
+    steps = _steps(track, step)
+    counted = np.full(len(steps), float(n_heads)) if isinstance(n_heads, int) else _values(track, n_heads)
+    pieces = []
+    for column in percentiles:
+        percentile = _values(track, column)
+        rank = np.round((1.0 - percentile) * counted + 1.0, 6)  # rankdata is a multiple of 1/2
+        pieces.append(
+            pd.DataFrame(
+                {
+                    "step": steps,
+                    "column": column,
+                    "percentile": percentile,
+                    "rank": rank,
+                    "n_heads": counted.astype(int),
+                    "top_share": rank / counted,
+                    "chance": 1.0 / counted,
+                }
+            )
+        )
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: float) -> Crossing:
+    reached = np.flatnonzero(values >= level)
+    if len(reached) == 0:
+        return Crossing(None, None, None, None)
+    at = int(reached[0])
+    return Crossing(steps[at], steps[at - 1] if at else None, float(values[at]), float(values[at:].min()))
+
+
+def _steps(table: pd.DataFrame, column: str) -> list[int]:
+    """The steps of a table, checked."""
+    steps = [int(step) for step in _values(table, column)]
+    if not steps:
+        raise ValueError("the table has no rows: it needs one per training step")
+    for before, after in pairwise(steps):
+        if before == after:
+            raise ValueError(f"the table has several rows of step {after}: take one head, as HeadHistory.track() does")
+        if before > after:
+            raise ValueError(f"step {after} follows step {before}: sort the table by {column!r}")
+    return steps
+
+
+def _values(table: pd.DataFrame, column: str) -> Float64[np.ndarray, " steps"]:
+    if column not in table:
+        raise ValueError(f"the table has no column {column!r}; it has {', '.join(map(str, table.columns))}")
+    values = table[column].to_numpy(dtype=float)
+    if np.isnan(values).any():
+        at = int(np.flatnonzero(np.isnan(values))[0])
+        raise ValueError(
+            f"column {column!r} is NaN in row {at}: was it measured (detectors), and does the model have it (rotary "
+            "positions)?"
+        )
+    return values
