@@ -1,0 +1,286 @@
+"""The report page: one file, the table's own numbers, nothing that runs or asks for anything but its own script."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from tlspectral.cli import app
+from tlspectral.report import report
+from tlspectral.tables import HEAD_COLUMNS, write_table
+
+VOID = {"meta", "link", "br", "input"}
+INK = "<script>alert(1)</script>"
+
+
+def heads(layers: int = 3, per_layer: int = 4) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    count = layers * per_layer
+    frame = pd.DataFrame({column.name: generator.uniform(0.2, 0.8, count) for column in HEAD_COLUMNS})
+    frame["layer"], frame["head"] = np.repeat(np.arange(layers), per_layer), np.tile(np.arange(per_layer), layers)
+    frame["kv_head"], frame["rank"], frame["status"], frame["bilinear"] = frame["head"] // 2, 8, "ok", "exact"
+    frame["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"], strict=True)]
+    frame.attrs = {
+        "model": "tiny-model",
+        "revision": "abc123",
+        "weights_sha256": "0123456789abcdef" * 4,
+        "versions": {"tlspectral": "0.1.0"},
+        "seed": 7,
+        "null_draws": 300,
+        "score_check": {"worst_error": 2.5e-6, "tolerance": 1.3e-5, "layer": 1, "compared": "scores"},
+        "detectors": {"n_sequences": 200, "segment_length": 64, "chance": 0.0625},
+    }
+    return frame
+
+
+def kernels(*places: tuple[int, int]) -> pd.DataFrame:
+    rows = [(*place, offset, 0.1 * offset**2) for place in places for offset in range(-20, 1)]
+    return pd.DataFrame(rows, columns=["layer", "head", "offset", "score"])
+
+
+class Structure(HTMLParser):
+    """Checks that elements close in order; keeps tags, text by element and every attribute."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def text(self) -> str:
+        return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
+
+    def scripts(self) -> list[str]:
+        return [text for tag, text in self.texts if tag == "script"]
+
+
+def data_of(page: str) -> dict:
+    return json.loads(Structure(page).scripts()[0])
+
+
+def test_the_page_is_well_formed_and_has_its_parts():
+    found = Structure(report(heads(), kernels=kernels((0, 1))))
+    identifiers = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    assert {"grid", "plane", "legend", "column", "card", "data"} <= set(identifiers)
+    assert [attributes["lang"] for tag, attributes in found.tags if tag == "html"] == ["en"]
+    labels = {attributes["for"] for tag, attributes in found.tags if tag == "label"}
+    assert labels <= set(identifiers)
+    text = found.text()
+    for said in ("tiny-model", "revision abc123", "Top heads per detector", "Against the null", "Statuses",
+                 "Provenance", "What this does not establish", "What the columns mean",
+                 "Relative-position kernels"):  # fmt: skip
+        assert said in text, said
+
+
+def test_the_numbers_are_the_tables():
+    table = heads()
+    table.loc[2, "self_match"] = np.nan
+    table.loc[3, ["cond_eig", "self_match"]] = [np.inf, -np.inf]
+    found = data_of(report(table))
+    assert found["identity"]["name"] == list(table["name"])
+    assert found["identity"]["layer"] == list(table["layer"])
+    shown = [name for name in table if name not in ("layer", "head", "name", "kv_head", "status", "bilinear")]
+    assert set(found["values"]) == set(shown)
+    for name in shown:
+        values = pd.Series(found["values"][name], dtype=object).map(
+            lambda value: np.nan if value is None else float(value)
+        )
+        # Six digits are kept: a relative error of 5e-6 at most.
+        np.testing.assert_allclose(values.to_numpy(float), table[name].to_numpy(float), rtol=5.1e-6, err_msg=name)
+    assert found["values"]["self_match"][2] is None
+    assert [found["values"]["cond_eig"][3], found["values"]["self_match"][3]] == ["Infinity", "-Infinity"]
+
+
+def test_the_nulls_and_chance_stand_beside_their_columns():
+    table = heads()
+    marks = {column["name"]: column["mark"] for column in data_of(report(table))["columns"]}
+    centre, spread = table["D_head_null_mean"].median(), table["D_head_null_std"].median()
+    assert marks["D_head"]["value"] == pytest.approx(centre, rel=1e-5)
+    assert marks["D_head"]["reach"] == pytest.approx(2 * spread, rel=1e-5)
+    assert marks["D_head_z"] == {"value": 0.0, "reach": 2.0, "label": "null"}
+    assert marks["prev"] == {"value": 0.0625, "reach": 0.0, "label": "chance"}
+    assert marks["copying"] is None
+
+
+def test_the_tables_say_what_the_table_says():
+    table = heads()
+    table["D_head_null_pct"] = [0.0] * 5 + [1.0] * 3 + [0.5] * 4
+    text = Structure(report(table)).text()
+    best = table.nlargest(1, "ind").iloc[0]
+    row = f"{best['name']} {best['ind']:.3f} ± {best['ind_se']:.4f} {best['D_head']:.3f} {best['D_head_null_pct']:.3f}"
+    assert row in text
+    assert re.search(r"D_head \S+ \S+ ± \S+ 5 4 3 ", text)
+    assert "8 of 12 5 below, 3 above" in text
+    assert "0123456789abcdef" * 4 in text
+
+
+def test_nothing_leaves_the_page():
+    page = report(heads(), kernels=kernels((0, 1)))
+    assert not re.findall(r"https?:|//\w+\.|url\((?!#)|@import|fetch\(|XMLHttp|import\(", page)
+    found = Structure(page)
+    assert [attributes for tag, attributes in found.tags if tag in ("img", "iframe", "object", "base", "form")] == []
+    assert all("src" not in attributes for _, attributes in found.tags)
+    assert [attributes["href"] for tag, attributes in found.tags if tag == "link"] == ["data:,"]
+    assert all(attributes["href"].startswith("#") for tag, attributes in found.tags if tag == "a")
+
+
+def test_the_policy_lets_only_the_pages_own_script_and_style_act():
+    page = report(heads())
+    found = Structure(page)
+    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
+    assert policy.startswith("default-src 'none'; ")
+    (style,) = [text for tag, text in found.texts if tag == "style"]
+    for kind, source in (("script", found.scripts()[1]), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert not any(name.startswith("on") or name == "style" for _, attributes in found.tags for name in attributes)
+
+
+def test_text_of_the_table_stays_text():
+    table = heads()
+    plain = len(Structure(report(table)).tags)
+    table.attrs.update(model=INK, revision=INK, seed=INK, note={INK: [INK]}, null_draws=INK)
+    table["name"], table["status"] = [INK] * 12, INK
+    table["bilinear"] = "</script ><b onmouseover=alert(1)>"
+    table[INK] = 1.0
+    page = report(table, kernels=kernels((0, 1)))
+    found = Structure(page)
+    assert INK not in page
+    block = page.split('id="data">')[1].split("</script")[0]
+    assert json.loads(block)["identity"]["bilinear"][0].startswith("</script >")
+    assert len([tag for tag, _ in found.tags if tag == "script"]) == 2
+    assert not [tag for tag, _ in found.tags if tag == "b" and "onmouseover" in _]
+    assert INK in found.text()
+    assert data_of(page)["identity"]["name"] == [INK] * 12
+    assert plain > 100
+
+
+def test_what_was_not_computed_is_said():
+    table = heads()
+    table["rope_imag_frac"], table["prev"] = np.nan, np.nan
+    page = report(table)
+    computed = {column["name"]: column["computed"] for column in data_of(page)["columns"]}
+    assert not computed["rope_imag_frac"]
+    assert not computed["prev"]
+    assert computed["D_head"]
+    assert "Previous-token heads prev not computed" in Structure(page).text()
+    for name in ("D_head", "dir_frac"):
+        table[name] = np.nan
+    assert "Not a column" not in Structure(report(table)).text()
+
+
+def test_a_table_of_the_needed_columns_alone_is_enough():
+    table = heads()[["layer", "head", "dir_frac", "D_head"]].set_index(pd.Index([5] * 12))
+    table["mine"], table["word"] = range(12), "x"
+    found = data_of(report(table))
+    assert found["identity"]["name"][4] == "L1H0"
+    assert [column["name"] for column in found["columns"]] == ["dir_frac", "D_head", "mine"]
+    assert all(column["mark"] is None for column in found["columns"])
+    assert "word" not in found["values"]
+
+
+def test_statuses_name_the_heads_that_are_not_ok():
+    table = heads()
+    table.loc[[1, 6], "status"] = "zero"
+    text = Structure(report(table)).text()
+    assert "zero 2 L0H1 , L1H2" in text
+    assert "ok 10 all others" in text
+
+
+def test_kernels_are_drawn_for_the_heads_that_lead():
+    table = heads()
+    first = table.nlargest(1, "prev").iloc[0]
+    last = table.nsmallest(1, "prev")
+    for detector in ("dup", "ind"):
+        table.loc[last.index, detector] = 0.0
+    places = [(int(row["layer"]), int(row["head"])) for row in (first, last.iloc[0])]
+    page = report(table, kernels=kernels(*places))
+    found = Structure(page)
+    drawn = [attributes.get("aria-label") for tag, attributes in found.tags if tag == "svg"]
+    said = [label for label in drawn if label and "highest mean score" in label]
+    assert said == [f"{first['name']}: highest mean score 40.00 at offset -20, lowest 0.00"]
+    assert "1 more in the table of kernels" in found.text()
+    only = report(table, kernels=kernels(places[1]).assign(score=np.nan))
+    assert "not computed" in Structure(only).text().split("Relative-position kernels")[1].split("Against the null")[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.drop(columns="D_head"), "no column D_head: give a table of analyze_heads"),
+        (lambda table: table.drop(columns=["layer", "dir_frac"]), "no column layer, dir_frac"),
+        (lambda table: table.iloc[:0], "no rows"),
+        (lambda table: pd.concat([table, table.iloc[5:6]]), "two rows for L1H1"),
+        (lambda table: table.assign(layer=0.5), "column layer holds 0.5"),
+    ],
+)
+def test_other_tables_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        report(change(heads()))
+
+
+def test_kernels_of_other_heads_are_refused():
+    with pytest.raises(ValueError, match="L9H9, which the table of heads lacks"):
+        report(heads(), kernels=kernels((0, 0), (9, 9)))
+    with pytest.raises(ValueError, match="no column offset"):
+        report(heads(), kernels=kernels((0, 0)).drop(columns="offset"))
+    other = kernels((0, 0))
+    other.attrs["model"] = "gpt2"
+    with pytest.raises(ValueError, match="kernels are of gpt2 and the heads of tiny-model"):
+        report(heads(), kernels=other)
+
+
+def test_a_thousand_heads_stay_below_a_megabyte():
+    assert len(report(heads(32, 32)).encode()) < 1_000_000
+
+
+def test_the_table_is_left_as_it_was_and_the_page_does_not_change():
+    table = heads()
+    before = table.copy()
+    first = report(table)
+    pd.testing.assert_frame_equal(table, before)
+    assert report(table) == first
+
+
+def test_the_command_writes_what_the_function_returns(tmp_path):
+    write_table(heads(), tmp_path / "heads.parquet")
+    write_table(kernels((0, 1)), tmp_path / "kernels.parquet")
+    out = tmp_path / "new" / "report.html"
+    given = ["report", str(tmp_path / "heads.parquet"), "-o", str(out), "--kernels", str(tmp_path / "kernels.parquet")]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(out)
+    assert out.read_text(encoding="utf-8") == report(heads(), kernels=kernels((0, 1)))
+    assert report(heads(), tmp_path / "plain.html") == (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_the_command_refuses_another_table_in_one_line(tmp_path):
+    write_table(heads().drop(columns="D_head"), tmp_path / "heads.parquet")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "report.html")])
+    assert done.exit_code == 2
+    assert "no column D_head" in done.output
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,131 @@
+"""A column of a head table as a grid: layers across, heads down."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from tlspectral.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    colour_bar,
+    dress,
+    legend_below,
+    new_figure,
+    sequential_colours,
+    two_decimals,
+)
+from tlspectral.tables import COLUMNS
+
+_WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would be most of the picture
+_SIGNED = LinearSegmentedColormap.from_list("signed", ["#0b3c6b", BLUE, "#e3e6ea", ORANGE, "#8a4800"])
+
+
+def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
+    """Draw one column of every head, in the colours of one scale.
+
+    Columns that may be negative are drawn from blue over pale to orange around 0, all others in viridis. The colour bar
+    carries the null: for a column with `<column>_null_mean`, a line at the median over heads of its mean and a band of
+    2 null standard deviations (median over heads) to both sides; for a `_z` column the same at 0 +- 2. Every head has
+    its own null: read single heads by `<column>_z` or `<column>_null_pct`.
+
+    Args:
+        heads: table of `analyze_heads`, or any with `layer`, `head` and the column.
+        column: what is drawn; numeric. NaN is hatched; a head that the table lacks stays white.
+
+    Returns:
+        A figure outside pyplot; show it in a notebook or save it by `savefig`.
+
+    Raises:
+        ValueError: a missing column or one that is not numeric, no rows, or two rows for one head.
+
+    What it does not establish: that neighbours in the grid have anything to do with one another: the order of heads
+    within a layer has no meaning.
+    """
+    missing = [name for name in ("layer", "head", column) if name not in heads]
+    if missing:
+        raise ValueError(f"the table has no column {', '.join(missing)}: it has {', '.join(map(str, heads))}")
+    if heads.empty:
+        raise ValueError("the table has no rows: give a table with at least one head")
+    if not pd.api.types.is_numeric_dtype(heads[column]):
+        raise ValueError(f"the column {column} is not numeric: choose one that is")
+    if heads.duplicated(["layer", "head"]).any():
+        layer, head = heads.loc[heads.duplicated(["layer", "head"]), ["layer", "head"]].iloc[0]
+        raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model")
+
+    layers, rows = int(heads["layer"].max()) + 1, int(heads["head"].max()) + 1
+    values = np.full((rows, layers), np.nan)
+    values[heads["head"], heads["layer"]] = heads[column].to_numpy(float)
+    cell = float(np.clip(7.2 / layers, 0.09, 0.34))
+    figure = new_figure(max(4.4, cell * layers + 1.8), max(2.3, cell * rows + 1.5))
+    axes = figure.add_subplot()
+    colours, scale = _colours(heads[column], column)
+    drawn = axes.pcolormesh(
+        np.arange(layers + 1) - 0.5,
+        np.arange(rows + 1) - 0.5,
+        np.ma.masked_invalid(values),
+        cmap=colours.cmap,
+        norm=scale,
+        edgecolors="white" if max(layers, rows) < _WHITE_GAPS_BELOW else "face",
+        linewidth=0.8 if max(layers, rows) < _WHITE_GAPS_BELOW else 0.0,
+    )
+    drawn.set_gid("heads")
+    unknown = heads[~np.isfinite(heads[column].to_numpy(float))]
+    for layer, head in zip(unknown["layer"], unknown["head"], strict=True):
+        axes.add_patch(
+            Rectangle((layer - 0.5, head - 0.5), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
+        ).set_gid("not computed")
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    dress(axes)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, steps=[1, 2, 4, 5, 8, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, steps=[1, 2, 4, 5, 8, 10]))
+    axes.set_xlabel("layer")
+    axes.set_ylabel("head")
+    axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=12, color=INK, loc="left")
+    known = COLUMNS.get(column)
+    unit = f"\n({known.unit})" if known and len(known.unit) < 30 else ""
+    colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
+    (bar,) = (one for one in axes.child_axes if isinstance(one, Axes))
+    note = _mark_null(bar, heads, column)
+    patch = Patch(facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
+    legend_below(figure, [(patch, f"not computed: {len(unknown)}")] if len(unknown) else [], [note])
+    return figure
+
+
+def _colours(values: pd.Series, column: str) -> tuple[ScalarMappable, Normalize]:
+    known = COLUMNS.get(column)
+    finite = values.to_numpy(float)[np.isfinite(values.to_numpy(float))]
+    negative = known.range.removeprefix("about ").startswith("-") if known else bool((finite < 0).any())
+    if negative and len(finite):
+        reach = float(np.abs(finite).max()) or 1.0
+        scale = Normalize(-reach, reach)
+        return ScalarMappable(scale, _SIGNED), scale
+    colours = sequential_colours(values)
+    return colours, Normalize(*colours.get_clim())
+
+
+def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
+    """Line and band of the null on the colour bar, and the note that says so; nothing where there is no null."""
+    metric = column.removesuffix("_z")
+    mean, deviation = (f"{metric}_null_{part}" for part in ("mean", "std"))
+    if mean not in heads or deviation not in heads or not heads[[mean, deviation]].notna().to_numpy().any():
+        return None
+    centre, spread = (0.0, 1.0) if column != metric else (heads[mean].median(), heads[deviation].median())
+    low, high = bar.get_ylim()
+    if not low <= centre <= high:
+        return f"null: {two_decimals(centre)}, off this scale"
+    bar.axhspan(
+        max(low, centre - 2 * spread), min(high, centre + 2 * spread), 0.0, 0.4, color="white", linewidth=0
+    ).set_gid("null band")
+    bar.axhline(centre, color="white", linewidth=3.2).set_gid("null halo")
+    bar.axhline(centre, color=INK, linewidth=1.4).set_gid("null mean")
+    said = "by definition" if column != metric else "medians over the heads' own nulls"
+    return f"line and white band on the colour bar: null, {centre:.3g} ± {2 * spread:.2g} (2 sd), {said}"

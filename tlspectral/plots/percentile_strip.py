@@ -1,0 +1,114 @@
+"""Where the strongest heads of one kind stand within their models: a strip per model."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.stats import TopHeadPercentile, top_head_percentile
+
+_KINDS = {"prev": "previous-token", "dup": "duplicate-token", "ind": "induction"}
+_SAMPLES = 20_000  # sets of heads taken at random: the ends of the band are then good to some 0.005
+
+
+def percentile_strip(
+    tables: pd.DataFrame | Mapping[str, pd.DataFrame], column: str = "D_head", *, detector: str = "prev", top: int = 5
+) -> Figure:
+    """Draw the within-model percentiles of each model's strongest heads ("Fingerprint, Not Blueprint", section 6).
+
+    One strip per model from the model's lowest head of that column (0) to its highest (1). Dots are the `top` heads of
+    a detector, larger for the stronger; the upright line is their median. The band is the null of that median: where
+    95 % of the medians of as many heads taken at random from the model fall.
+
+    Args:
+        tables: one table of `analyze_heads`, or several by the name that stands beside the strip.
+        column: what the heads are ranked by: rank / n, ties sharing their mean rank.
+        detector: the heads are the strongest by this column.
+        top: how many heads of each model.
+
+    Returns:
+        A figure outside pyplot; show it in a notebook or save it by `savefig`.
+
+    Raises:
+        ValueError: no table, a missing column, `top` below 1, or a model with fewer heads that have both numbers; the
+            message names the model.
+
+    What it does not establish: that a model's strongest heads are of the kind at all: look at their scores first. Heads
+    of one layer are no independent draws, so the band is the narrowest that the null can be.
+    """
+    if isinstance(tables, pd.DataFrame):
+        tables = {str(tables.attrs.get("model", "attention heads")): tables}
+    if not tables:
+        raise ValueError("no table: give one table of analyze_heads, or several by name")
+    found: dict[str, TopHeadPercentile] = {}
+    for name, table in tables.items():
+        try:
+            found[name] = top_head_percentile(table, column=column, by=detector, k=top)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    figure = new_figure(7.2, 1.9 + 0.46 * len(found))
+    axes = figure.add_subplot()
+    places = np.arange(len(found))[::-1]
+    bands: dict[tuple[int, int], tuple[float, float]] = {}
+    for place, (name, one) in zip(places, found.items(), strict=True):
+        if (one.n, one.k) not in bands:
+            bands[one.n, one.k] = _random_medians(one.n, one.k)
+        low, high = bands[one.n, one.k]
+        axes.fill_betweenx([place - 0.3, place + 0.3], low, high, color=PALE, linewidth=0, zorder=0).set_gid(
+            f"null of {name}"
+        )
+        axes.plot([0, 1], [place, place], color=GREY, linewidth=0.8, zorder=1)
+        dots = axes.scatter(
+            one.percentiles,
+            np.full(one.k, place),
+            s=np.linspace(70, 22, one.k) if one.k > 1 else 70,
+            color=BLUE,
+            edgecolors="white",
+            linewidths=0.7,
+            zorder=3,
+        )
+        dots.set_gid(f"heads of {name}")
+        (median,) = axes.plot([one.statistic] * 2, [place - 0.34, place + 0.34], color=ORANGE, linewidth=2.4, zorder=2)
+        median.set_gid(f"median of {name}")
+    axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle=(0, (5, 2)), zorder=0.5)
+    dress(axes)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_yticks(places, [f"{name}\n{one.n} heads" for name, one in found.items()])
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.set_xlabel(f"percentile of {column} within the model (rank / n: share of heads at or below)")
+    dot = Line2D([], [], linestyle="none", marker="o", markersize=7, color=BLUE)
+    line = Line2D([], [], linestyle="none", marker="|", markersize=11, markeredgewidth=2.4, color=ORANGE)
+    kind = f"{top} strongest {_KINDS.get(detector, detector)} head{'s' * (top != 1)}"
+    entries: list[tuple[Artist, str]] = [
+        (dot, f"{kind} by {detector}, larger: stronger"),
+        (line, "their median"),
+        (Patch(facecolor=PALE), f"95 % of medians of {top} random head{'s' * (top != 1)}"),
+    ]
+    legend_below(figure, entries, [])
+    axes.set_title(_title(found), fontsize=12, color=INK, loc="left")
+    return figure
+
+
+def _title(found: dict[str, TopHeadPercentile]) -> str:
+    return next(iter(found)) if len(found) == 1 else f"{len(found)} models"
+
+
+def _random_medians(n: int, k: int) -> tuple[float, float]:
+    """The middle 95 % of the median percentile of k of n heads, taken without replacement."""
+    generator = np.random.default_rng(0)
+    taken = np.empty((_SAMPLES, 0), dtype=np.int64)
+    for number in range(k):
+        new = generator.integers(0, n - number, _SAMPLES)
+        for lower in taken.T:  # ascending: each head taken before moves the count of those left by one
+            new += new >= lower
+        taken = np.sort(np.column_stack([taken, new]), axis=1)
+    medians = np.median((taken + 1) / n, axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))

@@ -1,0 +1,135 @@
+"""What the page's script draws: the table's columns as JSON, with what is known of each."""
+
+import json
+from math import isfinite, isnan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from tlspectral.tables import COLUMNS
+
+NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
+"""Columns that `analyze_heads` compares with the random null."""
+
+DETECTORS = {"prev": "Previous-token", "dup": "Duplicate-token", "ind": "Induction"}
+"""Detector columns and what their heads are called."""
+
+BAND_DEVIATIONS = 2.0
+"""Half the width of a drawn null band, in null standard deviations."""
+
+_DIGITS = 6  # significant: far below any standard error of the table, and half the size of all of them
+_IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
+_GROUPS = {
+    "Against the null": tuple(f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")),
+    "Weights": (
+        "D_head_pct", "rank", "lam_mass", "content_pos_frac", "self_match", "cond_eig", "spectral_radius",
+        "prin_angle_mean", "prin_angle_max", "outside_m",
+    ),
+    "Rotary positions": ("rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"),
+    "Behaviour": tuple(DETECTORS),
+    "Output": ("copying", "positivity"),
+}  # fmt: skip
+_OTHERS = "Other columns"
+
+
+def head_data(heads: pd.DataFrame) -> str:
+    """The JSON block of the page.
+
+    Args:
+        heads: a checked table of heads: `layer`, `head` and `name` are there.
+
+    Returns:
+        JSON text that may stand inside a script element. Numbers keep 6 significant digits; NaN is null, an infinity
+        the text "Infinity" or "-Infinity", which JSON has no number for.
+    """
+    shown = _shown_columns(heads)
+    numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
+    data = {
+        "identity": {name: _identity(heads[name]) for name in _IDENTITY if name in heads},
+        "columns": [_described(heads, name, group) for group, names in shown.items() for name in names],
+        "nullMetrics": [name for name in NULL_METRICS if name in heads],
+        "detectors": [name for name in DETECTORS if name in heads],
+        "values": {name: _cells(heads[name]) for name in numbers},
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    # Inside a script element only these could end it or begin another.
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
+    """Medians over heads of the null's mean and standard deviation; None where the table has no null of it."""
+    if f"{metric}_null_mean" not in heads or f"{metric}_null_std" not in heads:
+        return None
+    mean, deviation = (float(heads[f"{metric}_null_{part}"].median()) for part in ("mean", "std"))
+    return (mean, deviation) if np.isfinite([mean, deviation]).all() else None
+
+
+def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
+    """Numeric columns a reader may choose, by subject; those that only serve another stand beside it."""
+    grouped = {group: [name for name in names if name in heads] for group, names in _GROUPS.items()}
+    placed = {name for names in grouped.values() for name in names} | set(_IDENTITY)
+    serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
+    serving |= {f"{name}_se" for name in DETECTORS}
+    others = [
+        name
+        for name in heads
+        if name not in placed and name not in serving and pd.api.types.is_numeric_dtype(heads[name])
+    ]
+    grouped[_OTHERS] = others
+    return {group: names for group, names in grouped.items() if names}
+
+
+def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
+    known = COLUMNS.get(name)
+    return {
+        "name": name,
+        "group": group,
+        "meaning": known.meaning if known else "",
+        "unit": known.unit if known else "",
+        "computed": bool(heads[name].notna().any()),
+        # A column without bounds has tails: a few heads would take all the colour.
+        "unbounded": "inf" in known.range if known else True,
+        "signed": known.range.removeprefix("about ").startswith("-") if known else bool((heads[name] < 0).any()),
+        "mark": _mark(heads, name),
+    }
+
+
+def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
+    """Where a head without any structure would stand on this column's scale, and what that is called."""
+    if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
+        return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
+    if name in NULL_METRICS and (band := null_band(heads, name)):
+        return {"value": _rounded(band[0]), "reach": _rounded(BAND_DEVIATIONS * band[1]), "label": "null"}
+    if name in DETECTORS and (chance := detector_chance(heads)) is not None:
+        return {"value": chance, "reach": 0.0, "label": "chance"}
+    return None
+
+
+def detector_chance(heads: pd.DataFrame) -> float | None:
+    """The detectors' chance level, where the table's provenance says it."""
+    detectors = heads.attrs.get("detectors")
+    chance = detectors.get("chance") if isinstance(detectors, dict) else None
+    return _rounded(float(chance)) if isinstance(chance, (int, float)) else None
+
+
+def _identity(column: pd.Series) -> list[Any]:
+    if pd.api.types.is_integer_dtype(column):
+        return [int(value) for value in column]
+    return [None if pd.isna(value) else str(value) for value in column]
+
+
+def _cells(column: pd.Series) -> list[float | str | None]:
+    numbers: Float64[np.ndarray, " heads"] = column.to_numpy(np.float64, na_value=np.nan)
+    cells: list[float | str | None] = []
+    for number in numbers.tolist():
+        if isfinite(number):
+            cells.append(float(f"{number:.{_DIGITS}g}"))
+        else:
+            cells.append(None if isnan(number) else "Infinity" if number > 0 else "-Infinity")
+    return cells
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

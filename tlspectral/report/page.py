@@ -1,0 +1,131 @@
+"""The page as a whole: what it refuses, its template, and the policy that keeps it from asking for anything."""
+
+import base64
+import hashlib
+import os
+from html import escape
+from importlib.resources import files
+from string import Template
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.report.head_data import head_data
+from tlspectral.report.kernels import check_kernels, kernel_figures
+from tlspectral.report.sections import (
+    column_meanings,
+    detector_note,
+    detector_tables,
+    facts,
+    null_table,
+    provenance,
+    statuses,
+)
+from tlspectral.tables import whole_file
+
+_NEEDED = ("layer", "head", "dir_frac", "D_head")
+
+
+def report(
+    heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, *, kernels: pd.DataFrame | None = None
+) -> str:
+    """One self-contained page about a table of heads.
+
+    On it: the heads as a grid that can be coloured by any column, the plane of dir_frac and D_head with the null, the
+    strongest heads of each detector with their kernels, how the heads stand to their nulls, statuses, provenance, and
+    the meaning of every column. Pointing at a head shows its row, a click pins it, and the page's address then ends in
+    its name (`#L16H0`), so that a link can lead to a head. Style, script and data are in the file, which forbids itself
+    every request and every other script. Without scripts the tables remain.
+
+    Args:
+        heads: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`; what else is there is shown, with
+            "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
+        path: file to write; None writes none.
+        kernels: table of `relative_position_kernel`, drawn for the heads that lead a detector.
+
+    Returns:
+        The page's HTML.
+
+    Raises:
+        ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
+            or kernels of other heads.
+        FileNotFoundError: the folder of `path` does not exist.
+
+    What it does not establish: anything beyond the table. A head that stands out on the page is one to look into: by
+    ablation, on other prompts, in another seed of the model.
+    """
+    table = _checked(heads)
+    if kernels is not None:
+        check_kernels(kernels, table)
+    page = _page(table, kernels)
+    if path is not None:
+        with whole_file(path) as partial:
+            partial.write_text(page, encoding="utf-8")
+    return page
+
+
+def _checked(heads: pd.DataFrame) -> pd.DataFrame:
+    """The table with a RangeIndex, text as column names, whole numbers as places and a name in every row."""
+    missing = [name for name in _NEEDED if name not in heads]
+    if missing:
+        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of analyze_heads")
+    if heads.empty:
+        raise ValueError("the table has no rows: give a table with at least one head")
+    table = heads.reset_index(drop=True)
+    table.columns = [str(name) for name in table.columns]
+    for place in ("layer", "head"):
+        numbers = np.asarray(pd.to_numeric(table[place], errors="coerce"), dtype=np.float64)
+        odd = np.flatnonzero(~(np.isfinite(numbers) & (numbers % 1 == 0)))
+        if len(odd):
+            raise ValueError(f"the column {place} holds {table[place].iloc[odd[0]]}: give whole numbers")
+        table[place] = numbers.astype(np.int64)
+    twice = np.flatnonzero(table.duplicated(["layer", "head"]))
+    if len(twice):
+        layer, head = (table[place].iloc[twice[0]] for place in ("layer", "head"))
+        raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model, a row per head")
+    short = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
+    return table
+
+
+def _page(heads: pd.DataFrame, kernels: pd.DataFrame | None) -> str:
+    style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_fingerprint(script)}",
+            f"style-src {_fingerprint(style)}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    model = str(heads.attrs.get("model") or "unnamed model")
+    revision = heads.attrs.get("revision")
+    return Template(template).substitute(
+        policy=escape(policy, quote=False),
+        style=style,
+        script=script,
+        data=head_data(heads),
+        model=escape(model),
+        revision=f"revision {escape(str(revision))}" if revision else "",
+        facts=facts(heads),
+        detector_note=escape(detector_note(heads)),
+        detector_tables=detector_tables(heads),
+        kernels=kernel_figures(kernels, heads) if kernels is not None else "",
+        kernels_hidden="" if kernels is not None else "hidden",
+        null_table=null_table(heads),
+        null_draws=escape(str(heads.attrs.get("null_draws", "an unrecorded number of"))),
+        statuses=statuses(heads),
+        provenance=provenance(heads.attrs),
+        column_meanings=column_meanings(heads),
+    )
+
+
+def _part(name: str) -> str:
+    return files("tlspectral.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _fingerprint(source: str) -> str:
+    """How a content security policy names the one script or style that may act."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -1,0 +1,220 @@
+"""The parts of the page that are plain HTML: they are there without a script and on paper."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance, null_band
+from tlspectral.tables import COLUMNS
+
+TOP_HEADS = 8
+"""Heads of each detector that the page lists."""
+
+NOT_COMPUTED = '<span class="none">not computed</span>'
+
+_TAIL = 0.025
+_NAMED_HEADS = 24  # of one status; more are only counted
+_PROVENANCE = (
+    ("model", "Model"),
+    ("revision", "Revision"),
+    ("checkpoint", "Checkpoint"),
+    ("file", "File"),
+    ("sha256", "SHA-256 of the file"),
+    ("weights_sha256", "SHA-256 of the weights"),
+    ("backend", "Backend"),
+    ("seed", "Seed"),
+    ("null_draws", "Null draws per head"),
+    ("null_blocks", "Null blocks"),
+    ("score_check", "Self-check"),
+    ("detectors", "Detectors"),
+    ("rotary_valid_up_to", "Rotary angles valid up to"),
+    ("versions", "Versions"),
+)
+_NO_LIMIT = (None, "rotary_valid_up_to")
+_SAID_ELSEWHERE = {"columns"}
+
+
+def facts(heads: pd.DataFrame) -> str:
+    """The page's first lines: how many heads, where the median head stands, and whether the operators were checked."""
+    layers = heads["layer"].nunique()
+    said = [("Heads", f"{len(heads):,}", f"in {layers:,} layer{'s' * (layers != 1)}")]
+    if heads["D_head"].notna().any():
+        band = null_band(heads, "D_head")
+        beside = f"null {band[0]:.3f}" if band else "no null in this table"
+        said.append(("Median D_head", f"{heads['D_head'].median():.3f}", beside))
+    counts = _tails(heads, "D_head")
+    if counts:
+        below, above, drawn = counts
+        said.append(("D_head outside its null", f"{below + above:,} of {drawn:,}", f"{below:,} below, {above:,} above"))
+    check = heads.attrs.get("score_check") or {}
+    if check.get("worst_error") is not None:
+        allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
+        said.append(("Self-check", f"{check['worst_error']:.1e}", f"worst score error; {allowed}"))
+    else:
+        said.append(("Self-check", "not made", "see Provenance"))
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd><b>{escape(value)}</b> <span>{escape(beside)}</span></dd></div>"
+        for name, value, beside in said
+    )
+
+
+def detector_tables(heads: pd.DataFrame) -> str:
+    """The strongest heads of each detector, with standard errors, beside what their weights are like."""
+    return "".join(_detector_table(heads, name, title) for name, title in DETECTORS.items())
+
+
+def _detector_table(heads: pd.DataFrame, name: str, title: str) -> str:
+    head = f'<h3>{title} heads <code class="unit">{name}</code></h3>'
+    ranked = top_heads(heads, name)
+    if ranked.empty:
+        return f"<div>{head}<p>{NOT_COMPUTED}</p></div>"
+    chance = detector_chance(heads)
+    rows = []
+    for row in ranked.to_dict("records"):
+        deviation = row.get(f"{name}_se")
+        error = "" if deviation is None or pd.isna(deviation) else f" <small>± {deviation:.4f}</small>"
+        rows.append(
+            f'<tr><th scope="row">{head_link(row)}</th>'
+            f'<td class="meter">{_meter(row[name], chance)}</td>'
+            f'<td class="number">{row[name]:.3f}{error}</td>'
+            f'<td class="number">{_number(row.get("D_head"))}</td>'
+            f'<td class="number">{_number(row.get("D_head_null_pct"))}</td></tr>'
+        )
+    return (
+        f'<div>{head}<table><thead><tr><th scope="col">head</th><th scope="col" colspan="2" class="number">'
+        'score <small>± se</small></th><th scope="col" class="number">D_head</th>'
+        f'<th scope="col" class="number">null pct</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def top_heads(heads: pd.DataFrame, detector: str) -> pd.DataFrame:
+    """Rows of the strongest heads of a detector, strongest first; none where it was not computed."""
+    if detector not in heads:
+        return heads.iloc[:0]
+    return heads.dropna(subset=[detector]).sort_values(detector, ascending=False, kind="stable").head(TOP_HEADS)
+
+
+def head_link(row: Mapping[Any, Any]) -> str:
+    """A head's name; following it pins the head in the grid and in the plane."""
+    return f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>'
+
+
+def detector_note(heads: pd.DataFrame) -> str:
+    """What the detectors ran on, as far as the table says it."""
+    detectors = heads.attrs.get("detectors")
+    if not isinstance(detectors, dict):
+        return "This table does not say what its detectors ran on."
+    text = (
+        f"Mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], r of "
+        f"{detectors.get('segment_length', 'some')} tokens; standard errors over sequences."
+    )
+    chance = detector_chance(heads)
+    return text if chance is None else f"{text} The tick on a bar is chance, {chance:.3f}."
+
+
+def null_table(heads: pd.DataFrame) -> str:
+    """How the heads stand to their nulls, one row per metric."""
+    rows = []
+    for metric in NULL_METRICS:
+        band, counts = null_band(heads, metric), _tails(heads, metric)
+        cells = [_number(heads[metric].median()) if metric in heads else NOT_COMPUTED]
+        cells.append(f"{band[0]:.3f} <small>± {BAND_DEVIATIONS * band[1]:#.2g}</small>" if band else NOT_COMPUTED)
+        if counts:
+            below, above, drawn = counts
+            cells += [f"{below:,}", f"{drawn - below - above:,}", f"{above:,}"]
+        else:
+            cells += [NOT_COMPUTED] * 3
+        numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
+        rows.append(f'<tr><th scope="row"><code>{metric}</code></th>{numbers}</tr>')
+    head = "".join(
+        f'<th scope="col" class="number">{title}</th>'
+        for title in ("median head", "null <small>± 2 sd</small>", "heads below", "inside", "above")
+    )
+    return f'<table><thead><tr><th scope="col">metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _tails(heads: pd.DataFrame, metric: str) -> tuple[int, int, int] | None:
+    """Heads in the lower and the upper tail of their own null's draws, and all heads that have one."""
+    column = f"{metric}_null_pct"
+    drawn = heads[column].dropna() if column in heads else pd.Series(dtype=float)
+    if drawn.empty:
+        return None
+    return int((drawn <= _TAIL).sum()), int((drawn >= 1 - _TAIL).sum()), len(drawn)
+
+
+def statuses(heads: pd.DataFrame) -> str:
+    """How many heads have each status, and which ones are not ok."""
+    if "status" not in heads:
+        return f"<p>{NOT_COMPUTED}</p>"
+    rows = []
+    for status, count in heads["status"].fillna("missing").value_counts().items():
+        chosen = heads[heads["status"].fillna("missing") == status]
+        named = ", ".join(head_link(row) for row in chosen.head(_NAMED_HEADS).to_dict("records"))
+        more = f" and {len(chosen) - _NAMED_HEADS:,} more" if len(chosen) > _NAMED_HEADS else ""
+        listed = "all others" if status == "ok" and count < len(heads) else "all heads"
+        which = listed if status == "ok" else named + more
+        rows.append(
+            f'<tr><th scope="row"><code>{escape(str(status))}</code></th><td class="number">{count:,}</td>'
+            f"<td>{which}</td></tr>"
+        )
+    return (
+        '<table><thead><tr><th scope="col">status</th><th scope="col" class="number">heads</th>'
+        f'<th scope="col">which</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f'<p class="note">{escape(COLUMNS["status"].meaning)}</p>'
+    )
+
+
+def provenance(attrs: Mapping[Any, Any]) -> str:
+    """Where the numbers come from, as the table says it."""
+    known = [(title, attrs[key]) for key, title in _PROVENANCE if key in attrs and (attrs[key], key) != _NO_LIMIT]
+    shown = {key for key, _ in _PROVENANCE} | _SAID_ELSEWHERE
+    rest = [(str(key), value) for key, value in attrs.items() if key not in shown]
+    entries = known + rest or [("Provenance", None)]
+    return "".join(f"<div><dt>{escape(title)}</dt><dd>{_said(value)}</dd></div>" for title, value in entries)
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return '<span class="none">not recorded</span>'
+    if isinstance(value, dict):
+        return ", ".join(f"{escape(str(key))} {_said(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_said(item) for item in value) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = escape(str(value))
+    return f"<code>{text}</code>" if len(text) == 64 and text.isalnum() else text
+
+
+def column_meanings(heads: pd.DataFrame) -> str:
+    """The column dictionary, of the columns in this table."""
+    rows = []
+    for name in heads:
+        column = COLUMNS.get(str(name))
+        label = f'<th scope="row"><code>{escape(str(name))}</code></th>'
+        if column is None:
+            rows.append(
+                f'<tr>{label}<td colspan="4">Not a column of tlspectral: added by whoever made the table.</td></tr>'
+            )
+            continue
+        cells = (column.meaning, f"{column.unit}; {column.range}", column.source, column.does_not_establish)
+        rows.append(f"<tr>{label}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    titles = ("column", "meaning", "unit; range", "source", "what it does not establish")
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _meter(score: float, chance: float | None) -> str:
+    """A bar from 0 to 1; the table beside it has the number."""
+    tick = "" if chance is None else f'<line x1="{100 * chance:.4g}" x2="{100 * chance:.4g}" y1="0" y2="8"/>'
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="rail" width="100" height="8"/>'
+        f'<rect class="filled" width="{100 * score:.4g}" height="8"/>{tick}</svg>'
+    )
+
+
+def _number(value: Any) -> str:
+    return NOT_COMPUTED if value is None or pd.isna(value) else f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
