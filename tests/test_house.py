@@ -20,6 +20,7 @@ FLOORS = {
     "nulls": 1,
     "rotary": 1,
     "spectra": 1,
+    "stats": 1,
     "tables": 1,
     "attention": 2,
     "checkpoints": 2,
@@ -28,13 +29,17 @@ FLOORS = {
     "composition": 3,
     "detectors": 3,
     "hooks": 3,
+    "placebos": 3,
     "positional": 3,
     "spectral_rope": 3,
     "ablation": 4,
+    "dynamics": 4,
     "heads": 4,
+    "replication": 4,
     "training": 4,
     "cli": 5,
     "plots": 5,
+    "report": 5,
 }
 TOP_FLOOR = max(FLOORS.values())
 KNOW_TRANSFORMER_LENS = {"attention", "loading", "spectral_rope", "training"}

@@ -8,7 +8,7 @@ import pytest
 
 from tlspectral.plots.spectral import (
     depth_manifold_plane,
-    frequency_evolution,
+    evolution,
     phase_evolution,
     resonance_evolution,
     structure_gap_curves,
@@ -33,7 +33,7 @@ def test_frequencies_stand_above_and_their_ratio_below():
     table = product(step=[0, 10], layer=[0, 1], head=[0, 1], frequency=[0, 1])
     start = np.where(table["frequency"] == 0, 1.0, 0.01)
     table["omega"] = start * np.where(table["step"] == 10, 1 + table["head"] + table["layer"], 1)
-    panels = np.array(frequency_evolution(table.sample(frac=1, random_state=0)).axes[:4]).reshape(2, 2)
+    panels = np.array(evolution(table.sample(frac=1, random_state=0)).axes[:4]).reshape(2, 2)
     for layer in (0, 1):
         above, below = ([tuple(line.get_ydata()) for line in axes.lines] for axes in panels[:, layer])
         expected = {(start, start * (1 + head + layer)) for start in (1.0, 0.01) for head in (0, 1)}
@@ -119,7 +119,7 @@ def test_accuracy_has_its_interval_and_training_its_shade():
     assert axes.get_xlabel() == "depth"
 
 
-@pytest.mark.parametrize("draw", [frequency_evolution, resonance_evolution, phase_evolution, depth_manifold_plane])
+@pytest.mark.parametrize("draw", [evolution, resonance_evolution, phase_evolution, depth_manifold_plane])
 def test_an_empty_table_is_refused(draw):
     with pytest.raises(ValueError, match="has no rows"):
         draw(pd.DataFrame(columns=["step", "layer", "head", "frequency", "omega", "pairs", "depth"]))

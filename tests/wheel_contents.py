@@ -11,6 +11,12 @@ NEEDED = (
     "tlspectral/py.typed",
     "tlspectral/data/text/alice.txt",
     "tlspectral/data/binding/names.txt",
+    "tlspectral/data/published/NOTICE.md",
+    "tlspectral/data/published/gpt2_head_full.parquet",
+    "tlspectral/models/tiny-rope-sym.safetensors",
+    "tlspectral/report/page.html",
+    "tlspectral/report/script.js",
+    "tlspectral/report/style.css",
 )
 
 

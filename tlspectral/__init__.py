@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
-    from tlspectral.heads import analyze_heads, frequency_table, weight_noise_band
+    from tlspectral.dynamics import head_history
+    from tlspectral.heads import analyze_heads, compare_heads, frequency_table, weight_noise_band
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
     from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral
+    from tlspectral.stats import (
+        attenuation,
+        layer_bootstrap,
+        model_permutation_test,
+        partial_spearman,
+        top_head_percentile,
+    )
     from tlspectral.tables import read_table, write_table
 
 __version__ = "0.1.0"
@@ -33,14 +41,20 @@ _HOMES = {
     "ablation_hooks": "hooks",
     "ablation_sweep": "ablation",
     "analyze_heads": "heads",
+    "attenuation": "stats",
     "band_effects": "ablation",
+    "compare_heads": "heads",
     "copying_scores": "composition",
     "detect_heads": "detectors",
     "frequency_table": "heads",
+    "head_history": "dynamics",
     "induction_loss": "ablation",
     "k_composition": "composition",
     "language_loss": "ablation",
+    "layer_bootstrap": "stats",
     "load_model": "loading",
+    "model_permutation_test": "stats",
+    "partial_spearman": "stats",
     "positional_symbolic": "positional",
     "positional_symbolic_profile": "positional",
     "qk_operators": "operators",
@@ -48,6 +62,7 @@ _HOMES = {
     "relative_position_kernel": "detectors",
     "summarize_sweep": "ablation",
     "to_spectral": "spectral_rope",
+    "top_head_percentile": "stats",
     "verify_scores": "operators",
     "weight_noise_band": "heads",
     "write_table": "tables",
@@ -61,14 +76,20 @@ __all__ = [
     "ablation_hooks",
     "ablation_sweep",
     "analyze_heads",
+    "attenuation",
     "band_effects",
+    "compare_heads",
     "copying_scores",
     "detect_heads",
     "frequency_table",
+    "head_history",
     "induction_loss",
     "k_composition",
     "language_loss",
+    "layer_bootstrap",
     "load_model",
+    "model_permutation_test",
+    "partial_spearman",
     "positional_symbolic",
     "positional_symbolic_profile",
     "qk_operators",
@@ -76,6 +97,7 @@ __all__ = [
     "relative_position_kernel",
     "summarize_sweep",
     "to_spectral",
+    "top_head_percentile",
     "verify_scores",
     "weight_noise_band",
     "write_table",

@@ -3,7 +3,7 @@
 Everything heavy is imported inside the commands, so that help and version answer at once.
 """
 
-from tlspectral.cli import ablate, analyze, figures, positional
+from tlspectral.cli import ablate, analyze, compare, figures, positional, replicate, report, statistics
 from tlspectral.cli.app import app, main
 
-__all__ = ["ablate", "analyze", "app", "figures", "main", "positional"]
+__all__ = ["ablate", "analyze", "app", "compare", "figures", "main", "positional", "replicate", "report", "statistics"]

@@ -11,7 +11,7 @@ from tlspectral import __version__
 from tlspectral.errors import TlspectralError
 
 _REFUSAL = 2
-MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m."
+MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
 
 

@@ -1,4 +1,4 @@
-"""Commands that draw figures from tables: `plane`, `evolution`."""
+"""Commands that draw figures from tables: `plane`, `evolution`, `formation`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -40,11 +40,13 @@ def evolution(
     from tlspectral.plots.headline import headline_paths
     from tlspectral.plots.spectral import (
         depth_manifold_plane,
-        frequency_evolution,
         phase_evolution,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
+    )
+    from tlspectral.plots.spectral import (
+        evolution as frequency_evolution,
     )
     from tlspectral.tables import read_table, whole_file
 
@@ -78,3 +80,21 @@ def evolution(
         with whole_file(folder / f"{name}.png") as partial:
             figure.savefig(partial, dpi=150)
         typer.echo(str(folder / f"{name}.png"))
+
+
+@app.command()
+def formation(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+) -> None:
+    """Draw what `python -m tlspectral.training.constrained` found: curves, formation times, dissociation, kernels.
+
+    Example: tlspectral formation out/constrained -o formation.png
+    """
+    from tlspectral.plots import formation as draw
+    from tlspectral.tables import read_table, whole_file
+
+    tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]
+    with whole_file(output) as partial:
+        draw(*tables).savefig(partial, dpi=200)
+    typer.echo(str(output))

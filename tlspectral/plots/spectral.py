@@ -32,7 +32,7 @@ _PHASE_LINES: dict[str, tuple[LineStyleType, str]] = {
 }
 
 
-def frequency_evolution(trajectory: pd.DataFrame) -> Figure:
+def evolution(trajectory: pd.DataFrame) -> Figure:
     """Frequencies of every head and pair over training: as they are, and as a multiple of where they started.
 
     Args:

@@ -1,0 +1,85 @@
+"""A row of Tables 2 and 3 for a further model: every number is that of the function named beside it."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import tlspectral as tls
+from tlspectral import stats
+from tlspectral.cli import app
+from tlspectral.heads import statistic_noise, weight_noise_draws
+from tlspectral.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.replication import another_model, published_heads
+
+
+def row(table, statistic, method):
+    found = table[(table["statistic"] == statistic) & (table["method"] == method)]
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def test_a_published_model_gets_its_published_row():
+    table = another_model(published_heads("pythia-410m"), bootstrap_draws=200)
+    # FP, Table 2: +0.35 and the percentile .89; Table 3: 61 % by the hybrid estimator, 47 % by ranks.
+    assert round(row(table, "partial correlation", "hybrid")["value"], 2) == 0.35
+    assert round(row(table, "top-5 percentile of D_head", "median")["value"], 2) == 0.89
+    assert round(row(table, "attenuation", "hybrid")["value"], 2) == 0.61
+    assert round(row(table, "attenuation", "rank")["value"], 2) == 0.47
+    assert table["noise_sd"].isna().all()
+    low, high = row(table, "partial correlation", "hybrid")[["low", "high"]]
+    assert low < 0.35 < high
+
+
+def test_chance_is_that_of_heads_drawn_at_random():
+    heads = published_heads("gpt2")
+    table = another_model(heads, bootstrap_draws=50, k=3)
+    found = row(table, "top-3 percentile of D_head", "median")
+    ranks = (heads["D_head"].rank() / len(heads)).to_numpy()
+    generator = np.random.default_rng(0)
+    medians = [np.median(generator.choice(ranks, 3, replace=False)) for _ in range(4000)]
+    # 4000 draws: standard error below .008; counting one head more or less would move it by .2.
+    assert np.mean(np.asarray(medians) >= found["value"] - 1e-12) == pytest.approx(found["pvalue"], abs=0.03)
+
+
+def test_a_model_without_rotary_positions_has_no_attenuation_of_its_own():
+    table = another_model(published_heads("gpt2"), bootstrap_draws=50)
+    assert not table["statistic"].str.startswith("attenuation").any()
+
+
+@pytest.mark.parametrize("name", ["tiny-rope", "tiny-ape"])
+def test_with_the_model_come_placebo_and_rounding(name):
+    model = tls.load_model(name)
+    heads = tls.analyze_heads(model, null_draws=2, show_progress=False)
+    table = another_model(heads, model=model, k=3, bootstrap_draws=20, placebo_draws=4, noise_draws=3, seed=1)
+    rotary = name == "tiny-rope"
+    placebo = permuted_pairing(model, draws=4, seed=1) if rotary else pseudo_rope(model)
+    expected = placebo_attenuation(heads, placebo)
+    found = row(table, f"attenuation by placebo: {expected.method}", "hybrid")
+    assert found["value"] == pytest.approx(expected.draws.mean(), nan_ok=True)
+    assert found["pvalue"] == pytest.approx(expected.pvalue, nan_ok=True)
+    moved = weight_noise_draws(model, draws=3, seed=1)
+    spread = statistic_noise(heads, moved, {"top": lambda drawn: stats.top_head_percentile(drawn, k=3).statistic})
+    assert row(table, "top-3 percentile of D_head", "median")["noise_sd"] == pytest.approx(spread["sd"].item())
+    # Two layers are too few to resample: no interval, and the reason instead of one.
+    partial = row(table, "partial correlation", "rank")
+    assert math.isnan(partial["low"])
+    assert "cluster" in partial["reason"]
+
+
+def test_an_even_number_of_heads_is_refused():
+    with pytest.raises(ValueError, match="k=4 is even"):
+        another_model(published_heads("gpt2"), k=4)
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    heads = published_heads("pythia-410m")
+    tls.write_table(heads, tmp_path / "heads.parquet")
+    done = CliRunner().invoke(app, ["statistics", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "out.parquet")])
+    assert done.exit_code == 0, done.output
+    assert "partial correlation hybrid  0.353" in done.stdout
+    assert "5 heads at random reach it" in done.stdout
+    written = pd.read_parquet(tmp_path / "out.parquet")
+    assert written["statistic"].nunique() == 3
