@@ -250,3 +250,13 @@ def test_the_first_try_of_the_readme_needs_no_file():
     assert result.exit_code == 0, result.output
     assert "tiny-rope: 8 heads in" in result.output
     assert "L0H3" in result.output  # its previous-token head
+
+
+def test_the_help_is_a_table_of_contents_and_every_command_has_an_example():
+    names = {str(command.name or command.callback.__name__) for command in app.registered_commands}
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    listed = [line.split()[0] for line in shown.split("Commands", 1)[-1].splitlines() if line.startswith("  ")]
+    assert names <= set(listed)
+    for name in names:
+        text = CliRunner().invoke(app, [name, "--help"]).stdout
+        assert f"Example: tlspectral {name} " in " ".join(text.split()), name

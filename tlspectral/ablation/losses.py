@@ -14,6 +14,7 @@ from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, la
 from tlspectral.ablation.text import text_tokens
 from tlspectral.attention import AttentionView, attention_view
 from tlspectral.attention.replay import logits_at
+from tlspectral.tables.html_summary import html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
@@ -47,6 +48,8 @@ class Effect:
         pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
             so no finer than 1e-4 there.
     """
+
+    _repr_html_ = html_summary
 
     value: float
     stderr: float

@@ -11,7 +11,7 @@ from tlspectral.cli.summary import head_table
 _OTHER_PREV = 0.1  # heads below it serve as others beside previous-token heads
 
 
-@app.command()
+@app.command(short_help="what the strongest previous-token heads are worth")
 def ablate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     table: TableFile,

@@ -10,7 +10,7 @@ from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
 from tlspectral.cli.summary import head_table, self_check, summary
 
 
-@app.command()
+@app.command(short_help="one row per head of a model, as a table")
 def analyze(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     output: Annotated[
@@ -64,7 +64,7 @@ def analyze(
     typer.echo(summary(heads, top=5))
 
 
-@app.command()
+@app.command(short_help="what stands out in a table")
 def show(
     table: TableFile,
     top: Annotated[int, typer.Option(min=1, help="Rows of each list.")] = 5,
@@ -78,7 +78,7 @@ def show(
     typer.echo(summary(head_table(read_table(table), table), top))
 
 
-@app.command()
+@app.command(short_help="do the operators reproduce the model's own scores?")
 def verify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",

@@ -15,8 +15,25 @@ MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, ti
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
 
 
-class _OneLineErrors(TyperGroup):
-    """Prints what a user can mend as one line; --debug lets the traceback through."""
+_CONTENTS = {
+    "A model": ("analyze", "verify", "ablate", "positional"),
+    "A table of heads": ("show", "report", "plane", "compare", "statistics"),
+    "The literature": ("replicate",),
+    "Models trained from scratch": ("canonical", "evolution", "formation"),
+}
+
+
+class _Commands(TyperGroup):
+    """Lists commands by subject, and prints what a user can mend as one line; --debug lets the traceback through."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in _CONTENTS.values() for name in names]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in _CONTENTS.items():
+            commands = [(name, self.commands[name].get_short_help_str(limit=60)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(commands, col_max=30)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -30,7 +47,7 @@ class _OneLineErrors(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_OneLineErrors,
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

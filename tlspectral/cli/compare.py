@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _PUBLISHED = "published:"
 
 
-@app.command()
+@app.command(short_help="previous-token heads of several models side by side")
 def compare(
     tables: Annotated[
         list[str],

@@ -8,7 +8,7 @@ import typer
 from tlspectral.cli.app import TableFile, app
 
 
-@app.command()
+@app.command(short_help="dir_frac against D_head, with the null")
 def plane(
     table: TableFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
@@ -27,7 +27,7 @@ def plane(
     typer.echo(str(output))
 
 
-@app.command()
+@app.command(short_help="figures of training with learnable frequencies")
 def evolution(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
 ) -> None:
@@ -82,7 +82,7 @@ def evolution(
         typer.echo(str(folder / f"{name}.png"))
 
 
-@app.command()
+@app.command(short_help="figure of constrained training")
 def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 
 
-@app.command()
+@app.command(short_help="does a head look at a place or at a word?")
 def positional(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     template: Annotated[str, typer.Option(help="Wording: plain, gemma-2, llama-3.2 or qwen2.")] = "plain",
@@ -156,7 +156,7 @@ def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", 
             figure.savefig(partial, dpi=200)
 
 
-@app.command()
+@app.command(short_help="train one-head models on tasks with a known answer")
 def canonical(
     output: Annotated[
         Path,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SHOWN = ("where", "what", "published", "ours", "why")
 
 
-@app.command()
+@app.command(short_help="published numbers, computed again")
 def replicate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the table and the figures.")

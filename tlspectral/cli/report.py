@@ -8,7 +8,7 @@ import typer
 from tlspectral.cli.app import TableFile, app, require_writable
 
 
-@app.command()
+@app.command(short_help="one page about a table, for a browser")
 def report(
     table: TableFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")],

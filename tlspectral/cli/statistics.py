@@ -8,7 +8,7 @@ import typer
 from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
 
 
-@app.command()
+@app.command(short_help="the row of the paper's Tables 2 and 3, for a model")
 def statistics(
     table: TableFile,
     model: Annotated[

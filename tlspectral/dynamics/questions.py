@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.tables.html_summary import html_summary
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -26,6 +28,8 @@ class Crossing:
         lowest_later: least value from `step` on; below the level if the series fell back.
     """
 
+    _repr_html_ = html_summary
+
     step: int | None
     after: int | None
     value: float | None
@@ -35,6 +39,8 @@ class Crossing:
 @dataclass(frozen=True)
 class FormationCrossing:
     """Where a head's behaviour and its phase percentile cross their levels."""
+
+    _repr_html_ = html_summary
 
     behaviour: Crossing
     phase: Crossing
@@ -74,6 +80,8 @@ class Departure:
         side: `"below"` or `"above"` the null; None where step is.
         value, null: median at `step`, and the end of the null that it has passed.
     """
+
+    _repr_html_ = html_summary
 
     step: int | None
     after: int | None

@@ -15,6 +15,7 @@ from tlspectral.stats.bootstrap import (
 )
 from tlspectral.stats.columns import complete_rows
 from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Attenuation:
         method: of `partial_spearman`.
         reason: why statistic or interval is NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     before: PartialCorrelation
     after: PartialCorrelation

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
 from tlspectral.stats.columns import complete_rows, table_columns
 from tlspectral.stats.correlations import Method, partial_correlation, residual_correlation
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class LayerBootstrap:
         method: estimator and interval, in words.
         reason: why numbers are NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     interval: tuple[float, float]

@@ -11,6 +11,7 @@ import pandas as pd
 from tlspectral.stats.columns import complete_rows, table_columns
 from tlspectral.stats.rank_tests import mann_whitney
 from tlspectral.stats.residuals import residuals
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class ClassTest:
         method: how the p-value came about.
         reason: why numbers are NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     pvalue: float

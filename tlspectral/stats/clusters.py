@@ -11,6 +11,7 @@ import scipy.stats
 from jaxtyping import Int64
 
 from tlspectral.stats.columns import require_columns, table_columns
+from tlspectral.tables.html_summary import html_summary
 
 # With two clusters a resample has three different outcomes, and the spread between clusters one degree of freedom.
 FEWEST_CLUSTERS = 3
@@ -33,6 +34,8 @@ class IntraclassCorrelation:
         n_clusters: clusters among the rows used.
         reason: why numbers are NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     pvalue: float

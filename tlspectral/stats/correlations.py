@@ -22,6 +22,7 @@ from tlspectral.stats.columns import (
 )
 from tlspectral.stats.false_discovery import benjamini_hochberg
 from tlspectral.stats.residuals import residuals
+from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
 
@@ -40,6 +41,8 @@ class PartialCorrelation:
         method: `"hybrid"` or `"rank"`.
         reason: why the statistic is NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     pvalue: float

@@ -7,6 +7,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats.columns import Values, as_values
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +20,8 @@ class FalseDiscovery:
             the q of FP's Table 4 came about. It can rank two tests against the order of their p.
         n: tests in the family, those with a NaN not counted.
     """
+
+    _repr_html_ = html_summary
 
     q: Float64[np.ndarray, "tests"]
     q_paper: Float64[np.ndarray, "tests"]

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import scipy.stats
 
+from tlspectral.tables.html_summary import html_summary
+
 
 @dataclass(frozen=True)
 class HypergeometricOverlap:
@@ -15,6 +17,8 @@ class HypergeometricOverlap:
         pvalue: probability of at least so many.
         n: heads altogether.
     """
+
+    _repr_html_ = html_summary
 
     statistic: int
     expected: float

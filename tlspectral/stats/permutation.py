@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float64
 
 from tlspectral.stats.columns import Values, as_values, reasons_as_objects
 from tlspectral.stats.rank_tests import Alternative
+from tlspectral.tables.html_summary import html_summary
 
 _MOST_LABELINGS = 200_000
 
@@ -35,6 +36,8 @@ class ModelPermutation:
         alternative: `"two-sided"`, `"less"` or `"greater"`, said of x.
         method: how the p-value came about.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     pvalue: float

@@ -9,6 +9,7 @@ import scipy.stats
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.columns import Values, as_values
+from tlspectral.tables.html_summary import html_summary
 
 Alternative = Literal["two-sided", "less", "greater"]
 
@@ -36,6 +37,8 @@ class MannWhitney:
         alternative: `"two-sided"`, `"less"` or `"greater"`, said of x.
         method: how the p-value came about.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     pvalue: float

@@ -11,6 +11,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.stats.columns import complete_rows, table_columns
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class NestedRSquared:
         n_dropped: rows left out because a value was NaN.
         reason: why numbers are NaN, else None.
     """
+
+    _repr_html_ = html_summary
 
     r_squared_base: float
     r_squared: float

@@ -10,6 +10,7 @@ import scipy.stats
 
 from tlspectral.stats.columns import require_columns, table_columns
 from tlspectral.stats.permutation import grouped_models, model_permutation_test
+from tlspectral.tables.html_summary import html_summary
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class TopHeadPercentile:
         tied_at_border: heads not taken whose behaviour equals that of the last one taken.
         method: the rule, in words.
     """
+
+    _repr_html_ = html_summary
 
     statistic: float
     statistic_midrank: float

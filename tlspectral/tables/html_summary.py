@@ -1,0 +1,37 @@
+"""How results show themselves in a notebook: a small table of their fields."""
+
+import dataclasses
+import html
+from typing import Any
+
+import numpy as np
+
+_LONG = 80  # characters
+
+
+def html_summary(result: Any) -> str:
+    """A frozen result as an HTML table, one row per field that says something.
+
+    Numbers have four digits, long values are cut, and fields that are None are left out; the object has them all.
+    """
+    shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(_short(value))}</td></tr>"
+        for name, value in shown.items()
+        if value is not None
+    )
+    return f"<b>{type(result).__name__}</b><table>{rows}</table>"
+
+
+def _short(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and hasattr(value, "statistic"):
+        return f"{value.statistic:.4g}"
+    if isinstance(value, np.ndarray):
+        return f"array of shape {value.shape}"
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        text = ", ".join(_short(part) for part in value)
+        return text if len(text) <= _LONG else f"{len(value)} values: {text[: _LONG - 20]}..."
+    text = str(value)
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
