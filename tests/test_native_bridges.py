@@ -86,7 +86,7 @@ def test_a_feature_read_wrong_is_noticed(monkeypatch, feature, attribute, wrong)
     """The attributes decide: with another value during the reading the scores are not the model's."""
     model = native(feature)
     wrapped = model.blocks[1].attn.original_component
-    read = attention_view(model).layer
+    read = attention_view(model).raw
 
     def misread(view, index):
         right = getattr(wrapped, attribute)
@@ -96,7 +96,7 @@ def test_a_feature_read_wrong_is_noticed(monkeypatch, feature, attribute, wrong)
         finally:
             setattr(wrapped, attribute, right)
 
-    monkeypatch.setattr("tlspectral.attention.AttentionView.layer", misread)
+    monkeypatch.setattr("tlspectral.attention.AttentionView.raw", misread)
     with pytest.raises(ScoreMismatch, match="layer 1: the pattern"):
         tls.verify_scores(model)
 

@@ -5,7 +5,14 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.heads.noise import NOISE_COLUMNS, storage_steps, weight_noise_band
+import tlspectral as tls
+from tlspectral.heads.noise import (
+    NOISE_COLUMNS,
+    statistic_noise,
+    storage_steps,
+    weight_noise_band,
+    weight_noise_draws,
+)
 
 
 def _random_weight(d_model: int = 64) -> torch.Tensor:
@@ -22,6 +29,20 @@ def test_four_bit_blocks_are_found_with_their_step() -> None:
     assert found.kind == "4-bit blocks of 32"
     # float32 arithmetic on the grid: 1e-6 of a step. A block axis taken wrongly gives other steps by tenths.
     torch.testing.assert_close(found.step.reshape(2, 2, 32, 8), step.expand(2, 2, 32, 8), rtol=1e-5, atol=0)
+
+
+def test_five_bit_blocks_are_found_with_their_step() -> None:
+    """Q5_0: 32 weights are whole multiples, -16 .. 15, of a float16 step, the largest of them 16 steps."""
+    blocks = _random_weight().reshape(2, 2, 32, 8)
+    largest = blocks.gather(2, blocks.abs().argmax(2, keepdim=True))
+    step = (largest / -16).half().float()
+    stored = (step * (blocks / step).round().clamp(-16, 15)).reshape(2, 64, 8)
+    found = storage_steps(stored)
+    assert found.kind == "5-bit blocks of 32"
+    assert torch.equal(found.step.reshape(2, 2, 32, 8), step.abs().expand(2, 2, 32, 8))
+    # One weight off the grid, and the tensor is not such a file's.
+    stored[0, 3, 1] += 0.3 * step.abs().min()
+    assert storage_steps(stored).kind == "float32"
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float16, 11)])
@@ -66,6 +87,62 @@ def test_band_of_a_full_precision_model_is_tiny_and_reproducible() -> None:
     assert np.isfinite(band["dir_frac_shift"]).all()
     # float32 noise: 1e-9 to 1e-7 here. A step taken as relative to the largest weight would be far above.
     assert band["dir_frac_sd"].max() < 1e-6
+
+
+def test_the_band_is_the_spread_of_the_draws() -> None:
+    model = zoo.bridge("llama")
+    moved = weight_noise_draws(model, draws=5, seed=2)
+    band = weight_noise_band(model, draws=5, seed=2)
+    assert list(moved) == ["draw", "layer", "head", *NOISE_COLUMNS]
+    assert moved["draw"].unique().tolist() == [-1, 0, 1, 2, 3, 4]
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    unmoved = moved[moved["draw"] == -1].reset_index(drop=True)
+    for name in NOISE_COLUMNS:
+        # Draw -1 is the head table itself.
+        np.testing.assert_array_equal(unmoved[name], heads[name])
+        values = np.stack([moved[moved["draw"] == draw][name] for draw in range(5)])
+        np.testing.assert_allclose(band[f"{name}_sd"], values.std(axis=0, ddof=1), rtol=1e-12, atol=0)
+        np.testing.assert_allclose(band[f"{name}_shift"], values.mean(axis=0) - heads[name], rtol=1e-9, atol=1e-15)
+    assert moved.attrs == band.attrs
+
+
+def test_noise_of_a_statistic_is_that_of_the_drawn_tables() -> None:
+    model = zoo.bridge("llama")
+    moved = weight_noise_draws(model, draws=6)
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    heads["prev"] = np.arange(len(heads)) / 10
+    table = statistic_noise(
+        heads.iloc[::-1],
+        moved,
+        {
+            "mean": lambda at: at["D_head"].mean(),
+            "behaviour": lambda at: at["prev"].sum(),
+            "weighted": lambda at: (at["D_head"] * at["prev"]).sum(),
+            "rank": lambda at: at["D_head_pct"].max(),
+        },
+    ).set_index("statistic")
+    means = moved[moved["draw"] >= 0].groupby("draw")["D_head"].mean()
+    np.testing.assert_allclose(table.loc["mean", ["mean", "sd"]].astype(float), [means.mean(), means.std()], rtol=1e-7)
+    assert table.loc["mean", "value"] == pytest.approx(heads["D_head"].mean(), rel=1e-12)
+    # Behaviour is not measured again, so a statistic of it alone does not move, but for the rounding of a mean.
+    assert table.loc["behaviour", "sd"] < 1e-12
+    by_head = [
+        (moved[moved["draw"] == draw]["D_head"].to_numpy() * heads["prev"].to_numpy()).sum() for draw in range(6)
+    ]
+    np.testing.assert_allclose(table.loc["weighted", "mean"], np.mean(by_head), rtol=1e-12)
+    assert table.loc["weighted", "low"] == pytest.approx(np.quantile(by_head, 0.025))
+    assert table.loc["rank", ["low", "high"]].tolist() == [1, 1]
+    assert (table["draws"] == 6).all()
+
+
+def test_a_drawn_d_head_is_ranked_again() -> None:
+    model = zoo.bridge("llama")
+    moved = weight_noise_draws(model, draws=2)
+    last = (moved["layer"] == 1) & (moved["head"] == 3) & (moved["draw"] >= 0)
+    moved.loc[last, "D_head"] = -1.0
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    found = statistic_noise(heads, moved, {"last": lambda at: at["D_head_pct"].iloc[-1]})
+    assert found["mean"].item() == 1 / len(heads)
 
 
 def test_one_draw_has_no_spread() -> None:

@@ -199,17 +199,28 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
             type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
         )
     gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.double()}
-    shift = 0.0 if bias is None else bias.detach().double().cpu()
-    for kind in ("LN", "RMS"):
-        for gain in gains.values():
-            norm = Normalization(kind, gain, bias, eps)
-            expected = norm.normalized(probe.double()) * (1.0 if gain is None else gain.detach().double().cpu()) + shift
-            # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
-            if (response - expected).abs().max() <= 2e-2 * expected.abs().max():
-                return norm
+    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
+    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
+    # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
+    if min(errors) <= 2e-2:
+        return forms[errors.index(min(errors))]
     raise UnsupportedArchitecture(
         f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
     )
+
+
+def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
+    """How far a norm of this form is from a module's response, at the worst column and relative to what rounds there.
+
+    Column by column: trained gains reach 200, and beside one of these a gain that is off by 1 must still be seen.
+    """
+    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
+    gain, stored, shift = (
+        default if value is None else value.detach().double().cpu()
+        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
+    )
+    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
+    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
 
 
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:

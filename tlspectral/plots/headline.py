@@ -46,8 +46,8 @@ def headline_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
             start, seed = key
             good = bool(succeeded[(task, start, seed)])
             axes.plot(
-                path["step"].to_numpy(),
-                path["omega"].abs().to_numpy(),
+                np.asarray(path["step"]),
+                np.abs(np.asarray(path["omega"])),
                 color=colours[start],
                 linewidth=0.9 if good else 1.4,
                 linestyle="-" if good else (0, (4, 1.5)),

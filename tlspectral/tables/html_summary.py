@@ -24,8 +24,8 @@ def html_summary(result: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    if dataclasses.is_dataclass(value) and hasattr(value, "statistic"):
-        return f"{value.statistic:.4g}"
+    if dataclasses.is_dataclass(value) and "statistic" in vars(value):
+        return _short(vars(value)["statistic"])
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     if isinstance(value, (float, np.floating)):

@@ -295,7 +295,7 @@ def _draw_strip(axes: Axes, table: pd.DataFrame, limits: tuple[float, float]) ->
 
 def _spread_limits(spreads: pd.Series) -> tuple[float, float]:
     """Powers of ten around 1 and all spreads; those below 0.001 are as flat as it."""
-    found = spreads[spreads > 0].dropna()
+    found = spreads.loc[spreads > 0].to_numpy()
     low, high = (float(found.min()), float(found.max())) if len(found) else (1.0, 1.0)
     return max(10.0 ** min(np.floor(np.log10(low)), -1), 1e-3), 10.0 ** max(np.ceil(np.log10(high)), 1)
 

@@ -1,0 +1,170 @@
+"""Two head tables side by side: a changed head alone differs, and tables that do not fit are refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+from tlspectral.heads import compare_heads, weight_noise_band
+from tlspectral.heads.comparison import COMPARED_COLUMNS
+from tlspectral.tables import HEAD_COLUMNS, read_table, write_table
+
+CHANGED = (1, 2)
+WEIGHT_COLUMNS = ("dir_frac", "D_head", "henrici", "content_pos_frac", "self_match", "rope_imag_frac", "freq_centroid")
+
+
+def analyzed(model, **arguments):
+    return tls.analyze_heads(model, **{"null_draws": 10, "detectors": False, "show_progress": False, **arguments})
+
+
+def changed_model(size: float):
+    """The tiny Llama with the query weights of one head moved by `size` of their spread."""
+    model = zoo.bridge("llama")
+    layer, head = CHANGED
+    projection = model.blocks[layer].attn.q.original_component.weight
+    d_head = projection.shape[0] // 4
+    rows = slice(head * d_head, (head + 1) * d_head)
+    with torch.no_grad():
+        noise = torch.randn(projection[rows].shape, generator=torch.Generator().manual_seed(0))
+        projection[rows] += size * projection.std() * noise
+    return model
+
+
+@pytest.fixture(scope="module")
+def base():
+    return analyzed(zoo.bridge("llama"))
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return analyzed(changed_model(0.3))
+
+
+@pytest.fixture(scope="module")
+def noise():
+    return weight_noise_band(zoo.bridge("llama"), draws=20)
+
+
+def test_the_changed_head_alone_differs(base, tuned):
+    table = compare_heads(base, tuned)
+    assert list(table) == ["layer", "head", *(f"{name}_diff" for name in COMPARED_COLUMNS)]
+    at = (table["layer"] == CHANGED[0]) & (table["head"] == CHANGED[1])
+    for name in WEIGHT_COLUMNS:
+        difference = table[f"{name}_diff"]
+        assert (difference[~at] == 0).all(), name
+        assert difference[at].item() != 0, name
+        expected = tuned.loc[at, name].item() - base.loc[at, name].item()  # b less a
+        assert difference[at].item() == expected
+    assert table["prev_diff"].isna().all()  # no detectors were run
+
+
+def test_a_table_does_not_differ_from_itself_and_order_of_rows_does_not_matter(base, tuned):
+    same = compare_heads(base, base).filter(like="_diff")
+    assert ((same == 0) | same.isna()).all(axis=None)
+    forth, back = compare_heads(base, tuned), compare_heads(tuned, base)
+    pd.testing.assert_frame_equal(forth.filter(like="_diff"), -back.filter(like="_diff"))
+    assert forth.equals(compare_heads(base.sample(frac=1, random_state=0), tuned.iloc[::-1]))
+    assert forth[["layer", "head"]].equals(base[["layer", "head"]])
+
+
+def test_rounding_explains_small_changes_and_not_large_ones(base, tuned, noise):
+    # Moved by 1e-9 of its spread, the weight stays within its float32 rounding of 6e-8 of its size.
+    within = compare_heads(base, analyzed(changed_model(1e-9)), noise_a=noise, noise_b=noise)
+    beyond = compare_heads(base, tuned, noise_a=noise, noise_b=noise)
+    at = (beyond["layer"] == CHANGED[0]) & (beyond["head"] == CHANGED[1])
+    for name in ("dir_frac", "D_head", "rope_imag_frac"):
+        assert not within[f"{name}_outside"].any()
+        assert beyond[f"{name}_outside"].tolist() == at.tolist()
+        np.testing.assert_allclose(beyond[f"{name}_band"], 2 * np.sqrt(2) * noise[f"{name}_sd"], rtol=1e-12)
+    one_sided = compare_heads(base, tuned, noise_b=noise)
+    np.testing.assert_allclose(one_sided["D_head_band"], 2 * noise["D_head_sd"], rtol=1e-12)
+    assert "self_match_band" not in one_sided  # the noise table does not have it
+
+
+def test_an_unknown_band_or_difference_is_neither_inside_nor_outside(base, noise):
+    other, holes = base.copy(), noise.copy()
+    other.loc[0, "D_head"] = np.nan
+    holes.loc[1, "D_head_sd"] = np.nan
+    table = compare_heads(base, other, noise_a=holes)
+    assert table["D_head_outside"].isna().tolist() == [True, True, *[False] * (len(base) - 2)]
+    assert table["D_head_outside"].dtype == "boolean"
+
+
+def test_rows_of_a_noise_table_are_matched_by_head(base, tuned, noise):
+    expected = compare_heads(base, tuned, noise_a=noise)
+    assert expected.equals(compare_heads(base, tuned, noise_a=noise.iloc[::-1]))
+
+
+def test_attrs_say_which_models_and_survive_a_file(base, tuned, noise, tmp_path):
+    base, tuned, noise = base.copy(), tuned.copy(), noise.copy()
+    base.attrs |= {"model": "base", "revision": "abc"}
+    tuned.attrs |= {"model": "tuned"}
+    noise.attrs |= {"model": "base", "revision": "abc"}
+    table = compare_heads(base, tuned, noise_a=noise)
+    assert table.attrs["a"] == {
+        "model": "base",
+        "revision": "abc",
+        "weights_sha256": base.attrs["weights_sha256"],
+    }
+    assert table.attrs["b"]["model"] == "tuned"
+    assert table.attrs["settings"] == {"seed": 0, "null_draws": 10, "null_blocks": "shared", "detectors": None}
+    assert table.attrs["noise"] == {"a": {"storage": ["float32"], "draws": 20, "seed": 0}}
+    assert json.loads(json.dumps(table.attrs, allow_nan=False)) == table.attrs
+    write_table(table, tmp_path / "comparison.parquet")
+    assert read_table(tmp_path / "comparison.parquet").attrs == table.attrs
+
+
+def test_behaviour_is_compared_where_both_ran_the_same_detectors():
+    model = tls.load_model("tiny-rope")
+    heads = analyzed(model, detectors=True)
+    table = compare_heads(heads, heads)
+    assert (table["prev_diff"] == 0).all()
+    assert table.attrs["settings"]["detectors"]["segment_length"] == heads.attrs["detectors"]["segment_length"]
+    other = heads.copy()
+    other.attrs = {**heads.attrs, "detectors": {**heads.attrs["detectors"], "segment_length": 16}}
+    with pytest.raises(ValueError, match=r"other settings: detectors' segment_length is \d+ in a and 16 in b"):
+        compare_heads(heads, other)
+    other.attrs = {**heads.attrs, "detectors": None}
+    with pytest.raises(ValueError, match=r"other settings: detectors is .* in a and None in b"):
+        compare_heads(heads, other)
+
+
+def test_every_compared_column_is_a_column_of_the_head_table():
+    assert set(COMPARED_COLUMNS) < {column.name for column in HEAD_COLUMNS}
+
+
+def with_attrs(heads, **attrs):
+    other = heads.copy()
+    other.attrs = {**heads.attrs, **attrs}
+    return other
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda heads: heads.iloc[:-1], r"differ in shape: 8 heads in 2 layers and 7 heads in 2 layers"),
+        (lambda heads: heads.drop(columns="henrici"), r"table b lacks 1 columns of analyze_heads, such as henrici"),
+        (lambda heads: heads.assign(layer=0, head=0), r"table b has some head twice"),
+        (lambda heads: heads.assign(kv_head=0), r"differ in architecture: kv_head of L0H2 is 1 and 0"),
+        (lambda heads: heads.assign(rotary_fraction=np.nan), r"rotary_fraction of L0H0 is 1.0 and nan"),
+        (lambda heads: with_attrs(heads, seed=3), r"other settings: seed is 0 in a and 3 in b"),
+        (lambda heads: with_attrs(heads, null_draws=300), r"null_draws is 10 in a and 300 in b"),
+        (lambda heads: pd.DataFrame(heads.to_dict("list")), r"table b does not say its model, seed, .*read_table"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(base, change, message):
+    with pytest.raises(ValueError, match=message):
+        compare_heads(base, change(base))
+
+
+def test_noise_of_another_model_or_other_heads_is_refused(base, noise):
+    with pytest.raises(ValueError, match="noise_b lacks 1 of 8 heads, such as L1H3"):
+        compare_heads(base, base, noise_b=noise.iloc[:-1])
+    with pytest.raises(ValueError, match="noise_a is of model other, but table a of model"):
+        compare_heads(base, base, noise_a=with_attrs(noise, model="other"))
+    with pytest.raises(ValueError, match="give a table of weight_noise_band"):
+        compare_heads(base, base, noise_a=base)

@@ -1,0 +1,45 @@
+"""One head table for each draw of some of its columns, such as those of a placebo or of perturbed weights."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+
+def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield a copy of `heads` for every draw, in order, with the columns of that draw in place of its own.
+
+    Rows are matched by layer and head; the order, index and `attrs` of `heads` stay, and rows of `draws` that `heads`
+    does not have are left out. `D_head_pct` follows a drawn `D_head`: it is ranked again over the rows of `heads`.
+
+    Args:
+        heads: a table with columns `layer, head`.
+        draws: a table with columns `draw, layer, head` and any others, which are the ones put in place.
+
+    Raises:
+        ValueError: a column of the places is missing, a head of `heads` stands twice or lacks a row in some draw, or
+            the tables say that they come from different weights.
+    """
+    places = ["layer", "head"]
+    for name, table, needed in (("heads", heads, places), ("draws", draws, ["draw", *places])):
+        missing = [column for column in needed if column not in table]
+        if missing:
+            raise ValueError(f"the table of {name} has no column {', '.join(missing)}")
+        if table.duplicated(needed).any():
+            raise ValueError(f"the table of {name} has more than one row for some {', '.join(needed)}")
+    for key in ("model", "revision", "sha256"):
+        ours, theirs = heads.attrs.get(key), draws.attrs.get(key)
+        if ours is not None and theirs is not None and ours != theirs:
+            raise ValueError(f"the head table is of {key} {ours}, the draws are of {key} {theirs}: use one model")
+    drawn = [column for column in draws if column not in ("draw", *places)]
+    index = pd.MultiIndex.from_frame(heads.loc[:, places])
+    for draw, rows in draws.groupby("draw", sort=True):
+        by_head = rows.set_index(places)
+        lost = index.difference(by_head.index)
+        if len(lost):
+            layer, head = lost[0]
+            raise ValueError(f"draw {draw} lacks {len(lost)} of {len(index)} heads, such as L{layer}H{head}")
+        found = heads.copy()
+        found[drawn] = by_head.loc[index, drawn].to_numpy()
+        if "D_head" in drawn and "D_head_pct" in found:
+            found["D_head_pct"] = found["D_head"].rank() / found["D_head"].notna().sum()
+        yield found
