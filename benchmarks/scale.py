@@ -160,7 +160,7 @@ def draw(layers: list[dict[str, Any]], widths: list[dict[str, Any]], output: Pat
     figure = new_figure(8, 3.2)
     left, right = figure.subplots(1, 2)
     left.plot([row["layers"] for row in layers], [1e3 * row["cpu_a_head"] for row in layers], "o-", color=BLUE)
-    left.set(xscale="log", xlabel="layers", ylabel="CPU a head (ms)", title="metrics")
+    left.set(xscale="log", xlabel="layers", ylabel="CPU a head (ms)", title="metrics of a head, width 2048")
     without, with_null = widths[0::2], widths[1::2]
     sizes = [row["d_model"] for row in without]
 
@@ -172,12 +172,12 @@ def draw(layers: list[dict[str, Any]], widths: list[dict[str, Any]], output: Pat
     right.plot(sizes, of_null("cpu_a_head"), "s-", color=ORANGE, label=f"null, {draws} draws")
     right.plot(sizes, of_null("eigvals"), "--", color=GREY, label=f"bare eigvals, {draws} matrices")
     right.set(xscale="log", xlabel="d_model", title=f"d_head {without[0]['d_head']}")
-    right.legend(frameon=False)
+    right.legend(frameon=False, fontsize=8, loc="center left")
     for axes, found in ((left, layers), (right, widths[0::2])):
         ticks = [row["layers" if axes is left else "d_model"] for row in found]
         axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
         dress(axes)
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output)
