@@ -59,7 +59,7 @@ RECIPES = {
     "tiny-ape-sym": _constrained(ARMS["ape_sym"], seed=0),
     "tiny-rope": Recipe(TransformerConfig(positional_embedding_type="rotary")),
     "tiny-rope-imag": _constrained(ARMS["rope_imag"], seed=0),
-    "tiny-rope-sym": _constrained(ARMS["rope_sym"], seed=1),
+    "tiny-rope-sym": _constrained(ARMS["rope_sym"], seed=1),  # with seed 0 no circuit had formed by step 2100
 }
 # Left out of a record at their defaults, as they are in those of the first checkpoints.
 _NEWER_FIELDS = ("rotary_adjacent_pairs", "unembed_bias")
