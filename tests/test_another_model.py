@@ -29,6 +29,7 @@ def test_a_published_model_gets_its_published_row():
     assert round(row(table, "attenuation", "hybrid")["value"], 2) == 0.61
     assert round(row(table, "attenuation", "rank")["value"], 2) == 0.47
     assert table["noise_sd"].isna().all()
+    assert all(reason is None for reason in table["reason"])
     low, high = row(table, "partial correlation", "hybrid")[["low", "high"]]
     assert low < 0.35 < high
 
@@ -81,5 +82,6 @@ def test_the_command_prints_and_writes(tmp_path):
     assert done.exit_code == 0, done.output
     assert "partial correlation hybrid  0.353" in done.stdout
     assert "5 heads at random reach it" in done.stdout
+    assert "nan" not in done.stdout.split("\n\n", 1)[1]  # a number that is there needs no reason
     written = pd.read_parquet(tmp_path / "out.parquet")
     assert written["statistic"].nunique() == 3

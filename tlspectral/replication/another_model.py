@@ -16,6 +16,7 @@ from tlspectral.stats import (
     partial_spearman,
     top_head_percentile,
 )
+from tlspectral.stats.columns import reasons_as_objects
 
 _METHODS: tuple[Literal["hybrid", "rank"], ...] = ("hybrid", "rank")
 
@@ -82,7 +83,7 @@ def another_model(
         spread = statistic_noise(heads, drawn, again).set_index("statistic")["sd"]
         table["noise_sd"] = (table["statistic"] + "/" + table["method"]).map(spread)
     columns = ["statistic", "method", "value", "low", "high", "pvalue", "pvalue_of", "noise_sd", "n"]
-    table = table[[*columns, "function", "reason"]].astype({"reason": object})
+    table = reasons_as_objects(table[[*columns, "function", "reason"]])
     table.attrs = {
         "model": heads.attrs.get("model"),
         "seed": seed,
