@@ -83,7 +83,7 @@ def another_model(
         spread = statistic_noise(heads, drawn, again).set_index("statistic")["sd"]
         table["noise_sd"] = (table["statistic"] + "/" + table["method"]).map(spread)
     columns = ["statistic", "method", "value", "low", "high", "pvalue", "pvalue_of", "noise_sd", "n"]
-    table = reasons_as_objects(table[[*columns, "function", "reason"]])
+    table = reasons_as_objects(table.reindex(columns=[*columns, "function", "reason"]))
     table.attrs = {
         "model": heads.attrs.get("model"),
         "seed": seed,
