@@ -113,9 +113,9 @@ def test_a_run_below_the_threshold_from_the_start():
 
 def test_formation_of_other_tables_is_refused():
     table = evaluations("a", 0, [1.0], [0.9])
-    with pytest.raises(ValueError, match="evaluations have no column ce_pred, ind_best"):
+    with pytest.raises(ValueError, match="evaluations has no column ce_pred, ind_best"):
         formation(table.drop(columns=["ce_pred", "ind_best"]), vocabulary=32)
-    with pytest.raises(ValueError, match="evaluations have no rows"):
+    with pytest.raises(ValueError, match="evaluations has no rows"):
         formation(table.iloc[:0], vocabulary=32)
     with pytest.raises(ValueError, match=r"arm a, seed 0 has several rows for one step \(step 0\): choose one run"):
         formation(pd.concat([table, table.assign(strength=1.0)], ignore_index=True), vocabulary=32)

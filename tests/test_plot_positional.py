@@ -450,7 +450,7 @@ def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
     assert titles[2] == ""
     assert "prev 1" in said(figure)
     assert [axes.get_title() for axes in plots.score_agreement(joined()).axes[:3]] == ["", "", ""]
-    with pytest.raises(ValueError, match="statistics have no column spearman, null_pct"):
+    with pytest.raises(ValueError, match="table of statistics has no column spearman, null_pct"):
         plots.score_agreement(table, statistics.drop(columns=["spearman", "null_pct"]))
 
 

@@ -140,9 +140,9 @@ def test_the_figure_draws_every_path(found):
 
 def test_the_figure_refuses_what_it_cannot_draw(found):
     _, runs, paths, _ = found
-    with pytest.raises(ValueError, match="paths have no column omega"):
+    with pytest.raises(ValueError, match="table of paths has no column omega"):
         headline_paths(paths.drop(columns="omega"), runs)
-    with pytest.raises(ValueError, match="runs have no rows"):
+    with pytest.raises(ValueError, match="table of runs has no rows"):
         headline_paths(paths, runs.iloc[:0])
 
 

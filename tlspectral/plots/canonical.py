@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, dress, new_figure
+from tlspectral.tables.required import require
 
 _KEY = ORANGE
 _PATH = "#8fb4d3"
@@ -180,7 +181,7 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
     Source: PS, Figure 3B. What it does not establish: a scale that can be compared between panels. Queries may grow
     while keys shrink without any change of a score.
     """
-    _check(trajectories, ("angle", "seed", "step", "kind", "token", "label", "x", "y"))
+    require(trajectories, ("angle", "seed", "step", "kind", "token", "label", "x", "y"), "the canonical sweep")
     if trajectories["seed"].nunique() > 1:
         seeds = ", ".join(str(seed) for seed in trajectories["seed"].unique())
         raise ValueError(f"the table has the seeds {seeds}: give the rows of one, the paths of several would mix")
@@ -225,16 +226,8 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
     return figure
 
 
-def _check(table: pd.DataFrame, needed: tuple[str, ...]) -> None:
-    missing = [name for name in needed if name not in table]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of the canonical sweep")
-    if table.empty:
-        raise ValueError("the table has no rows: give a table with at least one")
-
-
 def _arms_in(table: pd.DataFrame, needed: tuple[str, ...]) -> list[tuple[str, int]]:
-    _check(table, needed)
+    require(table, needed, "the canonical sweep")
     found = {(str(task), int(count)) for task, count in zip(table["task"], table["n_frequencies"], strict=True)}
     unknown = sorted(found - set(_ARMS))
     if unknown:

@@ -22,6 +22,7 @@ from tlspectral.plots.style import (
     two_decimals,
 )
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.required import require
 
 _WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would be most of the picture
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#0b3c6b", BLUE, "#e3e6ea", ORANGE, "#8a4800"])
@@ -48,11 +49,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     What it does not establish: that neighbours in the grid have anything to do with one another: the order of heads
     within a layer has no meaning.
     """
-    missing = [name for name in ("layer", "head", column) if name not in heads]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: it has {', '.join(map(str, heads))}")
-    if heads.empty:
-        raise ValueError("the table has no rows: give a table with at least one head")
+    require(heads, ("layer", "head", column), "analyze_heads")
     if not pd.api.types.is_numeric_dtype(heads[column]):
         raise ValueError(f"the column {column} is not numeric: choose one that is")
     if heads.duplicated(["layer", "head"]).any():

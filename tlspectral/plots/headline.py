@@ -6,6 +6,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from tlspectral.plots.style import GREY, INK, PALE, dress, new_figure
+from tlspectral.tables.required import require
 
 _TITLES = {"retrieval": "retrieval: no rotation", "index": "index: one lap over the places"}
 _WANTED = {"retrieval": (-0.05, 0.05), "index": (1.8, 2.1)}
@@ -29,9 +30,7 @@ def headline_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         ("paths", paths, ("task", "start", "seed", "step", "omega")),
         ("runs", runs, ("task", "start", "seed", "success")),
     ):
-        missing = [column for column in columns if column not in table]
-        if missing or table.empty:
-            raise ValueError(f"{name} have no {'rows' if not missing else 'column ' + ', '.join(missing)}")
+        require(table, columns, "the headline experiment", name=f"table of {name}")
     tasks = [task for task in _TITLES if task in set(paths["task"])]
     starts = sorted(paths["start"].unique())
     colours = dict(zip(starts, colormaps["viridis"](np.linspace(0.0, 0.88, len(starts))), strict=True))

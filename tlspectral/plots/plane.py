@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, INK, PALE, sequential_colours
+from tlspectral.tables.required import require
 
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
@@ -46,11 +47,7 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     """
     if highlight_previous_token < 0:
         raise ValueError(f"highlight_previous_token is {highlight_previous_token}: give 0 or more heads")
-    missing = [name for name in ("layer", "head", "dir_frac", "D_head") if name not in heads]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of analyze_heads")
-    if heads.empty:
-        raise ValueError("the table has no rows: give a table with at least one head")
+    require(heads, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
 
     table = heads.reset_index(drop=True)
     if "name" not in table:

@@ -6,6 +6,7 @@ from jaxtyping import Float64
 
 from tlspectral.replication.claims import Claim, PublishedTables
 from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.tables.required import require
 from tlspectral.training.constrained import formation, formation_tests, previous_token_heads, rerouting
 
 VOCABULARY = 64
@@ -200,9 +201,7 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
     What it does not establish: the same experiment. A quick grid is smaller, learns faster and stops early; steps of
     the two cannot be compared, quotients can.
     """
-    missing = [name for name in ("arm", "seed", "formed_loss", "formed_both") if name not in steps]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give formation.parquet of a constrained grid")
+    require(steps, ("arm", "seed", "formed_loss", "formed_both"), "a constrained grid, formation.parquet")
     published = formation(PublishedTables().constrained.evaluations, vocabulary=VOCABULARY)
     rows = []
     for arm in pd.unique(steps["arm"]):

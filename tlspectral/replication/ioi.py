@@ -4,6 +4,7 @@ import pandas as pd
 import scipy.stats
 
 from tlspectral.replication.published import published_heads
+from tlspectral.tables.required import require
 
 IOI_CLASSES = {
     "name mover": ((9, 9), (10, 0), (9, 6)),
@@ -39,9 +40,7 @@ def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
     were found by their effect on one task.
     """
     heads = published_heads("gpt2") if heads is None else heads
-    missing = [name for name in ("layer", "head", *_SCORES) if name not in heads]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give the head table of GPT-2 small")
+    require(heads, ("layer", "head", *_SCORES), "analyze_heads on GPT-2 small")
     percentiles = pd.DataFrame(
         {name: 100 * scipy.stats.rankdata(heads[name]) / len(heads) for name in _SCORES},
         index=pd.MultiIndex.from_arrays([heads["layer"], heads["head"]]),

@@ -7,6 +7,7 @@ import pandas as pd
 
 from tlspectral.report.head_data import DETECTORS
 from tlspectral.report.sections import head_link, top_heads
+from tlspectral.tables.required import require
 
 _MOST_DRAWN = 24
 _WIDTH, _HEIGHT = 220, 116
@@ -19,11 +20,7 @@ def check_kernels(kernels: pd.DataFrame, heads: pd.DataFrame) -> None:
     Raises:
         ValueError: a missing column, another model's kernels, or a kernel of a head that the table of heads lacks.
     """
-    missing = [name for name in ("layer", "head", "offset", "score") if name not in kernels]
-    if missing:
-        raise ValueError(
-            f"the table of kernels has no column {', '.join(missing)}: give a table of relative_position_kernel"
-        )
+    require(kernels, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of kernels")
     models = [table.attrs.get("model") for table in (kernels, heads)]
     if None not in models and models[0] != models[1]:
         raise ValueError(f"the kernels are of {models[0]} and the heads of {models[1]}: give tables of one model")

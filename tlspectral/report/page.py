@@ -22,6 +22,7 @@ from tlspectral.report.sections import (
     statuses,
 )
 from tlspectral.tables import whole_file
+from tlspectral.tables.required import require
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
@@ -66,11 +67,7 @@ def report(
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     """The table with a RangeIndex, text as column names, whole numbers as places and a name in every row."""
-    missing = [name for name in _NEEDED if name not in heads]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of analyze_heads")
-    if heads.empty:
-        raise ValueError("the table has no rows: give a table with at least one head")
+    require(heads, _NEEDED, "analyze_heads")
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
     for place in ("layer", "head"):

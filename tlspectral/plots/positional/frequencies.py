@@ -18,7 +18,6 @@ from tlspectral.plots.positional.rows import (
     head_pair,
     head_pairs,
     of_head,
-    require,
     require_one_row_per,
     without_nan,
 )
@@ -34,6 +33,7 @@ from tlspectral.plots.style import (
     new_figure,
     sequential_colours,
 )
+from tlspectral.tables.required import require
 
 _MADE_BY = "positional_symbolic(..., per_frequency=True)"
 _KEYS = ["layer", "head", "frequency"]

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.positional.plane import POSITIONAL_AXIS, SCORES, label_outer, queried_blocks, query_panels
-from tlspectral.plots.positional.rows import require, require_one_row_per, without_nan
+from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import (
     BLUE,
     INK,
@@ -23,6 +23,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
+from tlspectral.tables.required import require
 
 _AGREEMENT = {
     "rope_imag_frac": "rope_imag_frac (share)",
@@ -148,9 +149,7 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     """
     require(joined, ["layer", "s_pos", *_AGREEMENT], "positional_symbolic joined with one of analyze_heads")
     if statistics is not None:
-        missing = [name for name in _STATISTICS if name not in statistics]
-        if missing:
-            raise ValueError(f"the statistics have no column {', '.join(missing)}")
+        require(statistics, _STATISTICS, "score_agreement", name="table of statistics")
     figure = new_figure(7.2, 3.4)
     panels: list[Axes] = figure.subplots(1, len(_AGREEMENT), sharey=True).tolist()
     colours = sequential_colours(joined["layer"])

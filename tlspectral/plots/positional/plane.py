@@ -16,7 +16,6 @@ from tlspectral.plots.positional.rows import (
     Head,
     head_name,
     head_pairs,
-    require,
     require_one_row_per,
     without_nan,
 )
@@ -31,6 +30,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
+from tlspectral.tables.required import require
 
 SCORES = ["s_pos", "s_sym"]
 POSITIONAL_AXIS = r"positional score $s_\mathrm{pos}$ (cosine)"

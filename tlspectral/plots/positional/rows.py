@@ -7,21 +7,10 @@ from typing import SupportsIndex
 
 import pandas as pd
 
+from tlspectral.tables.required import require
+
 Head = tuple[SupportsIndex, SupportsIndex] | str
 """A head as the pair (layer, head) or by its name, "L12H0"."""
-
-
-def require(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
-    """Refuse a table without rows or without a needed column.
-
-    Raises:
-        ValueError: it says which columns are missing and what makes such a table.
-    """
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise ValueError(f"the table has no column {', '.join(missing)}: give a table of {made_by}")
-    if table.empty:
-        raise ValueError(f"the table has no rows: give a table of {made_by} with at least one")
 
 
 def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:

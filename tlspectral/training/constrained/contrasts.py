@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.tables.required import require
 from tlspectral.training.constrained.formation import CRITERIA
 
 _LEVEL = 0.05
@@ -60,13 +61,8 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
     What it does not establish: more than an order of these arms at these sizes. With five seeds no p-value is below
     1/252; P4's other half, that the circuit works through phase under a symmetric M, is a matter of `rerouting`.
     """
-    missing = [
-        name
-        for name in ("arm", "seed", "last_step", *(f"formed_{criterion}" for criterion in CRITERIA))
-        if name not in formation
-    ]
-    if missing:
-        raise ValueError(f"formation has no column {', '.join(missing)}")
+    needed = ("arm", "seed", "last_step", *(f"formed_{criterion}" for criterion in CRITERIA))
+    require(formation, needed, "formation", name="table of formation")
     present = set(formation["arm"])
     contrasts = [contrast for contrast in CONTRASTS if {contrast.slower, contrast.faster} <= present]
     rows = []

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tlspectral.tables.required import require
 from tlspectral.training.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 
 CRITERIA = ("both", "loss")
@@ -30,9 +31,8 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
     What it does not establish: that nothing of the circuit was there before. Steps are as coarse as the evaluations:
     runs that form between the same two have equal steps.
     """
-    missing = [name for name in ("arm", "seed", "step", "ce_pred", "ind_best") if name not in evaluations]
-    if missing or evaluations.empty:
-        raise ValueError(f"evaluations have no {'column ' + ', '.join(missing) if missing else 'rows'}")
+    needed = ("arm", "seed", "step", "ce_pred", "ind_best")
+    require(evaluations, needed, "a constrained grid", name="table of evaluations")
     refuse_mixed_runs(evaluations, ["arm", "seed", "step"])
     threshold = loss_threshold(vocabulary)
     rows = []
