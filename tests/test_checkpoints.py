@@ -432,6 +432,8 @@ def test_a_form_that_the_bridge_cannot_hold_is_refused(folder):
     """TransformerLens splits Falcon's grouped keys in the wrong places."""
     with pytest.raises(UnsupportedArchitecture, match="layer 0: the bridge of TransformerLens cannot hold this falcon"):
         analyze(folder("falcon_grouped"))
+    with pytest.raises(UnsupportedArchitecture, match="^the bridge of TransformerLens cannot hold this falcon"):
+        tls.load_model(folder("falcon_grouped"))
 
 
 def test_code_from_a_checkpoint_is_never_run(copied):

@@ -152,12 +152,10 @@ class CheckpointLayers:
         model = model_of(config, {name: stored[tensor] for name, (tensor, _) in tensors.items()})
         del stored
         try:
-            view = attention_view(build_bridge(model, None, self.files.name))
-        except (RuntimeError, TypeError, AttributeError) as error:  # of TransformerLens, which splits packed weights
-            raise UnsupportedArchitecture(
-                f"layer {index}: the bridge of TransformerLens cannot hold this {config.model_type} model "
-                f"({_first_line(error)})"
-            ) from error
+            bridge = build_bridge(model, None, self.files.name)
+        except UnsupportedArchitecture as error:
+            raise UnsupportedArchitecture(f"layer {index}: {error}") from error
+        view = attention_view(bridge)
         try:
             yield view
         finally:

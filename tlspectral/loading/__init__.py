@@ -86,7 +86,7 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     """A raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
 
     Raises:
-        UnsupportedArchitecture: TransformerLens has no bridge for the model's class.
+        UnsupportedArchitecture: TransformerLens has no bridge for the model's class, or none that can hold it.
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -97,6 +97,17 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
         )
     except ValueError as error:
         raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:  # packed weights, split wrongly
+        kind, said = pretrained.config.model_type, " ".join(str(error).split())
+        raise UnsupportedArchitecture(
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({said})"
+        ) from error
     return bridge.eval()
 
 
