@@ -432,7 +432,7 @@ def test_a_form_that_the_bridge_cannot_hold_is_refused(folder):
     """TransformerLens splits Falcon's grouped keys in the wrong places."""
     with pytest.raises(UnsupportedArchitecture, match="layer 0: the bridge of TransformerLens cannot hold this falcon"):
         analyze(folder("falcon_grouped"))
-    with pytest.raises(UnsupportedArchitecture, match="^the bridge of TransformerLens cannot hold this falcon"):
+    with pytest.raises(UnsupportedArchitecture, match=r"^the bridge of TransformerLens cannot hold this falcon"):
         tls.load_model(folder("falcon_grouped"))
 
 
