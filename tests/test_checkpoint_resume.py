@@ -181,3 +181,15 @@ def test_a_dask_cluster_gives_the_same_table(path, table):
     ):
         found = analyze(path, n_jobs=-1)
     assert_same(found, table)
+
+
+def test_layers_read_by_threads_leave_weight_tying_as_it_was(tmp_path):
+    """transformers switches it off in the whole process while a model loads; threads could leave it off for good."""
+    from transformers import PreTrainedModel
+
+    own = PreTrainedModel.tie_weights
+    path = zoo.save_folder("llama", tmp_path / "model")
+    with joblib.parallel_config(backend="threading"):
+        for _ in range(5):
+            tls.analyze_heads(path, detectors=False, null_draws=2, n_jobs=4, show_progress=False)
+    assert PreTrainedModel.tie_weights is own

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.loading.pretrained import quiet
+from tlspectral.loading.pretrained import one_load_at_a_time, quiet
 
 VOCABULARY = 256
 
@@ -42,7 +42,7 @@ def model_class(config: Any) -> Any:
 
 def empty_model(config: Any) -> nn.Module:
     """The model without weights (meta device): it tells names and shapes and costs nothing."""
-    with torch.device("meta"), quiet():
+    with one_load_at_a_time, torch.device("meta"), quiet():
         return model_class(config)(config)
 
 
@@ -63,7 +63,7 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
         else:
             fresh = float(parameter.ndim == 1 and name.endswith("weight"))
             state[name] = torch.full((), fresh).expand(parameter.shape)
-    with quiet():
+    with one_load_at_a_time, quiet():
         model, report = model_class(config).from_pretrained(
             None,
             config=copy.deepcopy(config),

@@ -1,6 +1,7 @@
 """A Hugging Face causal language model and its tokenizer, from disk where they are there."""
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,10 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
+
+
+one_load_at_a_time = threading.Lock()
+"""transformers switches weight tying off in the whole process while it loads: of two threads one may leave it off."""
 
 
 @contextlib.contextmanager
@@ -64,14 +69,15 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
 
     config = _fetch(transformers.AutoConfig.from_pretrained, source)
     check_config(config, source)
-    model, report = _fetch(
-        transformers.AutoModelForCausalLM.from_pretrained,
-        source,
-        config=config,
-        dtype=dtype,
-        attn_implementation="eager",
-        output_loading_info=True,
-    )
+    with one_load_at_a_time:
+        model, report = _fetch(
+            transformers.AutoModelForCausalLM.from_pretrained,
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
     lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
     if lost:
         raise BadWeights(
