@@ -3,8 +3,12 @@
 import os
 import socket
 
+import joblib
 import pytest
 import torch
+
+# Modules of the tests whose asserts are to show their values, as those in test files do.
+pytest.register_assert_rewrite("ablation_runs", "positional_measurements")
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
@@ -19,3 +23,16 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def dask_cluster():
+    """A cluster of two processes, to which joblib sends its work while the test runs."""
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with (
+        distributed.LocalCluster(**settings) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        yield

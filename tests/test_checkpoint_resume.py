@@ -171,16 +171,9 @@ def test_processes_give_the_same_table(path, table, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.usefixtures("dask_cluster")
 def test_a_dask_cluster_gives_the_same_table(path, table):
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with (
-        distributed.LocalCluster(**settings) as cluster,
-        distributed.Client(cluster),
-        joblib.parallel_config(backend="dask"),
-    ):
-        found = analyze(path, n_jobs=-1)
-    assert_same(found, table)
+    assert_same(analyze(path, n_jobs=-1), table)
 
 
 def test_layers_read_by_threads_leave_weight_tying_as_it_was(tmp_path):

@@ -147,7 +147,7 @@ def with_attrs(heads, **attrs):
     ("change", "message"),
     [
         (lambda heads: heads.iloc[:-1], r"differ in shape: 8 heads in 2 layers and 7 heads in 2 layers"),
-        (lambda heads: heads.drop(columns="henrici"), r"table b lacks 1 columns of analyze_heads, such as henrici"),
+        (lambda heads: heads.drop(columns="henrici"), r"table b has no column henrici: give a table of analyze_heads"),
         (lambda heads: heads.assign(layer=0, head=0), r"table b has some head twice"),
         (lambda heads: heads.assign(kv_head=0), r"differ in architecture: kv_head of L0H2 is 1 and 0"),
         (lambda heads: heads.assign(rotary_fraction=np.nan), r"rotary_fraction of L0H0 is 1.0 and nan"),
@@ -166,5 +166,5 @@ def test_noise_of_another_model_or_other_heads_is_refused(base, noise):
         compare_heads(base, base, noise_b=noise.iloc[:-1])
     with pytest.raises(ValueError, match="noise_a is of model other, but table a of model"):
         compare_heads(base, base, noise_a=with_attrs(noise, model="other"))
-    with pytest.raises(ValueError, match="give a table of weight_noise_band"):
+    with pytest.raises(ValueError, match="table noise_a has no column dir_frac_sd: give a table of weight_noise_band"):
         compare_heads(base, base, noise_a=base)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -444,15 +443,9 @@ def test_workers_give_the_same_tables(whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.usefixtures("dask_cluster")
 def test_a_dask_cluster_gives_the_same_tables(whole, tmp_path):
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with (
-        distributed.LocalCluster(**settings) as cluster,
-        distributed.Client(cluster),
-        joblib.parallel_config(backend="dask"),
-    ):
-        found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=-1, show_progress=False)
+    found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=-1, show_progress=False)
     same_tables(found, whole[1])
 
 
@@ -527,5 +520,7 @@ def test_the_figure_of_published_tables_says_raw(whole):
         line for line in figure.axes[0].lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
     ]
     assert not thresholds
-    with pytest.raises(ValueError, match="kernels has no rows"):
+    with pytest.raises(ValueError, match="table of kernels has no rows"):
         formation_figure(bare, tables["formation"], raw, tables["kernels"].iloc[:0])
+    with pytest.raises(ValueError, match="table of formation has no column last_step: give a table of a constrained"):
+        formation_figure(bare, tables["formation"].drop(columns="last_step"), raw, tables["kernels"])

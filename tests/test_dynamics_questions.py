@@ -192,7 +192,7 @@ def test_published_percentiles_come_out_of_the_published_heads():
 
 def test_bad_tables_are_refused():
     good = track([0.1, 0.9], n_heads=4)
-    with pytest.raises(ValueError, match="no column 'prev'; it has step"):
+    with pytest.raises(ValueError, match=r"no column prev: give a table of HeadHistory\.track"):
         formation_crossing(good.drop(columns="prev"))
     with pytest.raises(ValueError, match="several rows of step 0"):
         formation_crossing(pd.concat([good, good]).sort_values("step"))
@@ -202,7 +202,7 @@ def test_bad_tables_are_refused():
         formation_crossing(good.assign(rope_imag_frac_pct=[0.1, np.nan]))
     with pytest.raises(ValueError, match="no rows"):
         formation_crossing(good[:0])
-    with pytest.raises(ValueError, match="no column 'D_head_median'"):
+    with pytest.raises(ValueError, match="no column D_head_median"):
         median_leaves_null(good)
-    with pytest.raises(ValueError, match="no column 'prev_pct'"):
+    with pytest.raises(ValueError, match="no column prev_pct"):
         eventual_head_rank(good)

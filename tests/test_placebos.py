@@ -243,8 +243,10 @@ def test_tables_that_do_not_belong_together_are_refused():
     placebo.attrs["model"] = "other"
     with pytest.raises(ValueError, match="head table is of model one, the draws are of model other"):
         placebo_attenuation(heads, placebo, mean_share)
-    with pytest.raises(ValueError, match="draws has no column draw"):
+    with pytest.raises(ValueError, match="draws has no column draw: give a table of permuted_pairing"):
         placebo_attenuation(heads, heads, mean_share)
+    with pytest.raises(ValueError, match="draws has no rows"):
+        placebo_attenuation(heads, placebo.iloc[:0], mean_share)
 
 
 def synthetic(seed: int, n_layers: int = 12, n_heads: int = 10) -> tuple[pd.DataFrame, np.random.Generator]:

@@ -119,13 +119,34 @@ def test_accuracy_has_its_interval_and_training_its_shade():
     assert axes.get_xlabel() == "depth"
 
 
-@pytest.mark.parametrize("draw", [evolution, resonance_evolution, phase_evolution, depth_manifold_plane])
-def test_an_empty_table_is_refused(draw):
-    with pytest.raises(ValueError, match="has no rows"):
-        draw(pd.DataFrame(columns=["step", "layer", "head", "frequency", "omega", "pairs", "depth"]))
+@pytest.mark.parametrize(
+    ("draw", "columns"),
+    [
+        (evolution, "step layer head frequency omega"),
+        (resonance_evolution, "step pairs resonance"),
+        (phase_evolution, "step mean_abs start_abs drift"),
+        (depth_manifold_plane, "layer head depth pc1 pc2 between"),
+        (lambda table: training_losses(table, REFERENCES), "language seed step loss"),
+        (lambda table: structure_gap_curves(table, REFERENCES), "language size mean low high trained"),
+    ],
+)
+def test_a_table_without_rows_or_without_a_column_is_refused(draw, columns):
+    table = pd.DataFrame(columns=columns.split())
+    with pytest.raises(ValueError, match="has no rows: give a table of"):
+        draw(table)
+    for column in table:
+        with pytest.raises(ValueError, match=f"has no column {column}: give a table of"):
+            draw(table.drop(columns=column))
 
 
-@pytest.mark.parametrize("draw", [training_losses, structure_gap_curves])
-def test_an_empty_comparison_is_refused(draw):
-    with pytest.raises(ValueError, match="has no rows"):
-        draw(pd.DataFrame(columns=["language", "arm"]), REFERENCES)
+@pytest.mark.parametrize(
+    ("draw", "columns", "column"),
+    [
+        (training_losses, "language seed step loss", "chance_loss"),
+        (structure_gap_curves, "language size mean low high trained", "chance_accuracy"),
+    ],
+)
+def test_references_without_a_column_are_refused(draw, columns, column):
+    table = pd.DataFrame({name: [0] for name in columns.split()})
+    with pytest.raises(ValueError, match=f"table of references has no column {column}: give a table of .* table1"):
+        draw(table, REFERENCES.drop(columns=column))

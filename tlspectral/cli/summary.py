@@ -13,9 +13,9 @@ _LOOKED_AT = 10
 
 def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
     """The table as it is. Raises ValueError where it is no table of heads."""
-    missing = [name for name in ("layer", "head", "D_head", "dir_frac") if name not in heads]
-    if missing:
-        raise ValueError(f"{path} is not a table of heads: it has no column {', '.join(missing)}")
+    from tlspectral.tables.required import require
+
+    require(heads, ("layer", "head", "D_head", "dir_frac"), "analyze_heads", name=f"table in {path}")
     return heads
 
 

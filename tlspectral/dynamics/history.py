@@ -81,7 +81,7 @@ class HeadHistory:
         ]
         if not np.isnan(last["icl_score"]):
             layer, head = self.previous_token_head
-            prev = self.track()["prev"]
+            prev = self.track((layer, head))["prev"]
             said += [
                 ("previous-token head", f"L{layer}H{head}: prev {prev.iloc[0]:.2f} first, {prev.iloc[-1]:.2f} last"),
                 ("in-context score", f"{first['icl_score']:.2f} first, {last['icl_score']:.2f} last (nats per token)"),

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 
 PERCENTILES = ("prev", "D_head", "rope_imag_frac", "dir_frac")
 """Columns of which a history holds the percentile within the model, as `<column>_pct`."""
@@ -19,10 +18,7 @@ def within_model_percentile(values: pd.Series) -> pd.Series:
 
     What it does not establish: distance. In a model without any structure some head stands at 1 as well.
     """
-    known = values.notna()
-    ranks = pd.Series(np.nan, index=values.index, dtype=float)
-    ranks[known] = scipy.stats.rankdata(values[known]) / max(int(known.sum()), 1)
-    return ranks
+    return values.rank(pct=True)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

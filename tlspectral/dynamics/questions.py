@@ -15,6 +15,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables.html_summary import html_summary
+from tlspectral.tables.required import require
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,6 @@ def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: fl
 def _steps(table: pd.DataFrame, column: str) -> list[int]:
     """The steps of a table, checked."""
     steps = [int(step) for step in _values(table, column)]
-    if not steps:
-        raise ValueError("the table has no rows: it needs one per training step")
     for before, after in pairwise(steps):
         if before == after:
             raise ValueError(f"the table has several rows of step {after}: take one head, as HeadHistory.track() does")
@@ -246,8 +245,7 @@ def _steps(table: pd.DataFrame, column: str) -> list[int]:
 
 
 def _values(table: pd.DataFrame, column: str) -> Float64[np.ndarray, " steps"]:
-    if column not in table:
-        raise ValueError(f"the table has no column {column!r}; it has {', '.join(map(str, table.columns))}")
+    require(table, [column], "HeadHistory.track()")
     values = table[column].to_numpy(dtype=float)
     if np.isnan(values).any():
         at = int(np.flatnonzero(np.isnan(values))[0])

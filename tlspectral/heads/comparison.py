@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tlspectral.tables.required import require
+
 COMPARED_COLUMNS = (
     "outside_m",
     "rank",
@@ -66,7 +68,7 @@ def compare_heads(
         measured.
 
     Raises:
-        ValueError: columns or provenance are missing, the tables are of other layers and heads, architectures or
+        ValueError: columns, rows or provenance are missing, the tables are of other layers and heads, architectures or
             settings, or a noise table is of another model.
 
     What it does not establish: that a difference is one of function, or what training did to it: two runs of the same
@@ -96,9 +98,7 @@ def compare_heads(
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
-    missing = [name for name in (*_PLACES, *_ARCHITECTURE, *COMPARED_COLUMNS) if name not in heads]
-    if missing:
-        raise ValueError(f"table {which} lacks {len(missing)} columns of analyze_heads, such as {missing[0]}")
+    require(heads, (*_PLACES, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {which}")
     if heads.duplicated(_PLACES).any():
         raise ValueError(f"table {which} has some head twice; give one table of analyze_heads, not several joined")
     lost = [name for name in ("model", *_SETTINGS, "detectors") if name not in heads.attrs]
@@ -152,8 +152,7 @@ def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame,
     """A noise table's rows in the order of the heads."""
     if noise is None:
         return None
-    if not {*_PLACES, "dir_frac_sd"} <= set(noise):
-        raise ValueError(f"noise_{which} has no columns layer, head and dir_frac_sd; give a table of weight_noise_band")
+    require(noise, (*_PLACES, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
     for key in ("model", "revision", "sha256"):
         found, expected = noise.attrs.get(key), table.attrs.get(key)
         if found != expected:

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 
 from tlspectral.dynamics.questions import formation_crossing
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.tables.required import require
 
 # Colour, dash and marker of each model: apart from one another without colour as well.
 _LOOKS: tuple[dict[str, Any], ...] = tuple(
@@ -70,7 +71,7 @@ def checkpoint_acts(
         formation_crossing(track, behaviour=behaviour, phase=phase, behaviour_level=formed) for track in named.values()
     ]
     for name, track in named.items():
-        _require(track, [median, *([null] if isinstance(null, str) else [])], name)
+        _require_numbers(track, [median, *([null] if isinstance(null, str) else [])], name)
     if window is None:
         bounds = [(at.behaviour.after or 0, at.behaviour.step) for at in crossings if at.behaviour.step is not None]
         window = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
@@ -139,9 +140,9 @@ def _legend(figure: Figure, names: list[str], *, window: bool, banded: bool) -> 
     legend_below(figure, entries, [], columns=min(len(entries), 6))
 
 
-def _require(track: pd.DataFrame, columns: list[str], name: str) -> None:
+def _require_numbers(track: pd.DataFrame, columns: list[str], name: str) -> None:
+    called = f"table of {name}" if name else "table"
+    require(track, columns, "HeadHistory.track()", name=called)
     for column in columns:
-        if column not in track:
-            raise ValueError(f"the table{f' of {name}' if name else ''} has no column {column!r}")
         if track[column].isna().any():
-            raise ValueError(f"the table{f' of {name}' if name else ''} has NaN in column {column!r}")
+            raise ValueError(f"the {called} has NaN in column {column!r}")

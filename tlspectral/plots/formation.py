@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
+from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, places_around
+from tlspectral.tables.required import require
 
 # Okabe and Ito's colours; markers and dashes say the same to those who see no colour.
 _ARMS = {
@@ -17,6 +18,7 @@ _ARMS = {
     "rope_sym": ("#e69f00", "s", "--"),
     "rope_imag": ("#a0508a", "^", ":"),
 }
+_RUN_AND_HEAD = ["arm", "seed", "step", "layer", "head"]
 _OTHERS = (INK, "D", "-.")
 _NO_PHASE = -0.06  # where heads without rotary positions stand in the plane
 
@@ -48,14 +50,17 @@ def formation(
         A figure outside pyplot. Arms have one colour, marker and dash throughout.
 
     Raises:
-        ValueError: a table without rows.
+        ValueError: a missing column, or a table without rows.
 
     What it does not establish: what the constraints cost a larger model. See `formation_tests` for the contrasts.
     """
-    tables = {"evaluations": evaluations, "formation": formation, "rerouting": rerouting, "kernels": kernels}
-    for name, table in tables.items():
-        if table.empty:
-            raise ValueError(f"the table {name} has no rows: there is nothing to draw")
+    for name, table, needed in (
+        ("evaluations", evaluations, ("arm", "seed", "step", "ce_pred")),
+        ("formation", formation, ("arm", "seed", "last_step", "formed_loss", "formed_both")),
+        ("rerouting", rerouting, _RUN_AND_HEAD),
+        ("kernels", kernels, (*_RUN_AND_HEAD, "offset", "score")),
+    ):
+        require(table, needed, "a constrained grid", name=f"table of {name}")
     if loss_threshold is None:
         loss_threshold = evaluations.attrs.get("preset", {}).get("loss_threshold")
     arms = [str(arm) for arm in pd.unique(evaluations["arm"])]
@@ -98,7 +103,7 @@ def _draw_times(axes: Axes, formation: pd.DataFrame, arms: list[str]) -> None:
     for place, arm in enumerate(arms):
         colour, marker, _ = _look(arm)
         runs = formation.loc[formation["arm"] == arm].sort_values("seed")
-        across = place + np.linspace(-0.2, 0.2, len(runs)) if len(runs) > 1 else np.array([float(place)])
+        across = places_around(place, len(runs), 0.2)
         last = runs["last_step"].to_numpy(dtype=float)
         both, loss = (runs[name].to_numpy(dtype=float) for name in ("formed_both", "formed_loss"))
         axes.plot(across, loss, marker, color=colour, markerfacecolor="white", markersize=6, linestyle="")
@@ -138,8 +143,7 @@ def _draw_plane(axes: Axes, rerouting: pd.DataFrame, arms: list[str]) -> None:
 
 
 def _draw_kernels(axes: Axes, rerouting: pd.DataFrame, kernels: pd.DataFrame, arms: list[str]) -> None:
-    keys = ["arm", "seed", "step", "layer", "head"]
-    chosen = kernels.merge(rerouting[keys], on=keys)
+    chosen = kernels.merge(rerouting[_RUN_AND_HEAD], on=_RUN_AND_HEAD)
     for arm in arms:
         colour, _, dashes = _look(arm)
         wide = chosen.loc[chosen["arm"] == arm].pivot_table(index="offset", columns="seed", values="score")

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from tlspectral.plots.checkpoints import checkpoint_acts
 from tlspectral.plots.formation import formation as formation_figure
 from tlspectral.plots.plane import content_direction_plane
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure, places_around
 from tlspectral.replication.claims import PublishedTables
 from tlspectral.replication.constrained_training import VOCABULARY
 from tlspectral.replication.contrast import NOT_ROPE, ROPE, SchemeContrast, scheme_contrast
@@ -82,8 +82,8 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
     for place, (model, scheme, median) in enumerate(zip(*(models[name] for name in _SHOWN), strict=True)):
         colour, marker = _LOOKS[scheme]
         of_model = contrast.heads.loc[contrast.heads["model"] == model, "percentile"].to_numpy(dtype=float)
-        spread = place + np.linspace(-0.18, 0.18, len(of_model)) if len(of_model) > 1 else np.array([float(place)])
-        axes.plot(spread, of_model, marker, color=colour, markersize=5, gid=f"heads of {model}")
+        across = places_around(place, len(of_model), 0.18)
+        axes.plot(across, of_model, marker, color=colour, markersize=5, gid=f"heads of {model}")
         axes.plot([place - 0.3, place + 0.3], [median] * 2, color=INK, linewidth=2, gid=f"median of {model}")
     axes.set_xticks(range(len(models)), models["model"], rotation=25, ha="right")
     axes.set_ylim(0, 1.03)

@@ -6,16 +6,18 @@ figure.
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 
 from tlspectral.plots.style import GREY, INK, PALE, colour_bar, dress, new_figure, sequential_colours
+from tlspectral.tables.required import require
 
+_SPECTRAL = "an arm that has spectral parameters"
+_TABLE1 = "the experiment table1"
 _ARM_COLOURS = {
     "standard": INK,
     "omega": "#c8102e",
@@ -42,17 +44,16 @@ def evolution(trajectory: pd.DataFrame) -> Figure:
         A figure outside pyplot, a column of two panels per layer. Colour is the starting frequency.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
 
     What it does not establish: that a frequency which moved was of use; see `resonance_evolution` for a control.
     """
-    _require_rows(trajectory, "trajectory")
+    require(trajectory, ("step", "layer", "head", "frequency", "omega"), _SPECTRAL, name="trajectory")
     layers = sorted(trajectory["layer"].unique())
     figure = new_figure(3.6 * len(layers) + 1.2, 5.6)
     panels = figure.subplots(2, len(layers), sharex=True, sharey="row", squeeze=False)
-    starts = np.abs(_where(trajectory, "step", trajectory["step"].min())["omega"].to_numpy())
-    palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))  # its palest end vanishes on paper
-    colours = ScalarMappable(LogNorm(float(starts.min()), float(starts.max())), palette)
+    starts = _where(trajectory, "step", trajectory["step"].min())["omega"].abs()
+    colours = ScalarMappable(LogNorm(float(starts.min()), float(starts.max())), sequential_colours(starts).cmap)
     for column, layer in enumerate(layers):
         above, below = panels[:, column]
         wide = _where(trajectory, "layer", layer).pivot_table(
@@ -85,12 +86,12 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
         A figure outside pyplot.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
 
     What it does not establish: learning, where a line of random moves of that size would rise as well
     (`resonance_gain`).
     """
-    _require_rows(table, "table")
+    require(table, ("step", "pairs", "resonance"), _SPECTRAL)
     sets = list(table["pairs"].unique())
     figure = new_figure(3.8 * len(sets) + 0.4, 3.2)
     for axes, pairs in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
@@ -117,11 +118,11 @@ def phase_evolution(table: pd.DataFrame) -> Figure:
         over layers, heads and runs.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
 
     What it does not establish: learning. A phase without any effect drifts under Adam too.
     """
-    _require_rows(table, "table")
+    require(table, ("step", *_PHASE_LINES), _SPECTRAL)
     figure = new_figure(6.4, 3.6)
     axes = figure.subplots()
     arms = _by_arm(table)
@@ -149,12 +150,12 @@ def depth_manifold_plane(table: pd.DataFrame) -> Figure:
         A figure outside pyplot: dots are single words, the line joins the means of neighbouring depths.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
 
     What it does not establish: that shape in two components is used by the model, nor that depth makes it: in nested
     words depth is position.
     """
-    _require_rows(table, "table")
+    require(table, ("layer", "head", "depth", "pc1", "pc2", "between"), "depth_manifold")
     arms = list(_by_arm(table))
     heads = list(table[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
     figure = new_figure(1.9 * len(heads) + 1.0, 2.1 * len(arms) + 0.4)
@@ -189,9 +190,10 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
         A figure outside pyplot. Thin lines are seeds.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
     """
-    _require_rows(losses, "losses")
+    require(losses, ("language", "seed", "step", "loss"), _TABLE1, name="table of losses")
+    require(references, ("language", "entropy_floor", "chance_loss"), _TABLE1, name="table of references")
     languages = list(losses["language"].unique())
     figure = new_figure(4.0 * len(languages) + 0.4, 3.4)
     for axes, language in zip(figure.subplots(1, len(languages), squeeze=False)[0], languages, strict=True):
@@ -223,9 +225,10 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
         A figure outside pyplot; the sizes of training are shaded.
 
     Raises:
-        ValueError: the table has no rows.
+        ValueError: a column is missing, or a table has no rows.
     """
-    _require_rows(table, "table")
+    require(table, ("language", "size", "mean", "low", "high", "trained"), "the experiment structure_gap")
+    require(references, ("language", "chance_accuracy"), _TABLE1, name="table of references")
     languages = list(table["language"].unique())
     figure = new_figure(4.4 * len(languages) + 0.4, 3.4)
     axis_names = {"dyck3": "depth", "bio_rotation": "noise letters"}
@@ -264,11 +267,6 @@ def _by_arm(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     if "arm" not in table:
         return [("", table)]
     return [(str(arm), table.loc[table["arm"] == arm]) for arm in table["arm"].unique()]
-
-
-def _require_rows(table: pd.DataFrame, name: str) -> None:
-    if table.empty:
-        raise ValueError(f"{name} has no rows: an arm without spectral parameters has nothing to draw")
 
 
 def _legend(axes: Axes) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -32,6 +33,11 @@ def sequential_colours(values: pd.Series) -> ScalarMappable:
     found = found[np.isfinite(found)]
     low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
     return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
+
+
+def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
+    """Where so many points stand that share a place, so that none hides another; a single one stands on it."""
+    return place + (np.linspace(-reach, reach, count) if count > 1 else np.zeros(count))
 
 
 def dress(axes: Axes) -> None:

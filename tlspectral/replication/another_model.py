@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -17,8 +17,9 @@ from tlspectral.stats import (
     top_head_percentile,
 )
 from tlspectral.stats.columns import reasons_as_objects
+from tlspectral.stats.correlations import Method
 
-_METHODS: tuple[Literal["hybrid", "rank"], ...] = ("hybrid", "rank")
+_METHODS: tuple[Method, ...] = ("hybrid", "rank")
 
 
 def another_model(
@@ -94,79 +95,95 @@ def another_model(
     return table
 
 
-def _partial(heads: pd.DataFrame, method: Literal["hybrid", "rank"], draws: int, seed: int) -> dict[str, Any]:
+def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
     found = layer_bootstrap(heads, method=method, draws=draws, seed=seed)
-    low, high = found.interval
-    return {
-        "statistic": "partial correlation",
-        "method": method,
-        "value": found.statistic,
-        "low": low,
-        "high": high,
-        "pvalue": found.pvalue,
-        "pvalue_of": "no correlation, layers resampled",
-        "n": found.n,
-        "function": "tlspectral.stats.layer_bootstrap",
-        "reason": found.reason,
-    }
+    return _row(
+        "partial correlation",
+        method,
+        found.statistic,
+        interval=found.interval,
+        pvalue=found.pvalue,
+        pvalue_of="no correlation, layers resampled",
+        n=found.n,
+        function="tlspectral.stats.layer_bootstrap",
+        reason=found.reason,
+    )
 
 
 def _percentile(heads: pd.DataFrame, k: int) -> dict[str, Any]:
     found = top_head_percentile(heads, k=k)
-    ranked = heads["D_head"].rank() / heads["D_head"].notna().sum()
-    as_high = int((ranked >= found.statistic).sum())
+    as_high = int((heads["D_head"].rank(pct=True) >= found.statistic).sum())
     # The median of k is at or above a value when more than half of the k are.
     chance = hypergeometric_overlap(found.n, as_high, k, (k + 1) // 2)
-    return {
-        "statistic": f"top-{k} percentile of D_head",
-        "method": "median",
-        "value": found.statistic,
-        "low": math.nan,
-        "high": math.nan,
-        "pvalue": chance.pvalue,
-        "pvalue_of": f"{k} heads at random reach it",
-        "n": found.n,
-        "function": "tlspectral.stats.top_head_percentile",
-        "reason": None,
-    }
+    return _row(
+        f"top-{k} percentile of D_head",
+        "median",
+        found.statistic,
+        pvalue=chance.pvalue,
+        pvalue_of=f"{k} heads at random reach it",
+        n=found.n,
+        function="tlspectral.stats.top_head_percentile",
+    )
 
 
-def _attenuation(heads: pd.DataFrame, method: Literal["hybrid", "rank"], draws: int, seed: int) -> dict[str, Any]:
+def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
     found = attenuation(heads, method=method, draws=draws, seed=seed)
-    low, high = found.interval
-    return {
-        "statistic": "attenuation",
-        "method": method,
-        "value": found.statistic,
-        "low": low,
-        "high": high,
-        "pvalue": math.nan,
-        "pvalue_of": None,
-        "n": found.n,
-        "function": "tlspectral.stats.attenuation",
-        "reason": found.reason,
-    }
+    return _row(
+        "attenuation",
+        method,
+        found.statistic,
+        interval=found.interval,
+        n=found.n,
+        function="tlspectral.stats.attenuation",
+        reason=found.reason,
+    )
 
 
 def _placebo(
-    heads: pd.DataFrame, placebo: pd.DataFrame, method: str, share: Callable[[pd.DataFrame], Any]
+    heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: Callable[[pd.DataFrame], Any]
 ) -> dict[str, Any]:
     found = placebo_attenuation(heads, placebo, share)
+    return _row(
+        f"attenuation by placebo: {found.method}",
+        method,
+        float(found.draws.mean()),
+        interval=(float(found.draws.min()), float(found.draws.max())),
+        pvalue=found.pvalue,
+        pvalue_of="the model's own phase takes no more (low and high: range of draws)",
+        n=found.n,
+        function="tlspectral.placebos.placebo_attenuation",
+        reason=found.reason,
+    )
+
+
+def _row(
+    statistic: str,
+    method: str,
+    value: float,
+    *,
+    interval: tuple[float, float] = (math.nan, math.nan),
+    pvalue: float = math.nan,
+    pvalue_of: str | None = None,
+    n: int,
+    function: str,
+    reason: str | None = None,
+) -> dict[str, Any]:
+    low, high = interval
     return {
-        "statistic": f"attenuation by placebo: {found.method}",
+        "statistic": statistic,
         "method": method,
-        "value": float(found.draws.mean()),
-        "low": float(found.draws.min()),
-        "high": float(found.draws.max()),
-        "pvalue": found.pvalue,
-        "pvalue_of": "the model's own phase takes no more (low and high: range of draws)",
-        "n": found.n,
-        "function": "tlspectral.placebos.placebo_attenuation",
-        "reason": found.reason,
+        "value": value,
+        "low": low,
+        "high": high,
+        "pvalue": pvalue,
+        "pvalue_of": pvalue_of,
+        "n": n,
+        "function": function,
+        "reason": reason,
     }
 
 
-def _partial_alone(heads: pd.DataFrame, method: Literal["hybrid", "rank"]) -> float:
+def _partial_alone(heads: pd.DataFrame, method: Method) -> float:
     return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
 
 

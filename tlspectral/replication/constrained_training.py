@@ -5,6 +5,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.replication.claims import Claim, PublishedTables
+from tlspectral.replication.published import published_constrained
 from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.tables.required import require
 from tlspectral.training.constrained import formation, formation_tests, previous_token_heads, rerouting
@@ -202,17 +203,20 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
     the two cannot be compared, quotients can.
     """
     require(steps, ("arm", "seed", "formed_loss", "formed_both"), "a constrained grid, formation.parquet")
-    published = formation(PublishedTables().constrained.evaluations, vocabulary=VOCABULARY)
+    published = formation(published_constrained().evaluations, vocabulary=VOCABULARY)
+    over_seeds = {
+        name: [_over_seeds(table, column, statistic) for statistic in ("mean", "std")]
+        for name, table, column in (
+            ("published", published, "formed_loss"),
+            ("loss", steps, "formed_loss"),
+            ("both", steps, "formed_both"),
+        )
+    }
     rows = []
     for arm in pd.unique(steps["arm"]):
         runs = _values(steps, arm, "formed_both")
         row: dict[str, object] = {"arm": arm, "seeds": len(runs), "unformed": int(np.isnan(runs).sum())}
-        for name, table, criterion in (
-            ("published", published, "loss"),
-            ("loss", steps, "loss"),
-            ("both", steps, "both"),
-        ):
-            mean, deviation = (_over_seeds(table, f"formed_{criterion}", statistic) for statistic in ("mean", "std"))
+        for name, (mean, deviation) in over_seeds.items():
             free = mean.get(f"{str(arm).split('_')[0]}_free", np.nan)
             row[f"{name}_mean"] = mean.get(arm, np.nan)
             row[f"{name}_sd"] = deviation.get(arm, np.nan)

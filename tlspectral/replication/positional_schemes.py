@@ -104,26 +104,21 @@ def intervals(tables: PublishedTables) -> list[Claim]:
             for end, text, value in zip(("low", "high"), printed[3:5], found.interval, strict=True)
         ]
     rope = [ends[name] for name in ends if scheme(name) == "RoPE"]
-    what = "RoPE models: {} end of all three intervals"
-    return [
-        *claims,
+    claims += [
         Claim(
-            "section6/rope/low",
+            f"section6/rope/{end}",
             _SECTION,
-            what.format("lowest"),
-            "+0.21",
-            min(low for low, _ in rope),
+            f"RoPE models: {end}est end of all three intervals",
+            text,
+            value,
             seed=BOOTSTRAP_SEED,
-        ),
-        Claim(
-            "section6/rope/high",
-            _SECTION,
-            what.format("highest"),
-            "+0.59",
-            max(high for _, high in rope),
-            seed=BOOTSTRAP_SEED,
-        ),
+        )
+        for end, text, value in (
+            ("low", "+0.21", min(low for low, _ in rope)),
+            ("high", "+0.59", max(high for _, high in rope)),
+        )
     ]
+    return claims
 
 
 def top_five(tables: PublishedTables) -> list[Claim]:

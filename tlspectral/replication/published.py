@@ -73,7 +73,7 @@ def published_heads(name: str) -> pd.DataFrame:
     What it does not establish: how the numbers came about. Weights, prompts and versions are not in the release's
     tables.
     """
-    _require(name, PUBLISHED_HEADS, "table of heads")
+    _require_published(name, PUBLISHED_HEADS, "table of heads")
     return _read(f"{name}_head_full", model=name)
 
 
@@ -94,7 +94,7 @@ def published_checkpoints(name: str) -> pd.DataFrame:
 
     What it does not establish: which head it is in pythia-160m: the release does not say.
     """
-    _require(name, PUBLISHED_CHECKPOINTS, "history of checkpoints")
+    _require_published(name, PUBLISHED_CHECKPOINTS, "history of checkpoints")
     summary, analysis = (_read(f"{name}_ckpt_{kind}") for kind in ("summary", "analysis"))
     joined = summary.astype({"step": "int64"}).merge(analysis, on="step", validate="one_to_one")
     kept = joined.drop(columns=[column for column in _TWICE if column in joined]).rename(columns=_CHECKPOINT_NAMES)
@@ -112,8 +112,7 @@ def published_kernels() -> pd.DataFrame:
     """
     table = _read("pythia-410m_kernel_curves")
     # The ablation's panel repeats the intact curve of head 5.2 and names curves, not heads.
-    ablated = table["head"] == "killed"
-    kept = table.loc[(table["fig"] == "relpos") | ablated].reset_index(drop=True)
+    kept = table.loc[(table["fig"] == "relpos") | (table["head"] == "killed")].reset_index(drop=True)
     ablated = kept["head"] == "killed"
     place = kept["head"].where(~ablated, "5.2").str.split(".", expand=True).astype("int64")
     curves = pd.DataFrame(
@@ -149,7 +148,7 @@ def _of_strength(table: pd.DataFrame, strength: float) -> pd.DataFrame:
     return kept
 
 
-def _require(name: str, names: Sequence[str], what: str) -> None:
+def _require_published(name: str, names: Sequence[str], what: str) -> None:
     if name not in names:
         raise ValueError(f"no {what} was published for {name!r}: there are {', '.join(names)}")
 

@@ -129,11 +129,10 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
         tables: other tables in place of the published ones, to see what a number depends on.
 
     Returns:
-        DataFrame, a number a row: `id`; `where` (paper, section or table) and `what`; `published`, as printed or
-        as a sentence has it; `ours`
-        and `difference` (ours less published, NaN for bounds); `verdict`, one of `VERDICTS` (the rule is
-        `Claim.verdict`'s); `why`, always there where a number differs; `function`, which recomputes it, or measures it
-        on a model; `seed` of a Monte-Carlo number.
+        DataFrame, a number a row: `id`; `where` (paper, section or table) and `what`; `published`, as printed or as a
+        sentence has it; `ours` and `difference` (ours less published, NaN for bounds); `verdict`, one of `VERDICTS`
+        (the rule is `Claim.verdict`'s); `why`, always there where a number differs; `function`, which recomputes it, or
+        measures it on a model; `seed` of a Monte-Carlo number.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
     numbers; a number from weights (`analyze_heads`) is a further step, and so is whether a claim follows from it.

@@ -90,20 +90,15 @@ def formation(tables: PublishedTables) -> list[Claim]:
 
 def phase_percentiles(tables: PublishedTables) -> list[Claim]:
     """The percentile of the head's phase around formation (Fig. 4b)."""
-    at_512 = {name: _at(tables.checkpoints[name], 512, "rope_imag_frac_pct") for name in _MODELS}
-    at_1000 = {name: _at(tables.checkpoints[name], 1000, "rope_imag_frac_pct") for name in _MODELS}
+    at_512, at_1000 = (
+        {name: _at(tables.checkpoints[name], step, "rope_imag_frac_pct") for name in _MODELS} for step in (512, 1000)
+    )
     small = tables.checkpoints["pythia-160m"]
     at_start, at_2000 = (_at(small, step, "rope_imag_frac_pct") for step in (0, 2000))
     lowest = small.loc[small["step"] >= 1000, "rope_imag_frac_pct"].min()
     where, what = "FP, section 9 and Fig. 4b", "phase percentile of the eventual head at step {}, {} of two models"
     return [
-        Claim(
-            "section9/phase512/low",
-            where,
-            what.format(512, "lower"),
-            "0.03",
-            min(at_512.values()),
-        ),
+        Claim("section9/phase512/low", where, what.format(512, "lower"), "0.03", min(at_512.values())),
         Claim(
             "section9/phase512/high",
             where,

@@ -148,9 +148,9 @@ def statuses(heads: pd.DataFrame) -> str:
     """How many heads have each status, and which ones are not ok."""
     if "status" not in heads:
         return f"<p>{NOT_COMPUTED}</p>"
-    rows = []
-    for status, count in heads["status"].fillna("missing").value_counts().items():
-        chosen = heads[heads["status"].fillna("missing") == status]
+    rows, of_head = [], heads["status"].fillna("missing")
+    for status, count in of_head.value_counts().items():
+        chosen = heads[of_head == status]
         named = ", ".join(head_link(row) for row in chosen.head(_NAMED_HEADS).to_dict("records"))
         more = f" and {len(chosen) - _NAMED_HEADS:,} more" if len(chosen) > _NAMED_HEADS else ""
         listed = "all others" if status == "ok" and count < len(heads) else "all heads"

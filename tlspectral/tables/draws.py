@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from tlspectral.tables.required import require
+
 
 def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Yield a copy of `heads` for every draw, in order, with the columns of that draw in place of its own.
@@ -16,14 +18,15 @@ def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.D
         draws: a table with columns `draw, layer, head` and any others, which are the ones put in place.
 
     Raises:
-        ValueError: a column of the places is missing, a head of `heads` stands twice or lacks a row in some draw, or
-            the tables say that they come from different weights.
+        ValueError: a column of the places is missing, a table has no rows, a head of `heads` stands twice or lacks a
+            row in some draw, or the tables say that they come from different weights.
     """
     places = ["layer", "head"]
-    for name, table, needed in (("heads", heads, places), ("draws", draws, ["draw", *places])):
-        missing = [column for column in needed if column not in table]
-        if missing:
-            raise ValueError(f"the table of {name} has no column {', '.join(missing)}")
+    for name, table, needed, made_by in (
+        ("heads", heads, places, "analyze_heads"),
+        ("draws", draws, ["draw", *places], "permuted_pairing, pseudo_rope or weight_noise_draws"),
+    ):
+        require(table, needed, made_by, name=f"table of {name}")
         if table.duplicated(needed).any():
             raise ValueError(f"the table of {name} has more than one row for some {', '.join(needed)}")
     for key in ("model", "revision", "sha256"):
@@ -41,5 +44,5 @@ def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.D
         found = heads.copy()
         found[drawn] = by_head.loc[index, drawn].to_numpy()
         if "D_head" in drawn and "D_head_pct" in found:
-            found["D_head_pct"] = found["D_head"].rank() / found["D_head"].notna().sum()
+            found["D_head_pct"] = found["D_head"].rank(pct=True)
         yield found
