@@ -7,9 +7,12 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File, Files
+
+if TYPE_CHECKING:
+    from tlspectral.tables import Column
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,30 +33,51 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def columns_page() -> str:
-    """The column dictionary, one section per column."""
-    from tlspectral.tables import describe_columns
+    """The column dictionary, one section per table; a column that comes again is a link to where it is described."""
+    from tlspectral.tables import TABLES
 
     lines = [
         "# Columns",
         "",
-        "Every column of the tables, from the dictionary that also travels in each parquet file "
-        "(`tlspectral.tables.describe_columns()`).",
+        "Every column of the tables that functions return and commands write. A name may mean something else in "
+        "another table. `tlspectral.tables.describe_table(NAME)` gives a section of this page as a DataFrame; the "
+        "entries also travel in the parquet files that `write_table` and the commands write.",
+        "",
+        "Tables: " + ", ".join(f"[{_cell(name)}](#{_anchor(name)})" for name in TABLES) + ".",
         "",
     ]
-    for column in describe_columns().to_dict(orient="records"):
-        lines += [
-            f"## `{column['name']}`",
-            "",
-            _cell(column["meaning"]),
-            "",
-            f"- unit: {_cell(column['unit'])}",
-            f"- range: {_cell(column['range'])}",
-            f"- source: {_cell(column['source'])}",
-        ]
-        if column["also_known_as"]:
-            lines.append(f"- also known as: {_cell(column['also_known_as'])}")
-        lines += ["", f"**Does not establish:** {_cell(column['does_not_establish'])}", ""]
+    described: dict[Column, str] = {}  # where each entry stands on the page
+    for name, table in TABLES.items():
+        lines += [f"## {_cell(name)} {{ #{_anchor(name)} }}", "", f"Made by {table.made_by}.", ""]
+        again = [f"[`{column.name}`](#{described[column]})" for column in table.columns if column in described]
+        if again:
+            lines += [f"As described above: {', '.join(again)}.", ""]
+        for column in table.columns:
+            if column in described:
+                continue
+            anchor = column.name.lower()
+            described[column] = anchor if anchor not in described.values() else _anchor(name, column.name)
+            lines += _column_section(column, described[column])
     return "\n".join(lines)
+
+
+def _anchor(*names: str) -> str:
+    return "-".join(["table", *names]).replace(".", "-").lower()
+
+
+def _column_section(column: "Column", anchor: str) -> list[str]:
+    lines = [
+        f"### `{column.name}` {{ #{anchor} }}",
+        "",
+        _cell(column.meaning),
+        "",
+        f"- unit: {_cell(column.unit)}",
+        f"- range: {_cell(column.range)}",
+        f"- source: {_cell(column.source)}",
+    ]
+    if column.also_known_as:
+        lines.append(f"- also known as: {_cell(column.also_known_as)}")
+    return [*lines, "", f"**Does not establish:** {_cell(column.does_not_establish)}", ""]
 
 
 def architectures_page() -> str:
@@ -63,8 +87,10 @@ def architectures_page() -> str:
 
     from tlspectral import verify_scores
     from tlspectral.errors import TlspectralError
+    from tlspectral.loading import build_bridge
 
-    backends = {"TransformerBridge": (zoo.bridge, (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, *zoo.REFUSED))}
+    names = (*zoo.ARCHITECTURES, *zoo.FALCONS, *zoo.LENGTH_DEPENDENT, *zoo.REFUSED)
+    backends = {"TransformerBridge": (lambda name: build_bridge(zoo.hf_model(name), None, name), names)}
     if zoo.HAS_HOOKED:
         backends["HookedTransformer"] = (zoo.hooked, zoo.HOOKED_ARCHITECTURES)
     found: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""What is said of a column of a table."""
+"""What is said of a column of a table, and of a table."""
 
 from dataclasses import dataclass
 
@@ -14,3 +14,18 @@ class Column:
     source: str
     also_known_as: str
     does_not_establish: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of one table, in their order; the same name may mean something else in another table.
+
+    Attributes:
+        name: the function that returns the table and, where it returns several, behind a dot which of them.
+        made_by: functions and commands that make it, as Markdown.
+        columns: all that it can have; the entry says when a column is not always there.
+    """
+
+    name: str
+    made_by: str
+    columns: tuple[Column, ...]

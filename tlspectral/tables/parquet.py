@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.columns import COLUMNS
+from tlspectral.tables.table_columns import columns_of
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
@@ -42,7 +42,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     frame = df.copy(deep=False)
     frame.attrs = provenance
     table = pa.Table.from_pandas(frame)
-    documented = {name: asdict(COLUMNS[name]) for name in table.column_names if name in COLUMNS}
+    documented = {column.name: asdict(column) for column in columns_of(table.column_names)}
     fields = [
         field.with_metadata({key: value for key, value in documented[field.name].items() if key != "name"})
         if field.name in documented

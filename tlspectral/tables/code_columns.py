@@ -1,0 +1,109 @@
+"""Columns of the tables of the experiment on code: spectral parameters of a pretrained model, its weights frozen.
+
+BA is "Bifocal Attention", section 5.2.
+"""
+
+from dataclasses import replace
+
+from tlspectral.tables.canonical_columns import STEP
+from tlspectral.tables.column import Column
+from tlspectral.tables.columns import COLUMNS
+from tlspectral.tables.headline_columns import experiment_table
+from tlspectral.tables.spectral_columns import TRAJECTORY, ZIGZAG, phase_columns
+
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_FREQUENCY = COLUMNS["frequency"]
+_OMEGA, _GAIN, _PHASE = TRAJECTORY[-3:]
+_ARM = Column(
+    "arm", "What is trained: log shifts of the frequencies (omega), gain and phase (placebo), or all (full).",
+    "label", "full, omega, placebo", "BA 5.2", "",
+    "That placebo can do nothing: with frozen weights gain and phase are no gauge.",
+)  # fmt: skip
+_ONE_RUN = "The spread between runs: there is one per arm. The files may have been in the model's training."
+
+_LOSSES = (
+    Column(
+        "loss", "Next-token cross-entropy, mean over held-out files; step 0 is the intact model.",
+        "nat", "0 .. inf", "BA 5.2", "",
+        _ONE_RUN,
+    ),
+    Column(
+        "stderr", "Standard error of loss over held-out files.",
+        "nat", "0 .. inf", "this package", "",
+        _ONE_RUN,
+    ),
+)  # fmt: skip
+_EFFECTS = (
+    Column(
+        "reference", "What the arm is compared with on the same files: the intact model, or another arm.",
+        "label", "intact, placebo, omega", "this package", "",
+        "Nothing: a label.",
+    ),
+    Column(
+        "value", "Held-out loss of the arm at the end less that of the reference, mean over files.",
+        "nat", "-inf .. inf", "BA 5.2", "",
+        "That the model needed other frequencies. " + _ONE_RUN,
+    ),
+    Column(
+        "stderr", "Standard error of value over files, paired.",
+        "nat", "0 .. inf", "this package", "",
+        _ONE_RUN,
+    ),
+    Column(
+        "pvalue", "Two-sided p of no difference, by flipping the signs of the files' differences.",
+        "probability", "1e-4 .. 1 above 13 files", "this package", "sign-flip test",
+        _ONE_RUN,
+    ),
+)  # fmt: skip
+
+_MOVED = "That a parameter that moved did anything: Adam moves parameters with no effect too."
+_OMEGA_START = Column(
+    "omega_start", "Frequency of the pair before training: the model's own.",
+    "rad/token", "0 .. pi, as a rule", "the model", "theta",
+    "Nothing: where it started.",
+)  # fmt: skip
+_LOG_RATIO = Column(
+    "log_ratio", "log(omega / omega_start).",
+    "log ratio", "-inf .. inf", "BA 5.2", "",
+    _MOVED,
+)  # fmt: skip
+
+
+def _mean(name: str, of: str, unit: str, span: str) -> Column:
+    return Column(
+        name, f"Mean over layers and heads of {of} of the pair at the end.", unit, span, "this package", "", _MOVED
+    )
+
+
+_BY_FREQUENCY = (
+    replace(_OMEGA_START, meaning="Frequency of the pair before training, mean over layers and heads."),
+    Column(
+        "wavelength", "2 pi / omega_start, mean over layers and heads.",
+        "token", "2 .. inf, as a rule", "the model", "",
+        "That a pair is blind to positions where it is long: the angle within the context decides.",
+    ),
+    _mean("log_ratio", "log(omega / omega_start)", "log ratio", "-inf .. inf"),
+    _mean("log_ratio_abs", "the absolute value of log(omega / omega_start)", "log ratio", "0 .. inf"),
+    _mean("log_gain", "the logarithm of the absolute gain", "log ratio", "-inf .. inf"),
+    _mean("log_gain_abs", "the absolute value of that logarithm", "log ratio", "0 .. inf"),
+    _mean("phase", "the phase", "rad", "-inf .. inf"),
+    _mean("phase_abs", "the absolute phase", "rad", "0 .. inf"),
+)  # fmt: skip
+_TRAINING = Column(
+    "loss", "Loss of the step's rows of code, before the step was taken.",
+    "nat", "0 .. inf", "this package", "training loss",
+    "A held-out loss.",
+)  # fmt: skip
+
+
+CODE_TABLES = (
+    experiment_table("code", "code_losses", _ARM, STEP, *_LOSSES),
+    experiment_table("code", "code_effects", _ARM, *_EFFECTS),
+    experiment_table(
+        "code", "code_movement", _ARM, *_HEAD, _FREQUENCY, _OMEGA_START, _OMEGA, _LOG_RATIO, _GAIN, _PHASE
+    ),
+    experiment_table("code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
+    experiment_table("code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
+    experiment_table("code", "code_training", _ARM, STEP, _TRAINING),
+)
+"""Tables of the experiment on code."""
