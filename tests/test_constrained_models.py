@@ -18,7 +18,6 @@ from tlspectral.training.constrained.measures import KERNEL_OFFSETS, measure, po
 from tlspectral.training.evaluation import evaluate, token_losses
 from tlspectral.training.trainer import held_out_sequences, training_steps
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(
     d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16, rotary_adjacent_pairs=False, unembed_bias=True
@@ -63,7 +62,7 @@ def hooked(positions, **changes):
     )
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_seed_gives_all_of_transformer_lens_initial_weights(positions):
     ours = AttentionOnlyTransformer(replace(SMALL, positional_embedding_type=positions), seed=3).state_dict()
@@ -72,7 +71,7 @@ def test_a_seed_gives_all_of_transformer_lens_initial_weights(positions):
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_logits_are_those_of_a_hooked_transformer_with_the_same_weights(positions):
     ours, theirs = model(positions), hooked(positions)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.attention import AttentionLayer, Normalization
+from tlspectral.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.hooks.parts import Projection, Rotation, project, removal, whole_scores
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
@@ -36,7 +36,7 @@ class Case:
             self.w_k[1:], self.b_k[1:] = self.w_k[0], self.b_k[0]
         self.norms = [None, None]
         if norm:
-            self.norms = [Normalization("RMS", torch.from_numpy(rng.uniform(0.5, 2, d_head)), None, 1e-3) for _ in "qk"]
+            self.norms = [QueryKeyNorm(torch.from_numpy(rng.uniform(0.5, 2, d_head)), 1e-3, False) for _ in "qk"]
         real, imag = pair_columns(rotary_dim, adjacent=adjacent)
         theta = torch.from_numpy(rng.uniform(0, 1, len(real)))
         self.geometry = RotaryGeometry(theta, real, imag, d_head, scaling) if rotary_dim else None
@@ -57,7 +57,7 @@ class Case:
         w_q, w_k, b_q, b_k = (torch.from_numpy(x) for x in (self.w_q, self.w_k, self.b_q, self.b_k))
         none = Normalization("none", None, None, 0.0)
         return AttentionLayer(
-            0, w_q, b_q, w_k, b_k, none, *self.norms, self.scale, None, False, self.geometry, torch.float64, ""
+            0, w_q, b_q, w_k, b_k, none, *self.norms, self.scale, None, None, self.geometry, torch.float64, ""
         )
 
     def removal(self, part, pairs=None, include_bias=False):
@@ -307,12 +307,12 @@ def test_projections_are_never_half_precision(dtype, widened):
 def test_projection_under_a_norm():
     captured = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     bias, gain = torch.full((2, 4), 0.5, dtype=torch.float64), torch.arange(1.0, 5.0, dtype=torch.float64)
-    found = project(captured, bias, Normalization("RMS", gain, None, 0.1))
+    found = project(captured, bias, QueryKeyNorm(gain, 0.1, False))
     rms = (captured.square().mean(-1, keepdim=True) + 0.1).sqrt()
     close(found.whole.transpose(1, 2).numpy(), (captured / rms * gain).numpy())
     close(found.content.transpose(1, 2).numpy(), ((captured - 0.5) / rms * gain).numpy())  # the rms of the whole vector
     close(found.token_scale.transpose(1, 2).numpy(), (1 / rms[..., 0]).numpy())
-    ungained = project(captured, bias, Normalization("RMS", None, None, 0.1))
+    ungained = project(captured, bias, QueryKeyNorm(None, 0.1, False))
     close((ungained.whole * gain).numpy(), found.whole.numpy())
 
 

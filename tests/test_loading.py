@@ -13,10 +13,10 @@ import zoo
 import tlspectral.loading
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.loading import load_model
+from tlspectral.loading.agreement import log_probabilities
 from tlspectral.loading.source import find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 # TransformerLens 3.9 rotates the wrong pairs in Cohere's bridge.
 WRONG_ON_BRIDGE = ("cohere",) if zoo.HAS_HOOKED else ()
 
@@ -108,7 +108,7 @@ def test_delegated_attention_is_eager(folders):
     assert "blocks.0.attn.hook_pattern" in cache
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_hooked_folds_norms_and_nothing_else(folders):
     model = load_model(folders("gpt2"), backend="hooked")
     assert model.cfg.normalization_type == "LNPre"
@@ -122,7 +122,7 @@ def _folded_value_bias(block):
     return bias + block.ln_1.bias @ weight
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", ["yarn", "phi3_longrope", "dynamic"])
 def test_hooked_refuses_rope_scaling_that_it_ignores(folders, name):
     scaling = {"phi3_longrope": "longrope"}.get(name, name)
@@ -130,14 +130,14 @@ def test_hooked_refuses_rope_scaling_that_it_ignores(folders, name):
         load_model(folders(name), backend="hooked")
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", ["gemma2", "smollm3", "mamba", "deepseek_v3"])
 def test_hooked_refuses_what_transformer_lens_does_not_convert(folders, name):
     with pytest.raises(UnsupportedArchitecture, match=r'has no HookedTransformer of .* Use backend="bridge"'):
         load_model(folders(name), backend="hooked")
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_hooked_refuses_a_window_that_it_ignores(tmp_path):
     model = zoo.hf_model("qwen2")
     model.config.update({"use_sliding_window": True, "sliding_window": 64, "layer_types": ["sliding_attention"] * 2})
@@ -146,7 +146,7 @@ def test_hooked_refuses_a_window_that_it_ignores(tmp_path):
         load_model(tmp_path, backend="hooked")
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_hooked_refuses_other_logits(folders, monkeypatch):
     """What no rule names is caught by comparing with the checkpoint."""
     monkeypatch.setattr("tlspectral.loading.hooked._check_rope", lambda *_: None)
@@ -154,7 +154,21 @@ def test_hooked_refuses_other_logits(folders, monkeypatch):
         load_model(folders("yarn"), backend="hooked")
 
 
-@needs_hooked
+@pytest.mark.parametrize("name", WRONG_ON_BRIDGE)
+def test_a_bridge_with_other_logits_is_refused(folders, name):
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"^the bridge that TransformerLens 3\.\S+ makes of .*cohere does not"
+    ):
+        load_model(folders(name))
+
+
+def test_half_precision_is_not_compared(folders):
+    """Rounding would hide what there is to see."""
+    model = load_model(folders("llama"), dtype="bfloat16")
+    assert log_probabilities(model) is None
+
+
+@zoo.needs_hooked
 def test_hooked_leaves_transformer_lens_as_it_was(folders):
     import logging
 

@@ -14,9 +14,8 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.operators import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 MODELS = [("bridge", name) for name in zoo.ARCHITECTURES]
-MODELS += [pytest.param("hooked", name, marks=needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
+MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 some_models = pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3", "gptj", "bloom"])
 invariant = settings(max_examples=30, deadline=None, derandomize=True)
@@ -219,7 +218,7 @@ def test_rotary_of_a_layer():
 # --- backends ---
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
 def test_both_backends_give_the_same_operators(name):
     ours, theirs = operators(name, "hooked"), operators(name)
@@ -342,7 +341,7 @@ def test_ov_operators_against_the_published_weights(name):
             torch.testing.assert_close(operator.product().dense(), operator.dense(), rtol=0, atol=1e-14)
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
 def test_ov_operators_of_both_backends(name):
     for ours, theirs in zip(*(ov_operators(shared(b, name), 1) for b in ("hooked", "bridge")), strict=True):

@@ -24,7 +24,6 @@ from tlspectral.training import AttentionOnlyTransformer, RandomMapTask, Transfo
 from tlspectral.training.package import RECIPES
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 every_model = pytest.mark.parametrize("name", TINY)
 CONSTRAINED = ("tiny-ape-sym", "tiny-rope-imag", "tiny-rope-sym")
 free_model = pytest.mark.parametrize("name", [name for name in TINY if name not in CONSTRAINED])
@@ -202,7 +201,7 @@ def test_hooked_on_transformer_lens_4():
         tls.load_model("tiny-rope", backend="hooked")
 
 
-@needs_hooked
+@zoo.needs_hooked
 @every_model
 def test_hooked_has_folded_norms_and_nothing_else(name):
     model, weights = loaded(name, "hooked"), read_packaged(name)[1]
@@ -253,7 +252,7 @@ def test_the_circuit_is_there(name):
     assert (heads["dup"] < 0.1).all()
 
 
-@needs_hooked
+@zoo.needs_hooked
 @free_model
 def test_detectors_agree_on_both_backends(name):
     # Measured: 3e-8.
@@ -295,7 +294,7 @@ def test_the_table_of_heads(name, backend):
         assert rotary.isna().all(axis=None)
 
 
-@needs_hooked
+@zoo.needs_hooked
 @free_model
 def test_the_tables_of_both_backends_agree(name):
     tables = [

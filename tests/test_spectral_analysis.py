@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from reference_keys import normed
+from spectral_zoo import base, move
 
 from tlspectral.ablation import ablation_sweep, band_effects, induction_loss
 from tlspectral.ablation.folder import weights_digest
@@ -26,36 +28,22 @@ from tlspectral.positional.readout import LastQuery
 from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
 WRONG = ("cohere",) if zoo.HAS_HOOKED else ()
 BRIDGES = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in (*NO_ROPE, *WRONG))
 MODELS = [("bridge", name) for name in BRIDGES]
-MODELS += [pytest.param("hooked", name, marks=needs_hooked) for name in zoo.HOOKED_ARCHITECTURES if name not in NO_ROPE]
+MODELS += [
+    pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES if name not in NO_ROPE
+]
 # Grouped keys, biases, softcap and windows, adjacent pairs and delegated attention, part of the columns.
 UNNORMED = [("bridge", name) for name in ("llama", "gemma2", "gptj", "neox")]
-UNNORMED += [pytest.param("hooked", "qwen2", marks=needs_hooked)]
+UNNORMED += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 UNNORMED += [pytest.param("bridge", "qwen2", marks=pytest.mark.slow)]
-UNNORMED += [pytest.param("hooked", "phi", marks=[needs_hooked, pytest.mark.slow])]
+UNNORMED += [pytest.param("hooked", "phi", marks=[zoo.needs_hooked, pytest.mark.slow])]
 unnormed = pytest.mark.parametrize(("backend", "name"), UNNORMED)
 tabulated = functools.partial(analyze_heads, null_draws=4, detectors=False, show_progress=False)
 scored = functools.partial(positional_symbolic, show_progress=False)
-
-
-@functools.cache
-def base(backend, name):
-    """A model that no test changes."""
-    return getattr(zoo, backend)(name)
-
-
-def move(spectral, *, only=("omega", "log_omega_shift", "phase", "gain"), seed=0, size=0.2):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in spectral.spectral.named_parameters():
-            if name.rsplit(".", 1)[-1] in only:
-                parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
-    return spectral
 
 
 @functools.cache
@@ -109,7 +97,7 @@ def test_scores_of_a_partly_spectral_model_are_proved():
     verify_scores(move(to_spectral(base("bridge", "llama"), heads=[(1, 2), (1, 3)], frequencies=[0, 5])))
 
 
-@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=needs_hooked)])
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_the_packaged_model_becomes_spectral(backend):
     model = load_model("tiny-rope", backend=backend)
     spectral, tokens = to_spectral(model), torch.arange(30)[None]
@@ -118,7 +106,7 @@ def test_the_packaged_model_becomes_spectral(backend):
     assert spectral.tlspectral_source == model.tlspectral_source
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_scores_of_a_spectral_hooked_transformer_are_proved():
     cfg = base("hooked", "qwen2").cfg
     spectral = SpectralHookedTransformer(cfg)
@@ -238,9 +226,6 @@ def explicit_parts(spectral, index, q, k):
     view, geometry = attention_view(spectral.base), spectral.spectral_geometry(index)
     raw, own = view.raw(index), view.rotary(index)
 
-    def normed(x, norm):
-        return x if norm is None else norm.normalized(x) * norm.gain.detach().double()
-
     q, k = normed(q.double(), raw.q_norm).numpy(), normed(k.double(), raw.k_norm).numpy()
     k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
     re, im = own.real_index.numpy(), own.imag_index.numpy()
@@ -254,7 +239,13 @@ def explicit_parts(spectral, index, q, k):
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [("bridge", "llama"), ("bridge", "yarn"), ("bridge", "qwen3"), pytest.param("hooked", "llama", marks=needs_hooked)],
+    [
+        ("bridge", "llama"),
+        ("bridge", "yarn"),
+        ("bridge", "qwen3"),
+        ("bridge", "olmo2"),
+        pytest.param("hooked", "llama", marks=zoo.needs_hooked),
+    ],
 )
 def test_ablated_scores_are_the_parts_of_what_acts(backend, name):
     spectral, heads = moved(backend, name), [0, 3]
@@ -271,7 +262,7 @@ def test_ablated_scores_are_the_parts_of_what_acts(backend, name):
     }
     seen = np.tril(np.ones(mirrored.shape[-2:], dtype=bool))
     for part, wanted in expected.items():
-        if name == "qwen3" and "symmetric" in part:
+        if name in ("qwen3", "olmo2") and "symmetric" in part:
             continue  # its transpose leaves the loudness of tokens where it is
         options = {"frequencies": [0]} if part == "rotary_band" else {}
         with torch.no_grad(), ablate(spectral, [(1, head) for head in heads], part, **options):
@@ -352,9 +343,9 @@ def test_bands_are_of_each_heads_own_frequencies():
 
 
 PECULIAR = [("bridge", name) for name in ("llama", "qwen3", "gptj", "neox", "smollm3")]
-PECULIAR += [pytest.param("hooked", "qwen3", marks=needs_hooked)]
+PECULIAR += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 PECULIAR += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in ("yarn", "gemma2")]
-PECULIAR += [pytest.param("hooked", "qwen2", marks=[needs_hooked, pytest.mark.slow])]
+PECULIAR += [pytest.param("hooked", "qwen2", marks=[zoo.needs_hooked, pytest.mark.slow])]
 peculiar = pytest.mark.parametrize(("backend", "name"), PECULIAR)
 
 

@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.spectral_rope import load_spectral, save_spectral, to_spectral
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
-
 
 @functools.cache
 def base(backend, name):
@@ -81,7 +79,7 @@ def test_architectures_with_layers_of_their_own_come_back(tmp_path, name):
     assert torch.equal(logits(load_spectral(base("bridge", name), path)), logits(spectral))
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_a_file_serves_the_other_backend(tmp_path):
     path = tmp_path / "spectral.safetensors"
     spectral = moved(base("bridge", "llama"))

@@ -10,8 +10,6 @@ from tlspectral.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, save_spectral, to_spectral
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
-
 
 def config(**changes):
     return {
@@ -66,7 +64,7 @@ def test_on_transformer_lens_4_the_error_says_what_to_use():
         SpectralHookedTransformer(config())
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize(
     "changes",
     [{}, {"rotary_dim": 4}, {"rotary_adjacent_pairs": True}, {"use_qk_norm": True}, {"n_key_value_heads": None}],
@@ -83,7 +81,7 @@ def test_start_is_the_ordinary_model_to_the_bit(changes):
     assert float((logits(spectral) - logits(model)).abs().max()) > 0.05
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_spectral_parameters_are_in_parameters_and_state_dict():
     from transformer_lens import HookedTransformer
 
@@ -96,7 +94,7 @@ def test_spectral_parameters_are_in_parameters_and_state_dict():
     assert attention_view(spectral).backend == "hooked"
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_it_trains_from_scratch():
     spectral = SpectralHookedTransformer(config(initializer_range=0.1), scope="layer", log_omega=True)
     optimizer = torch.optim.AdamW(spectral.parameters(), lr=1e-2)
@@ -112,7 +110,7 @@ def test_it_trains_from_scratch():
         assert not torch.equal(spectral.state_dict()[name], start[name])
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_geometry_is_its_own():
     spectral = move(SpectralHookedTransformer(config(), heads=[(1, 0), (1, 1)]))
     assert spectral.spectral_geometry(0).gain is None
@@ -123,7 +121,7 @@ def test_geometry_is_its_own():
     assert torch.equal(geometry.theta[2:], spectral.spectral_geometry(0).theta.expand(2, -1))
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("changes", [{}, {"use_qk_norm": True}])
 def test_generation_with_a_cache_is_generation_without(changes):
     spectral = move(spectral_of(ordinary(**changes)))
@@ -145,7 +143,7 @@ def test_generation_with_a_cache_is_generation_without(changes):
     assert torch.equal(generated, expected)
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_hooks_see_queries_before_the_spectral_rotation_and_go_with_the_run():
     model = ordinary()
     spectral = move(spectral_of(model))
@@ -157,7 +155,7 @@ def test_hooks_see_queries_before_the_spectral_rotation_and_go_with_the_run():
     assert not any(point.fwd_hooks or point._forward_pre_hooks for point in spectral.hook_dict.values())
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_a_copy_is_on_its_own():
     spectral = move(SpectralHookedTransformer(config()))
     before = logits(spectral)
@@ -168,7 +166,7 @@ def test_a_copy_is_on_its_own():
     assert not torch.equal(logits(other), before)
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_merge_and_files_take_it_too(tmp_path):
     from transformer_lens import HookedTransformer
 
@@ -185,13 +183,13 @@ def test_merge_and_files_take_it_too(tmp_path):
     assert torch.equal(logits(load_spectral(model, tmp_path / "spectral.safetensors")), logits(spectral))
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_a_model_without_rotary_positions_is_refused():
     with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers"):
         SpectralHookedTransformer(config(positional_embedding_type="standard", rotary_dim=None))
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_weights_that_are_yet_to_come_are_not_read():
     """Without init_weights TransformerLens leaves weights as they were in memory, for a state dict to fill."""
     model = ordinary()
@@ -204,7 +202,7 @@ def test_weights_that_are_yet_to_come_are_not_read():
     assert torch.equal(logits(spectral), logits(model))
 
 
-@needs_hooked
+@zoo.needs_hooked
 def test_it_is_spectral_already():
     with pytest.raises(ValueError, match="spectral already"):
         to_spectral(SpectralHookedTransformer(config()))

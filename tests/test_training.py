@@ -26,7 +26,6 @@ from tlspectral.training import (
 )
 from tlspectral.training.evaluation import follows_a_copy, token_losses
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16)
 SMALL_TASK = RandomMapTask(vocabulary=8, length=16)
@@ -206,7 +205,7 @@ def test_the_model_by_a_second_hand(positions):
     torch.testing.assert_close(built(tokens), expected, atol=1e-5 if positions == "rotary" else 1e-12, rtol=0)
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_seed_gives_transformer_lens_initial_weights(positions):
     from transformer_lens import HookedTransformer

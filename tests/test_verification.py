@@ -10,19 +10,19 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.attention import attention_view, bridge
+from tlspectral.attention import Normalization, attention_view, bridge
+from tlspectral.attention.alibi import alibi_slopes
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.operators import check_scores, verify_scores
-from tlspectral.operators.verification import alibi_slopes, check_prompt
+from tlspectral.operators.verification import check_prompt
 from tlspectral.rotary import pair_columns
 
-needs_hooked = pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 DELEGATED = ("gptj", "opt", "gptneo")
-NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3")
+NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2")
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
 RIGHT = tuple(name for name in zoo.ARCHITECTURES if not (name == "cohere" and zoo.HAS_HOOKED))
 BRIDGES = [("bridge", name) for name in RIGHT + zoo.LENGTH_DEPENDENT]
-HOOKED = [pytest.param("hooked", name, marks=needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
+HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), BRIDGES + HOOKED)
 
 
@@ -99,7 +99,7 @@ def test_compatibility_mode_passes(name):
     assert float(verify_scores(model).max()) < 1e-5
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
 def test_unfolded_hooked_transformer_passes(name):
     assert float(verify_scores(zoo.hooked(name, fold_ln=False)).max()) < 1e-5
@@ -238,7 +238,19 @@ MISTAKES = {
         "gemma3",
         transformed("k_norm", lambda n: dataclasses.replace(n, gain=None)),
     ),
-    "ALiBi left out": ("bloom", raw_with(alibi=False)),
+    "mean of each head's queries for that of all": (
+        "olmo2",
+        transformed("q_norm", lambda n: dataclasses.replace(n, over_heads=False)),
+    ),
+    "gains of two key heads exchanged": (
+        "olmo2",
+        transformed("k_norm", lambda n: dataclasses.replace(n, gain=n.gain.flip(0))),
+    ),
+    "the norm behind the attention taken for one in front": (
+        "olmo2",
+        raw_with(norm=Normalization("RMS", None, None, 1e-6)),
+    ),
+    "ALiBi left out": ("bloom", raw_with(alibi=None)),
 }
 
 
@@ -260,7 +272,7 @@ def test_the_same_way_in_passes_without_the_mistake(mistake, monkeypatch):
     verify_scores(shared("bridge", name))
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("mistake", ["norm bias left out", "halves paired as neighbours", "key heads exchanged"])
 def test_mistakes_are_caught_on_a_hooked_transformer(mistake, monkeypatch):
     hooked = importlib.import_module("tlspectral.attention.hooked")
@@ -369,7 +381,7 @@ def test_share_outside_m(backend, name):
             assert ((share > 1e-4) & (share < 1)).all()
 
 
-@needs_hooked
+@zoo.needs_hooked
 @pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
 def test_share_outside_m_is_that_of_the_other_backend(name):
     for ours, theirs in zip(checked("hooked", name).outside_m, checked("bridge", name).outside_m, strict=True):
@@ -418,7 +430,7 @@ def test_alibi_slopes_are_those_of_bloom(n_heads):
 
     theirs = build_alibi_tensor(torch.ones(1, 2), n_heads, torch.float32)[:, 0, 1]
     # Their slopes are powers in float32.
-    torch.testing.assert_close(alibi_slopes(n_heads), theirs.double(), rtol=1e-5, atol=0)
+    np.testing.assert_allclose(alibi_slopes(n_heads), theirs.double(), rtol=1e-5)
 
 
 def test_layers_can_be_chosen():

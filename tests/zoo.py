@@ -11,16 +11,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig
-from zoo_shapes import CONTEXT, HEADS, LAYERS, SHAPES, VOCABULARY, WIDTH, WINDOW
+from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, SHAPES, VOCABULARY, WIDTH, WINDOW
 
 __all__ = [
-    "ARCHITECTURES", "CONTEXT", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
-    "PROMPT_LENGTH", "REFUSED", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked", "prompt",
-    "save_folder",
+    "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
+    "PROMPT_LENGTH", "REFUSED", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked", "needs_hooked",
+    "prompt", "save_folder",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -55,6 +56,7 @@ def _has_hooked_transformer() -> bool:
 
 
 HAS_HOOKED: bool = _has_hooked_transformer()
+needs_hooked = pytest.mark.skipif(not HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 
 # Factors on query and key weights, chosen so that the largest score is near 10. Query/key norm makes them irrelevant:
 # there the gains are enlarged instead. GPT-Neo does not divide its scores by sqrt(d_head).
@@ -104,7 +106,7 @@ def hf_model(name: str, seed: int = 0) -> Any:
 
     Fresh at each call, because a bridge replaces submodules of the model it wraps in place.
     """
-    make_config, class_name = SHAPES[name]
+    make_config, class_name = {**SHAPES, **FALCONS}[name]
     config = make_config()
     config.architectures = [class_name]
     config.initializer_range = 0.04

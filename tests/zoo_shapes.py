@@ -179,6 +179,11 @@ def _cohere() -> PretrainedConfig:
     return transformers.CohereConfig(**_LLAMA_SHAPE, logit_scale=0.5)
 
 
+def _olmo2() -> PretrainedConfig:
+    """No norm in front of the attention, and one of queries and one of keys over all heads at once."""
+    return transformers.Olmo2Config(**_LLAMA_SHAPE)
+
+
 def _deepseek_v3() -> PretrainedConfig:
     """Multi-head latent attention."""
     return transformers.DeepseekV3Config(
@@ -233,6 +238,18 @@ def _bert() -> PretrainedConfig:
     )
 
 
+def _falcon(**form: Any) -> Callable[[], PretrainedConfig]:
+    shape = {
+        **_SEQUENCE,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "new_decoder_architecture": False,
+        "bias": False,
+    }
+    return lambda: transformers.FalconConfig(**{**shape, **form})
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -251,6 +268,7 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "bloom": (_bloom, "BloomForCausalLM"),
     "smollm3": (_smollm3, "SmolLM3ForCausalLM"),
     "cohere": (_cohere, "CohereForCausalLM"),
+    "olmo2": (_olmo2, "Olmo2ForCausalLM"),
     "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
     "dynamic": (_dynamic, "LlamaForCausalLM"),
     "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
@@ -258,3 +276,15 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
     "bert": (_bert, "BertForMaskedLM"),
 }
+
+FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    "falcon": (_falcon(multi_query=True), "FalconForCausalLM"),
+    "falcon_grouped": (_falcon(new_decoder_architecture=True, num_kv_heads=2), "FalconForCausalLM"),
+    "falcon_with_bias": (_falcon(new_decoder_architecture=True, num_kv_heads=HEADS, bias=True), "FalconForCausalLM"),
+    "falcon_one_norm": (
+        _falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+        "FalconForCausalLM",
+    ),
+    "falcon_alibi": (_falcon(multi_query=False, alibi=True, bias=True), "FalconForCausalLM"),
+}
+"""Falcon 7B, 40B, the same with biases, Falcon 2, and Falcon RW: their bridges are made by `load_model` alone."""

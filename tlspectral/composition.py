@@ -55,7 +55,8 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
         ValueError: an unknown kind.
 
     What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
-    the number of heads to be ranked among grows with the layer.
+    the number of heads to be ranked among grows with the layer. The gain of a norm behind the attention (Gemma 2 and 3,
+    OLMo 2), which weighs what a head writes, is left out.
     """
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")

@@ -3,6 +3,7 @@
 `attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
 """
 
+from tlspectral.attention.alibi import Alibi
 from tlspectral.attention.layer import (
     AttentionLayer,
     Normalization,
@@ -14,13 +15,16 @@ from tlspectral.attention.layer import (
     key_value_groups,
     stored_bytes,
 )
+from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.attention.view import AttentionView, attention_view, vocabulary_chunks
 
 __all__ = [
+    "Alibi",
     "AttentionLayer",
     "AttentionView",
     "Normalization",
     "OutputFactors",
+    "QueryKeyNorm",
     "RawAttention",
     "attention_view",
     "fold_attention",

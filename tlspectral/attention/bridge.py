@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention.layer import Normalization, RawAttention, require_readable
+from tlspectral.attention.alibi import Alibi, alibi_slopes
+from tlspectral.attention.layer import NO_NORM, Normalization, RawAttention, require_readable
+from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
@@ -19,8 +21,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     """The parameters of one layer.
 
     Raises:
-        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights and a norm in
-            front (state-space, linear-attention, MLA, encoder and post-norm blocks).
+        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
+            linear-attention, MLA and encoder blocks).
         BadWeights: the weights are quantised.
     """
     block = model.blocks[layer]
@@ -39,8 +41,6 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
         )
-    if getattr(block, "ln1", None) is None:
-        raise UnsupportedArchitecture(f"layer {layer}: no norm in front of the attention (post-norm block)")
     try:
         w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
         b_q, b_k = attention.b_Q, attention.b_K
@@ -58,12 +58,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         w_o=w_o,
         b_q=b_q,
         b_k=b_k,
-        norm=_normalization(block.ln1, model, d_model, f"layer {layer}, input norm"),
-        q_norm=_query_key_norm(attention, "q_norm", model, layer, d_head),
-        k_norm=_query_key_norm(attention, "k_norm", model, layer, d_head),
+        norm=_input_norm(block, model, d_model, layer),
+        q_norm=_query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
+        k_norm=_query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
         score_scale=_score_scale(wrapped, d_head),
         softcap=_softcap(wrapped),
-        alibi=model.cfg.positional_embedding_type == "alibi",
+        alibi=_alibi(model, wrapped, layer, len(w_q)),
         rotary=_rotary(model, wrapped, layer, d_head),
     )
 
@@ -72,7 +72,7 @@ def final_normalization(model: Any) -> Normalization:
     """The norm in front of the unembedding."""
     norm = getattr(model, "ln_final", None)
     if norm is None:
-        return Normalization("none", None, None, 0.0)
+        return NO_NORM
     return _normalization(norm, model, model.cfg.d_model, "final norm")
 
 
@@ -150,6 +150,17 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
     return d_head**-0.5
 
 
+def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
+    if model.cfg.positional_embedding_type != "alibi":
+        return None
+    if type(wrapped).__name__.startswith("FalconAttention"):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias "
+            "twice, so the attention seen is not that of the published model"
+        )
+    return Alibi(alibi_slopes(n_heads))
+
+
 def _softcap(wrapped: Any) -> float | None:
     softcap = getattr(wrapped, "attn_logit_softcapping", None)
     if type(wrapped).__name__ == "NativeAttention":
@@ -157,21 +168,32 @@ def _softcap(wrapped: Any) -> float | None:
     return float(softcap) if softcap else None
 
 
-def _query_key_norm(attention: Any, name: str, model: Any, layer: int, d_head: int) -> Normalization | None:
+def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
+    norm = getattr(block, "ln1", None)
+    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1.
+    if norm is None or getattr(norm, "name", None) == "post_attention_layernorm":
+        return NO_NORM
+    return _normalization(norm, model, d_model, f"layer {layer}, input norm")
+
+
+def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
     bridged = attention._modules.get(name)
     if bridged is None or getattr(bridged, "original_component", None) is None:
         return None
     gain = getattr(bridged.original_component, "weight", None)
-    if gain is not None and gain.shape != (d_head,):
+    over_heads = gain is not None and gain.shape == (heads * d_head,) and heads > 1
+    if gain is not None and not over_heads and gain.shape != (d_head,):
         raise UnsupportedArchitecture(
-            f"layer {layer}: {name} has a gain of shape {tuple(gain.shape)}, not one per column of a head ({d_head},)"
+            f"layer {layer}: {name} has a gain of shape {tuple(gain.shape)}, not one per column of a head ({d_head},) "
+            f"or of all heads ({heads * d_head},)"
         )
-    norm = _normalization(bridged, model, d_head, f"layer {layer}, {name}")
+    norm = _normalization(bridged, model, heads * d_head if over_heads else d_head, f"layer {layer}, {name}")
     if norm.kind != "RMS":
         raise UnsupportedArchitecture(
             f"layer {layer}: {name} is a {norm.kind} norm; only an RMS norm keeps M a bilinear form"
         )
-    return norm
+    by_head = norm.gain.unflatten(0, (heads, d_head)) if over_heads and norm.gain is not None else norm.gain
+    return QueryKeyNorm(by_head, norm.eps, over_heads)
 
 
 def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normalization:
@@ -182,7 +204,7 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
     """
     module = bridged.original_component
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
-        return Normalization("none", None, None, 0.0)
+        return NO_NORM
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = next(
         (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
@@ -239,7 +261,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     module = module if module is not None else getattr(wrapped, "rotary_emb", None)
     if module is None:
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
-    layer_type = getattr(wrapped, "layer_type", None)
+    layer_type = getattr(wrapped, "layer_type", getattr(wrapped, "attention_type", None))
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
     # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention.layer import Normalization, NormalizationKind, RawAttention, require_readable
+from tlspectral.attention.alibi import Alibi, alibi_slopes
+from tlspectral.attention.layer import NO_NORM, Normalization, NormalizationKind, RawAttention, require_readable
+from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
@@ -17,13 +19,14 @@ _NORM_KINDS: dict[str, NormalizationKind] = {
     "RMSNormPre": "RMS",
     "Identity": "none",
 }
+_POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind the attention
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
     """The parameters of one layer.
 
     Raises:
-        UnsupportedArchitecture: the layer is not causal self-attention with a norm in front.
+        UnsupportedArchitecture: the layer is not causal self-attention.
     """
     cfg = model.cfg
     if cfg.attention_dir != "causal":
@@ -33,6 +36,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = block.attn
     grouped = hasattr(attention, "_W_K")
+    post_norm = cfg.original_architecture in _POST_NORM
     require_readable(attention.W_Q, f"layer {layer}, W_Q")
     return RawAttention(
         w_q=attention.W_Q,
@@ -41,12 +45,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         w_o=attention.W_O,
         b_q=attention.b_Q,
         b_k=attention._b_K if grouped else attention.b_K,
-        norm=_normalization(block.ln1, cfg, f"layer {layer}"),
-        q_norm=_query_key_norm(attention.q_norm, cfg, layer),
-        k_norm=_query_key_norm(attention.k_norm, cfg, layer),
+        norm=NO_NORM if post_norm else _normalization(block.ln1, cfg, f"layer {layer}"),
+        q_norm=_query_key_norm(attention.q_norm, cfg),
+        k_norm=_query_key_norm(attention.k_norm, cfg),
         score_scale=1.0 / float(attention.attn_scale),
         softcap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
-        alibi=cfg.positional_embedding_type == "alibi",
+        alibi=Alibi(alibi_slopes(cfg.n_heads)) if cfg.positional_embedding_type == "alibi" else None,
         rotary=_rotary(attention, cfg),
     )
 
@@ -54,7 +58,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 def final_normalization(model: Any) -> Normalization:
     """The norm in front of the unembedding."""
     if not hasattr(model, "ln_final"):
-        return Normalization("none", None, None, 0.0)
+        return NO_NORM
     return _normalization(model.ln_final, model.cfg, "final norm")
 
 
@@ -106,14 +110,11 @@ def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 
 
-def _query_key_norm(norm: Any, cfg: Any, layer: int) -> Normalization | None:
+def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
     if norm is None:
         return None
-    if not cfg.use_qk_norm:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: queries and keys are normalised over all heads at once; a head has no operator of its own"
-        )
-    return Normalization("RMS", norm.w, None, float(cfg.eps))
+    over_heads = not cfg.use_qk_norm
+    return QueryKeyNorm(norm.w.unflatten(0, (-1, cfg.d_head)) if over_heads else norm.w, float(cfg.eps), over_heads)
 
 
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from tlspectral.attention.alibi import Alibi
+from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.errors import BadWeights
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
@@ -36,6 +38,10 @@ class Normalization:
         return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
+NO_NORM = Normalization("none", None, None, 0.0)
+"""Of a layer whose attention reads the residual stream as it is."""
+
+
 @dataclass(frozen=True)
 class RawAttention:
     """The parameters of a layer as a backend holds them, before any folding.
@@ -51,11 +57,11 @@ class RawAttention:
     b_q: Tensor | None
     b_k: Tensor | None
     norm: Normalization
-    q_norm: Normalization | None
-    k_norm: Normalization | None
+    q_norm: QueryKeyNorm | None
+    k_norm: QueryKeyNorm | None
     score_scale: float
     softcap: float | None
-    alibi: bool
+    alibi: Alibi | None
     rotary: RotaryGeometry | None
 
 
@@ -82,11 +88,11 @@ class AttentionLayer:
     w_k: Float64[Tensor, "kv_heads d_model d_head"]
     b_k: Float64[Tensor, "kv_heads d_head"]
     norm: Normalization
-    q_norm: Normalization | None
-    k_norm: Normalization | None
+    q_norm: QueryKeyNorm | None
+    k_norm: QueryKeyNorm | None
     score_scale: float
     softcap: float | None
-    alibi: bool
+    alibi: Alibi | None
     rotary: RotaryGeometry | None
     storage_dtype: torch.dtype
     digest: str
@@ -134,11 +140,8 @@ class AttentionLayer:
 
         W_Q of a spectral layer carries its gain and phase as well, so that M_t is what acts.
         """
-        w_q, w_k = self.w_q, self.w_k
-        if self.q_norm is not None and self.q_norm.gain is not None:
-            w_q = w_q * self.q_norm.gain.double()
-        if self.k_norm is not None and self.k_norm.gain is not None:
-            w_k = w_k * self.k_norm.gain.double()
+        w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
+        w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
         if self.rotary is not None:
             w_q = with_gain_and_phase(w_q, self.rotary)
         groups = self.n_heads // self.n_kv_heads
@@ -178,8 +181,8 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         w_k=w_k,
         b_k=b_k,
         norm=raw.norm,
-        q_norm=_on_cpu(raw.q_norm),
-        k_norm=_on_cpu(raw.k_norm),
+        q_norm=raw.q_norm and raw.q_norm.in_float64(),
+        k_norm=raw.k_norm and raw.k_norm.in_float64(),
         score_scale=raw.score_scale,
         softcap=raw.softcap,
         alibi=raw.alibi,
@@ -203,8 +206,8 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
     """The layer cut by key/value heads, each with the query heads that read it: which heads, and their views.
 
-    So a layer can be folded piece by piece, and only one piece of it is in float64. A piece knows nothing of ALiBi,
-    whose slopes depend on how many heads there are in all.
+    So a layer can be folded piece by piece, and only one piece of it is in float64. The M of a piece are those of the
+    layer; its scores are not where a query/key norm takes its mean over all heads.
     """
     size = len(raw.w_q) // len(raw.w_k)
     for index in range(len(raw.w_k)):
@@ -219,7 +222,9 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
                 w_o=raw.w_o[heads],
                 b_q=None if raw.b_q is None else raw.b_q[heads],
                 b_k=None if raw.b_k is None else raw.b_k[key],
-                alibi=False,
+                q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
+                k_norm=raw.k_norm and raw.k_norm.of_heads(key),
+                alibi=None if raw.alibi is None else raw.alibi.of_heads(heads),
                 rotary=None if raw.rotary is None else raw.rotary.of_heads(list(range(heads.start, heads.stop))),
             ),
         )
@@ -241,12 +246,6 @@ def stored_bytes(value: Tensor) -> Any:
 
 def _double(value: Tensor) -> Tensor:
     return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # never the model's own memory
-
-
-def _on_cpu(norm: Normalization | None) -> Normalization | None:
-    if norm is None or norm.gain is None:
-        return norm
-    return Normalization(norm.kind, _double(norm.gain), None, norm.eps)
 
 
 def folded_bias(

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer, AttentionView, attention_view, folded_bias
+from tlspectral.attention import AttentionLayer, AttentionView, QueryKeyNorm, attention_view, folded_bias
 from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
+from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores, widened
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.rotary import per_pair
+from tlspectral.rotary import RotaryGeometry, per_pair
 
 PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
 
@@ -250,9 +250,25 @@ class LayerAblation:
             b_q, b_k = folded_bias(raw.w_q, raw.b_q, raw.norm), folded_bias(raw.w_k, raw.b_k, raw.norm)
             q_norm, k_norm = raw.q_norm, raw.k_norm
         spectral = None if layer.rotary is None else layer.rotary.of_heads(self.heads)
-        query = project(self._own(q, heads_axis=2), b_q[self.heads], q_norm, spectral)
-        key = project(self._own(k, heads_axis=2, heads=self._key_heads(k)), b_k[kv_heads], k_norm)
+        query = self._projected(q, self.heads, self.heads, b_q, q_norm, spectral)
+        key = self._projected(k, self._key_heads(k), kv_heads, b_k, k_norm)
         return query, key, self._rotation(q.shape[1])
+
+    def _projected(
+        self,
+        captured: Tensor,
+        held: list[int],
+        heads: list[int],
+        bias: Tensor,
+        norm: QueryKeyNorm | None,
+        spectral: RotaryGeometry | None = None,
+    ) -> Projection:
+        """Queries or keys of the chosen heads: where the captured tensor holds them, and which weights are theirs."""
+        own = self._own(captured, heads_axis=2, heads=held)
+        if norm is None:
+            return project(own, bias[heads], None, spectral)
+        token_scale = self._own(norm.token_scale(widened(captured)), heads_axis=2, heads=held)
+        return project(own, bias[heads], norm.of_heads(heads), spectral, token_scale=token_scale)
 
     def _capped(self, scores: Tensor) -> Tensor:
         cap = self.layer.softcap

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer, Normalization
+from tlspectral.attention import AttentionLayer, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]
@@ -40,24 +40,30 @@ class Projection:
 def project(
     captured: Float[Tensor, "batch pos heads d_head"],
     bias: Float[Tensor, "heads d_head"],
-    norm: Normalization | None,
+    norm: QueryKeyNorm | None,
     spectral: RotaryGeometry | None = None,
+    *,
+    token_scale: Float[Tensor, "batch pos heads"] | None = None,
 ) -> Projection:
-    """Queries or keys as captured at `hook_q` or `hook_k`, with the query/key norm that the model applies after.
+    """Queries or keys of some heads as captured at `hook_q` or `hook_k`, with the query/key norm that comes after.
 
-    `spectral`, for queries: the geometry of these heads, whose gain and phase come last.
+    `spectral`, for queries: the geometry of these heads, whose gain and phase come last. `token_scale`: what the norm
+    says of these heads, where it looks at others too.
     """
-    # Half precision is widened: a difference of scores would lose what it is about.
-    whole = captured.transpose(1, 2).to(torch.promote_types(captured.dtype, torch.float32))
-    content = whole - bias.to(whole)[:, None]
-    token_scale = None
+    whole = widened(captured)
+    content = whole - bias.to(whole)
     if norm is not None:
-        token_scale = (whole.square().mean(-1) + norm.eps).rsqrt()
-        factor = token_scale[..., None] * (1.0 if norm.gain is None else norm.gain.to(whole))
-        whole, content = whole * factor, content * factor
+        token_scale = norm.token_scale(whole) if token_scale is None else token_scale
+        whole, content = (norm.applied(part, token_scale) for part in (whole, content))
+    whole, content = whole.transpose(1, 2), content.transpose(1, 2)
     if spectral is not None:
         whole, content = (with_gain_and_phase(part, spectral) for part in (whole, content))
-    return Projection(whole, content, token_scale)
+    return Projection(whole, content, None if token_scale is None else token_scale.transpose(1, 2))
+
+
+def widened(captured: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """In float32 at least: in half precision a difference of scores would lose what it is about."""
+    return captured.to(torch.promote_types(captured.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

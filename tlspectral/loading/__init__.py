@@ -1,12 +1,15 @@
 """Load a model to analyse: packaged, hub, local folder or GGUF file, as a TransformerLens model."""
 
 import os
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.loading import gguf
+from tlspectral.loading.agreement import log_probabilities, require_agreement
+from tlspectral.loading.falcon import correct_falcon
 from tlspectral.loading.hooked import build_hooked, hooked_transformer_class
 from tlspectral.loading.packaged import load_packaged
 from tlspectral.loading.pretrained import load_pretrained, snapshot_folder
@@ -75,7 +78,10 @@ def load_model(
     if backend == "hooked":
         model = build_hooked(pretrained, tokenizer, shown, float_type).to(place, print_details=False)
     else:
-        model = build_bridge(pretrained.to(place), tokenizer, shown)
+        expected = log_probabilities(pretrained.to(place))
+        model = build_bridge(pretrained, tokenizer, shown)  # takes the model apart, so it is asked before
+        made = f"the bridge that TransformerLens {version('transformer-lens')} makes of {shown}"
+        require_agreement(model, expected, made, "try another version of TransformerLens")
     model.tlspectral_source = dict(source.record)
     if source.kind == "hub":
         model.tlspectral_source["commit"] = snapshot_folder(source).name
@@ -93,7 +99,12 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     architecture = type(pretrained).__name__
     try:
         bridge = build_bridge_from_module(
-            pretrained, architecture, hf_config=pretrained.config, tokenizer=tokenizer, model_name=name
+            pretrained,
+            architecture,
+            hf_config=pretrained.config,
+            tokenizer=tokenizer,
+            model_name=name,
+            post_adapter_hook=lambda adapter: correct_falcon(adapter, pretrained.config),
         )
     except ValueError as error:
         raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error

@@ -17,13 +17,10 @@ from typing import Any
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.loading.agreement import log_probabilities, require_agreement
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
-_CHECKED_TOKENS = 24
-# Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
-# layers (SmolLM2-135M); a rope scaling left out gave 1e-3 to 0.2.
-_TOLERANCE = 1e-4
 _converting = threading.Lock()
 
 
@@ -52,7 +49,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             part of it (rope scaling, sliding windows), or whose logits are not the model's.
     """
     hooked_class = hooked_transformer_class()
-    reference = _log_probabilities(model)
+    reference = log_probabilities(model)
     with _own_config(model) as tl_loading, _refused(name, model):
         cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
         _check_rope(cfg, model.config, name)
@@ -64,8 +61,8 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             state, fold_ln=True, center_writing_weights=False, center_unembed=False, fold_value_biases=False
         )
     hooked = hooked.eval()
-    if reference is not None:
-        _compare(_log_probabilities(hooked), reference, name)
+    made = f"The HookedTransformer that TransformerLens makes of {name}"
+    require_agreement(hooked, reference, made, 'use backend="bridge".')
     return hooked
 
 
@@ -164,27 +161,4 @@ def _check_windows(cfg: Any, config: Any, name: str) -> None:
         raise UnsupportedArchitecture(
             f"HookedTransformer ignores the sliding window of {window} tokens of {name}, so past that its attention"
             ' would not be the model\'s; use backend="bridge".'
-        )
-
-
-@torch.no_grad()
-def _log_probabilities(model: Any) -> torch.Tensor | None:
-    """Log-probabilities `[1, tokens, vocabulary]` of seeded random tokens; None in half precision, where rounding hides
-    what there is to see."""
-    if next(model.parameters()).dtype not in (torch.float32, torch.float64):
-        return None
-    vocabulary = model.config.vocab_size if hasattr(model, "config") else model.cfg.d_vocab
-    tokens = torch.randint(0, vocabulary, (1, _CHECKED_TOKENS), generator=torch.Generator().manual_seed(0))
-    output = model(tokens)
-    return getattr(output, "logits", output).double().log_softmax(-1)
-
-
-def _compare(found: torch.Tensor | None, expected: torch.Tensor, name: str) -> None:
-    worst = float("inf")
-    if found is not None and found.shape == expected.shape:
-        worst = (found - expected).abs().max().item()
-    if not worst <= _TOLERANCE * expected.abs().max().item():
-        raise UnsupportedArchitecture(
-            f"The HookedTransformer that TransformerLens makes of {name} does not compute what the checkpoint does"
-            f' (log-probabilities differ by {worst:.1e}); use backend="bridge".'
         )

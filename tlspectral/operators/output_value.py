@@ -16,7 +16,8 @@ class OVOperator:
     """`w_v @ w_o` of one head, acting on rows. `w_v` carries the input norm's gain.
 
     Under LayerNorm both sides are centred: the reading side because the norm removes the mean, the writing side because
-    every later norm does. TransformerLens's `center_writing_weights` does the latter to the weights themselves.
+    every later norm does. TransformerLens's `center_writing_weights` does the latter to the weights themselves. A norm
+    behind the attention (Gemma 2 and 3, OLMo 2) is left out, with its gain.
     """
 
     layer: int

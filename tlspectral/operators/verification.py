@@ -13,6 +13,7 @@ from torch import Tensor
 from tlspectral.attention import (
     AttentionLayer,
     AttentionView,
+    QueryKeyNorm,
     RawAttention,
     attention_view,
     fold_attention,
@@ -73,7 +74,8 @@ def verify_scores(model: Any, tokens: Int[Tensor, "*batch pos"] | None = None) -
             patterns 1e-5 or eps max|score|.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    What it does not establish: that TransformerLens itself reproduces the published model.
+    What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
+    log-probabilities).
     """
     view = attention_view(model)
     check = check_scores(view, tokens)
@@ -122,7 +124,7 @@ def _check_layer(
         # Masks are -inf or the lowest number of the scores' own dtype.
         allowed = allowed & (theirs > torch.finfo(captured[names["scores"]].dtype).min / 2)
         scale = float(theirs[allowed].abs().max())
-        if raw.alibi:
+        if raw.alibi is not None:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)
         error = float((ours - theirs)[allowed].abs().max())
     else:
@@ -152,16 +154,18 @@ def _all_score_terms(
     residual: Float64[Tensor, "batch pos d_model"],
     tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
-    """`score_terms` of all heads, folded one key/value head at a time: a layer of a large model is gigabytes."""
+    """`score_terms` of all heads, folded one key/value head at a time: a layer of a large model is gigabytes.
+
+    Under a query/key norm over all heads these are needed together.
+    """
+    together = any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm))
     pieces = []
-    for heads, piece in key_value_groups(raw):
+    for heads, piece in [(slice(None), raw)] if together else key_value_groups(raw):
         own = tables
         if tables is not None and piece.rotary is not None and piece.rotary.per_head:
             own = (tables[0][heads], tables[1][heads])
         pieces.append(score_terms(fold_attention(piece, index), residual, own))
     inside, outside = (torch.cat(terms, dim=1) for terms in zip(*pieces, strict=True))
-    if raw.alibi:
-        outside = outside + _alibi(len(raw.w_q), residual.shape[-2])
     return inside, outside
 
 
@@ -172,17 +176,15 @@ def score_terms(
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
     """Scaled scores before softcap and mask, as the part that M carries and the part outside it (biases, ALiBi)."""
     n = layer.norm.normalized(residual)
-    q = torch.einsum("bpd,hdk->bhpk", n, layer.w_q)
-    k = torch.einsum("bpd,hdk->bhpk", n, layer.w_k)
-    q_full, k_full = q + layer.b_q[:, None], k + layer.b_k[:, None]
+    q = torch.einsum("bpd,hdk->bphk", n, layer.w_q)
+    k = torch.einsum("bpd,hdk->bphk", n, layer.w_k)
+    q_full, k_full = q + layer.b_q, k + layer.b_k
     groups = layer.n_heads // layer.n_kv_heads
 
-    def normed(part: Tensor, whole: Tensor, norm: Any) -> Tensor:
-        if norm is None:
-            return part
-        # The per-token 1/rms is that of the whole vector, gain after it.
-        part = part / (whole.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-        return part if norm.gain is None else part * norm.gain
+    def normed(part: Tensor, whole: Tensor, norm: QueryKeyNorm | None) -> Tensor:
+        if norm is not None:
+            part = norm.applied(part, norm.token_scale(whole))
+        return part.transpose(1, 2)
 
     def queries(part: Tensor) -> Tensor:
         part = normed(part, q_full, layer.q_norm)
@@ -205,25 +207,9 @@ def score_terms(
     inside = product(queries(q), keys(k))
     total = product(queries(q_full), keys(k_full))
     outside = total - inside
-    if layer.alibi:
-        outside = outside + _alibi(layer.n_heads, residual.shape[-2])
+    if layer.alibi is not None:
+        outside = outside + layer.alibi.bias(torch.arange(residual.shape[-2]))[:, None]
     return inside, outside
-
-
-def _alibi(n_heads: int, n_positions: int) -> Float64[Tensor, "heads 1 pos"]:
-    """What ALiBi adds to a score, up to a shift of each query's row."""
-    return alibi_slopes(n_heads)[:, None, None] * torch.arange(n_positions)
-
-
-def alibi_slopes(n_heads: int) -> Float64[Tensor, "heads"]:
-    """ALiBi's slope per token of each head: 2^(-8 i / n), filled up from 2n heads where n is no power of 2.
-
-    Source: Press, Smith and Lewis (2022), "Train short, test long", section 3.
-    """
-    power = 2 ** int(np.floor(np.log2(n_heads)))
-    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
-    slopes += [2.0 ** (-8.0 * i / (2 * power)) for i in range(1, 2 * (n_heads - power), 2)]
-    return torch.tensor(slopes, dtype=torch.float64)
 
 
 def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:

@@ -75,10 +75,9 @@ def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSpli
     kept = seen.visible[:-1].nonzero().flatten()
     contents = scale * seen.contents[..., kept].mT
     places = seen.places[..., kept].mT.expand(len(contents), -1, -1)
-    if seen.slopes is not None:
-        slopes = seen.slopes[:, None, None].expand(-1, len(kept), 1)
-        contents = torch.cat([contents, slopes], dim=-1)
-        places = torch.cat([places, kept.to(places)[:, None].expand(len(contents), -1, 1)], dim=-1)
+    if seen.alibi is not None:
+        contents = torch.cat([contents, torch.ones_like(contents[..., :1])], dim=-1)
+        places = torch.cat([places, seen.alibi.bias(kept)[..., None]], dim=-1)
     if seen.softcap is None:
         return exclusion_split_factored(contents, places)
     # A capped logit is no product of contents and places; one matrix of keys by positions is held at a time.

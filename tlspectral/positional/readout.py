@@ -17,10 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionView, Normalization, RawAttention
+from tlspectral.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
 from tlspectral.attention.view import Hook
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.operators.verification import alibi_slopes
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
@@ -34,7 +33,7 @@ class LastQuery:
         contents: per key, Re z_t of all pairs, then Im z_t, then what still columns give.
         places: per position, cos of all pairs, then sin, then 1; with the model's own attention scaling. Per head of a
             spectral layer.
-        slopes: ALiBi per position of each head, None without.
+        alibi: the model's own, None without.
         visible: positions that the query may attend to; its own is the last.
         score_scale: the model's own.
         softcap: the model's own, None without.
@@ -42,7 +41,7 @@ class LastQuery:
 
     contents: Float64[Tensor, "heads coordinates keys"]
     places: Float64[Tensor, "*heads coordinates keys"]
-    slopes: Float64[Tensor, "heads"] | None
+    alibi: Alibi | None
     visible: Bool[Tensor, "keys"]
     score_scale: float
     softcap: float | None
@@ -62,9 +61,9 @@ class LastQuery:
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
         logits = (self.score_scale if scale is None else scale) * torch.einsum(product, contents, places)
-        if self.slopes is not None:
+        if self.alibi is not None:
             positions = torch.arange(len(self.visible), device=logits.device) if moved is None else moved[1]
-            logits = logits + self.slopes[:, None] * positions
+            logits = logits + self.alibi.bias(positions)
         return self.capped(logits).masked_fill(~visible, -torch.inf)
 
     def frequency_logits(
@@ -128,7 +127,7 @@ def last_query(
     return LastQuery(
         contents=torch.cat([*coordinates, rest.flatten(0, 1)[:, None]], dim=1),
         places=places,
-        slopes=alibi_slopes(n_heads).to(q.device) if raw.alibi else None,
+        alibi=raw.alibi,
         visible=visible.to(q.device),
         score_scale=raw.score_scale,
         softcap=raw.softcap,
@@ -301,13 +300,11 @@ def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos c
     return table.detach().reshape(-1, *table.shape[-2:])[0]
 
 
-def normed(x: Float[Tensor, "*batch d_head"], norm: Normalization | None) -> Float64[Tensor, "*batch d_head"]:
-    """Queries or keys in float64, behind the query/key norm if the layer has one."""
-    x = _double(x)
-    if norm is None:
-        return x
-    normalized = norm.normalized(x)
-    return normalized if norm.gain is None else normalized * _double(norm.gain)
+def normed(
+    x: Float[Tensor, "*batch heads d_head"], norm: QueryKeyNorm | None
+) -> Float64[Tensor, "*batch heads d_head"]:
+    """All queries or keys of a token in float64, behind the query/key norm if the layer has one."""
+    return _double(x) if norm is None else norm.applied(_double(x)).detach()
 
 
 def _double(x: Tensor) -> Tensor:

@@ -1,0 +1,127 @@
+"""Ablated runs of the zoo: which models, what their hook points record, and what an ablation has to leave behind."""
+
+import functools
+from contextlib import contextmanager
+
+import pytest
+import torch
+import zoo
+
+from tlspectral.attention import attention_view
+
+DELEGATED = ("gptj", "opt", "gptneo")
+NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
+# TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
+BRIDGES = tuple(name for name in zoo.ARCHITECTURES if not (name == "cohere" and zoo.HAS_HOOKED))
+MODELS = [("bridge", name) for name in BRIDGES + zoo.LENGTH_DEPENDENT]
+MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
+every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
+SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
+ROUTES = [*SCORES, ("bridge", "gptj"), ("bridge", "gptneo")]
+some_models = pytest.mark.parametrize(("backend", "name"), ROUTES)
+rotary_parts = ("rope_phase", "rotary_band")
+
+
+@functools.cache
+def shared(backend, name):
+    """A model that no test changes."""
+    return getattr(zoo, backend)(name)
+
+
+@functools.cache
+def intact(backend, name):
+    """Logits of the shared model on the prompt, from a twin: this may be asked for inside an ablation."""
+    return logits(getattr(zoo, backend)(name))
+
+
+def logits(model, tokens=None, **options):
+    with torch.no_grad():
+        return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+
+
+def rotary_layers(view):
+    return [index for index in range(view.n_layers) if view.rotary(index) is not None]
+
+
+def applicable(view, part):
+    return rotary_layers(view) if part in rotary_parts else list(range(view.n_layers))
+
+
+def a_part(name):
+    return "antisymmetric" if name in NO_ROPE else "rope_phase"
+
+
+@contextmanager
+def recording(model, names):
+    """What passes the named hook points, as it is when every hook entered so far has acted."""
+    seen = {}
+
+    def keeper(name):
+        def keep(activation, hook):
+            seen[name] = activation.detach().clone()
+
+        return keep
+
+    with model.hooks(fwd_hooks=[(name, keeper(name)) for name in names]):
+        yield seen
+
+
+def recorded(model, points, tokens=None, layers=None):
+    """The run's activations by (layer, point), for the points that a layer has."""
+    view = attention_view(model)
+    layers = range(view.n_layers) if layers is None else layers
+    wanted = {
+        (index, point): name
+        for index in layers
+        for point, name in view.hook_names(index).items()
+        if point in points
+    }  # fmt: skip
+    with recording(model, wanted.values()) as seen:
+        logits(model, tokens)
+    return {key: seen[name] for key, name in wanted.items() if name in seen}
+
+
+def observed(backend, name):
+    """Where an ablation shows: the pattern, or z in a bridge that leaves attention to the wrapped module."""
+    return "z" if backend == "bridge" and name in DELEGATED else "pattern"
+
+
+def heads_first(activation, point):
+    return activation.transpose(1, 2) if point == "z" else activation
+
+
+def allowed_keys(name, layer, length):
+    """Causal, within a window where the architecture has one."""
+    offset = torch.arange(length)[:, None] - torch.arange(length)
+    windowed = name == "mistral" or (name in ("gemma2", "gemma3") and layer % 2 == 0)
+    windowed = windowed or (name == "gptneo" and layer % 2 == 1)
+    return (offset >= 0) & (offset < zoo.WINDOW) if windowed else offset >= 0
+
+
+def skip_without_rope(name, part):
+    if part in rotary_parts and name in NO_ROPE:
+        pytest.skip("no RoPE")
+
+
+@functools.cache
+def in_dtype(backend, name, dtype):
+    model = getattr(zoo, backend)(name).to(dtype)
+    if backend == "bridge":
+        model.original_model.to(dtype)
+    return model
+
+
+def state_of(model):
+    """Hooks with their order, contexts, training flags and parameters."""
+    points = {name: (list(p._forward_hooks.items()), len(p.fwd_hooks), len(p.bwd_hooks), dict(p.ctx))
+              for name, p in model.hook_dict.items()}  # fmt: skip
+    modules = [(module.training, len(module._forward_hooks)) for module in model.modules()]
+    parameters = [(id(p), p.requires_grad, p.grad, p.detach().clone()) for p in model.parameters()]
+    return points, modules, getattr(model, "context_level", None), parameters
+
+
+def assert_same_state(found, expected):
+    assert found[:3] == expected[:3]
+    for (*new, new_value), (*old, old_value) in zip(found[3], expected[3], strict=True):
+        assert new == old
+        assert torch.equal(new_value, old_value)

@@ -1,0 +1,28 @@
+"""Models of the zoo as the tests of the attention view use them: fresh, or shared and left as they are."""
+
+import functools
+
+import pytest
+import torch
+import zoo
+
+BRIDGES = zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT
+MODELS = [("bridge", name) for name in BRIDGES]
+MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
+LAYER_NORM = ("gpt2", "neox", "phi", "gptj", "opt", "gptneo", "bloom", "cohere")
+every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
+
+
+def fresh(backend, name, **options):
+    return getattr(zoo, backend)(name, **options)
+
+
+@functools.cache
+def shared(backend, name):
+    """A model that no test changes: that no reading changes it is what test_attention_unchanged.py proves."""
+    return fresh(backend, name)
+
+
+def poke(parameter, value):
+    with torch.no_grad():
+        parameter.view(-1)[0] = value

@@ -1,0 +1,165 @@
+"""The view of a model changes nothing in it: tensors, modules, flags and hooks."""
+
+import contextlib
+
+import pytest
+import torch
+import zoo
+from attention_models import every_model, fresh, shared
+
+from tlspectral.attention import attention_view
+from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.operators import verify_scores
+
+
+def warm(model):
+    """Run once: a bridge puts a hook of its own on each norm at its first forward."""
+    with torch.no_grad():
+        model(zoo.prompt())
+    return model
+
+
+def state_of(model):
+    """Everything a reader could leave behind: tensors, modules, flags and hooks, of the bridge and of what it wraps."""
+    tensors, modules = {}, {}
+    for label, root in (("model", model), ("wrapped", getattr(model, "original_model", None))):
+        if root is None:
+            continue
+        tensors |= {(label, key): value for key, value in root.state_dict().items() if isinstance(value, torch.Tensor)}
+        tensors |= {(label, "buffer", key): value for key, value in root.named_buffers()}
+        for name, module in root.named_modules():
+            hooks = [len(getattr(module, f"_{kind}_hooks")) for kind in ("forward", "forward_pre", "backward")]
+            points = [len(getattr(module, f"{kind}_hooks", ())) for kind in ("fwd", "bwd")]
+            grads = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+            modules[label, name] = (id(module), module.training, hooks, points, grads)
+    copies = {key: (value.data_ptr(), value.detach().clone()) for key, value in tensors.items()}
+    return copies, modules, sorted(model.hook_dict), repr(model.cfg)
+
+
+def bits(tensor):
+    # HookedTransformer leaves BLOOM's W_pos uninitialised: it may hold NaN, which equals nothing.
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_unchanged(model, before):
+    tensors, *rest = state_of(model)
+    assert rest == list(before[1:])
+    assert tensors.keys() == before[0].keys()
+    for key, (pointer, value) in tensors.items():
+        assert pointer == before[0][key][0], key
+        assert value.dtype == before[0][key][1].dtype, key
+        assert bits(value) == bits(before[0][key][1]), key
+
+
+@every_model
+def test_reading_and_running_change_nothing(backend, name):
+    model = warm(shared(backend, name))
+    before = state_of(model)
+    view = attention_view(model)
+    seen = []
+    names = view.hook_names(view.n_layers - 1)
+    for index in range(view.n_layers):
+        view.layer(index), view.output(index), view.n_heads(index), view.hook_names(index)
+    view.embedding(), view.unembedding(), view.position_embedding()
+    view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.shape))], last=names["pattern"])
+    with contextlib.suppress(ScoreMismatch):  # Cohere on TransformerLens 3.9
+        verify_scores(model)
+    assert seen == [(2, zoo.PROMPT_LENGTH, zoo.WIDTH)]
+    assert_unchanged(model, before)
+
+
+def test_reading_alone_changes_nothing_in_a_model_that_never_ran():
+    model = fresh("bridge", "gemma3")
+    before = state_of(model)
+    view = attention_view(model)
+    for index in range(view.n_layers):
+        view.layer(index), view.output(index), view.n_heads(index)
+    assert_unchanged(model, before)
+
+
+def test_what_is_returned_is_not_the_models_memory():
+    model = fresh("bridge", "llama")
+    before = state_of(model)
+    view = attention_view(model)
+    layer, output = view.layer(0), view.output(0)
+    for tensor in (layer.w_q, layer.w_k, layer.b_q, layer.rotary.theta, output.w_v, output.w_o):
+        tensor.zero_()
+    assert_unchanged(model, before)
+
+
+def test_a_float64_model_is_not_handed_out_either():
+    # In float64 on the CPU a conversion returns the model's own memory.
+    model = fresh("bridge", "opt").to(torch.float64)
+    before = state_of(model)
+    view = attention_view(model)
+    for tensor in (view.layer(0).w_q, view.layer(0).b_q, view.output(0).w_v, view.output(0).w_o):
+        tensor.zero_()
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_run_evaluates_and_puts_every_training_flag_back(backend, error):
+    model = warm(fresh(backend, "gpt2"))
+    model.train()
+    getattr(model, "original_model", model).train()
+    model.blocks[0].eval()
+    roots = [model, getattr(model, "original_model", model)]
+    before = state_of(model)
+    view = attention_view(model)
+    names = view.hook_names(1)
+    during = []
+
+    def look(x, hook):
+        during.append(any(module.training for root in roots for module in root.modules()) or torch.is_grad_enabled())
+        if error:
+            raise error("from a hook")
+
+    with pytest.raises(error, match="from a hook") if error else contextlib.nullcontext():
+        view.run(zoo.prompt(), [(names["residual"], look)], last=names["pattern"])
+    assert during == [False]
+    assert any(flags[1] for flags in before[1].values())  # some were in training mode
+    assert_unchanged(model, before)
+
+
+def test_dropout_anywhere_in_the_wrapped_model_is_off():
+    # The embedding's dropout belongs to the wrapped model but not to the bridge's own modules.
+    model = fresh("bridge", "gpt2")
+    model.original_model.train()
+    view = attention_view(model)
+    names = view.hook_names(1)
+    seen = []
+    for _ in range(2):
+        view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.clone()))], last=names["pattern"])
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_run_stops_before_the_last_mlp(backend, name):
+    model = shared(backend, name)
+    view = attention_view(model)
+    calls = []
+    points = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_pattern", "blocks.1.hook_mlp_out", "unembed.hook_out"]
+    points = [point for point in points if point in model.hook_dict]
+    assert points[:3] == ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_pattern", "blocks.1.hook_mlp_out"]
+    hooks = [(point, lambda x, hook, point=point: calls.append(point)) for point in points]
+    view.run(zoo.prompt(), hooks, last="blocks.1.attn.hook_pattern")
+    assert calls == points[:2]
+
+
+def test_hooks_of_the_user_stay_and_act_first():
+    model = fresh("bridge", "gpt2")
+    view = attention_view(model)
+    names = view.hook_names(0)
+    order = []
+    model.add_hook(names["residual"], lambda x, hook: order.append("user"))
+    view.run(zoo.prompt(), [(names["residual"], lambda x, hook: order.append("ours"))], last=names["pattern"])
+    assert order == ["user", "ours"]
+    assert len(model.hook_dict[names["residual"]].fwd_hooks) == 1
+
+
+def test_a_point_that_never_fires_is_refused():
+    view = attention_view(shared("bridge", "neox"))
+    with pytest.raises(UnsupportedArchitecture, match=r"blocks\.0\.attn\.hook_rot_q never fired"):
+        view.run(zoo.prompt(), [], last="blocks.0.attn.hook_rot_q")

@@ -1,0 +1,77 @@
+"""The frequency table: frequencies of dense pairs, the phase columns of the head table, layers without RoPE."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import zoo
+from head_tables import RIGHT, built, dense_phase, table_of
+from test_composition import dense_model
+
+import tlspectral as tls
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.tables import FREQUENCY_COLUMNS
+
+
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen3"])
+def test_frequencies_are_those_of_dense_pairs(name):
+    table = tls.frequency_table(built("bridge", name))
+    assert list(table) == [column.name for column in FREQUENCY_COLUMNS]
+    assert isinstance(table.index, pd.RangeIndex)
+    places = list(zip(table["layer"], table["head"], table["frequency"], strict=True))
+    assert places == sorted(places)
+    for index, layer in enumerate(dense_model(name).layers):
+        theta, re, im = dense_phase(name, layer)
+        rows = table[table["layer"] == index]
+        assert len(rows) == re.size
+        # Measured: 1e-15, angles 4e-8 (the model keeps them in float32); another base or pairing: 1e-2 and more.
+        np.testing.assert_allclose(rows["theta"], np.tile(theta, len(re)), rtol=1e-6)
+        np.testing.assert_allclose(rows["wavelength"], 2 * np.pi / np.tile(theta, len(re)), rtol=1e-6)
+        np.testing.assert_allclose(rows["re_norm"], re.flatten(), rtol=1e-10)
+        np.testing.assert_allclose(rows["im_norm"], im.flatten(), rtol=1e-10)
+        np.testing.assert_allclose(rows["im_share"], (im / (re + im)).flatten(), rtol=1e-10)
+
+
+def test_the_frequency_table_carries_the_phase_columns():
+    """The three columns of the head table are sums over a head's frequencies."""
+    for name in RIGHT:
+        heads = table_of(name)
+        if heads["rope_imag_frac"].isna().all():
+            continue
+        table = tls.frequency_table(built("bridge", name))
+        table["turn"] = table["theta"] * table["im_norm"]
+        sums = table.groupby(["layer", "head"])[["re_norm", "im_norm", "turn"]].sum().reset_index()
+        heads = heads.merge(sums, on=["layer", "head"])
+        share = heads["im_norm"] / (heads["im_norm"] + heads["re_norm"])
+        np.testing.assert_allclose(heads["rope_imag_frac"], share, rtol=1e-12)  # sums in another order: 1e-15
+        np.testing.assert_allclose(heads["freq_centroid"], heads["turn"] / heads["im_norm"], rtol=1e-12)
+        # The first half rounded down: phi has three pairs.
+        first = table[table["frequency"] < (table["frequency"].max() + 1) // 2]
+        high = first.groupby(["layer", "head"])["im_norm"].sum().reset_index(drop=True)
+        np.testing.assert_allclose(heads["hi_freq_dir"], high / heads["im_norm"], rtol=1e-12)
+
+
+def test_layers_without_rotary_positions_have_no_rows():
+    assert set(tls.frequency_table(built("bridge", "smollm3"))["layer"]) == {0, 2}
+
+
+def test_layers_with_other_bases_have_other_angles():
+    theta = tls.frequency_table(built("bridge", "gemma3")).query("head == 0").groupby("layer")["theta"].apply(list)
+    pairs = np.arange(8)
+    # Measured: 4e-8, the model's own angles in float32.
+    np.testing.assert_allclose(theta[0], 100.0 ** (-pairs / 8), rtol=1e-6)
+    np.testing.assert_allclose(theta[1], 10000.0 ** (-pairs / 8) / 2, rtol=1e-6)
+    assert theta[0] == theta[2]
+    assert theta[1] == theta[3]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom"])
+def test_a_model_without_rotary_positions_has_no_frequencies(name):
+    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers has rotary positions"):
+        tls.frequency_table(built("bridge", name))
+
+
+def test_the_frequency_table_survives_a_file(tmp_path):
+    table = tls.frequency_table(zoo.bridge("dynamic"))
+    assert table.attrs["rotary_valid_up_to"] == 32
+    tls.write_table(table, tmp_path / "frequencies.parquet")
+    pd.testing.assert_frame_equal(tls.read_table(tmp_path / "frequencies.parquet"), table, check_exact=True)

@@ -1,0 +1,91 @@
+"""Planted heads, silent, rank-deficient and defective: their status, and no false numbers around them."""
+
+import json
+
+import pytest
+import torch
+from head_tables import NULLS, SCALE_FREE, analyze, assert_same, built
+from test_composition import edited
+
+SPECTRAL = [
+    *SCALE_FREE, "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "self_match",
+    "rope_imag_frac", "freq_centroid", "hi_freq_dir", *NULLS,
+]  # fmt: skip
+
+
+def plant_heads(model):
+    """Layer 1 of llama: head 0 is zero, head 1 has rank 3, head 2 reads keys where no query is, head 3 is left."""
+    layer = model.model.layers[1]
+    queries, keys = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+    queries[:12] = 0
+    generator = torch.Generator().manual_seed(0)
+    queries[12:24] = torch.randn(12, 3, generator=generator) @ torch.randn(3, 48, generator=generator) / 3
+    queries[24:36, 24:] = 0  # key head 1 is read by heads 2 and 3: only this query head moves
+    keys[12:, :24] = 0
+
+
+def test_planted_heads_get_their_status_and_no_false_numbers():
+    model = edited("llama", plant_heads)
+    table = analyze(model, detectors=True)
+    assert table["status"].tolist() == ["ok"] * 4 + ["zero", "rank_deficient", "defective", "ok"]
+    zero, deficient, nilpotent = (table.loc[row] for row in (4, 5, 6))
+    assert zero["rank"] == 0
+    assert zero[SPECTRAL].isna().all()
+    assert zero[["prev", "dup", "ind", "copying", "positivity"]].notna().all()  # it still averages and writes
+    assert deficient["rank"] == 3
+    assert deficient[SPECTRAL].notna().all()
+    assert nilpotent["rank"] == 12
+    # Measured: 1e-16 of the norm.
+    assert nilpotent["lam_mass"] < 1e-12
+    assert nilpotent["henrici"] == pytest.approx(1, abs=1e-12)
+    assert nilpotent["dir_frac"] == pytest.approx(0.5**0.5, abs=1e-12)
+    assert nilpotent[["prin_angle_mean", "prin_angle_max"]].tolist() == pytest.approx([90, 90], abs=1e-6)
+    undefined = ["D_head", "D_head_z", "D_head_null_pct", "D_head_pct"]
+    assert nilpotent[undefined].isna().all()
+    assert nilpotent[[column for column in SPECTRAL if column not in undefined]].notna().all()
+    assert table.loc[~table.index.isin([4, 6]), "D_head_pct"].rank().tolist() == sorted_rank(table)
+    assert table["D_head_pct"].max() == 1
+
+
+def sorted_rank(table):
+    return table["D_head"].dropna().rank().tolist()
+
+
+def test_planted_heads_leave_their_neighbours_alone():
+    def plant_one(model):
+        model.model.layers[1].self_attn.q_proj.weight[:12] = 0
+
+    def plant_two(model):
+        plant_one(model)
+        queries = model.model.layers[1].self_attn.q_proj.weight
+        queries[12:24] = queries[12].clone()
+
+    plain = analyze(built("bridge", "llama"), detectors=True).drop(columns="D_head_pct")
+    for change, touched in ((plant_one, [4]), (plant_two, [4, 5])):
+        model = edited("llama", change)
+        table = analyze(model, detectors=True).drop(columns="D_head_pct")
+        assert table.loc[touched, "status"].tolist() == ["zero", "rank_deficient"][: len(touched)]
+        assert_same(table.drop(index=touched), plain.drop(index=touched))
+
+
+def test_a_model_without_a_single_head_that_does_anything():
+    def silence(model):
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+
+    model = edited("llama", silence)
+    table = analyze(model)
+    assert (table["status"] == "zero").all()
+    assert table["D_head_pct"].isna().all()
+    json.dumps(table.attrs, allow_nan=False)
+
+
+def test_a_head_of_biases_alone_lies_outside_m():
+    def silence(model):
+        model.transformer.h[0].attn.c_attn.weight[:, :12] = 0
+
+    model = edited("gpt2", silence)
+    table = analyze(model)
+    assert table.loc[0, "status"] == "zero"
+    assert table.loc[0, "outside_m"] == 1
+    assert (table.loc[1:, "outside_m"] < 1).all()

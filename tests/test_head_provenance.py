@@ -1,0 +1,94 @@
+"""Provenance of a head table: its attributes, the hash of the weights, and what survives a file."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+import zoo
+from head_tables import analyze, assert_same, built, table_of
+from test_composition import edited
+
+import tlspectral as tls
+
+
+def test_attrs_say_all_and_are_json():
+    model = built("bridge", "gpt2")
+    table = analyze(model, detectors=True, seed=4, null_blocks="fresh", extras=["score_asym"])
+    attrs = json.loads(json.dumps(table.attrs, allow_nan=False))
+    assert attrs == table.attrs
+    assert attrs["backend"] == "bridge"
+    assert {"model", "revision"} <= attrs.keys()
+    assert (attrs["seed"], attrs["null_draws"], attrs["null_blocks"]) == (4, 20, "fresh")
+    assert {"tlspectral", "transformer-lens", "transformers", "torch", "numpy", "scipy"} <= attrs["versions"].keys()
+    assert attrs["versions"]["torch"] == torch.__version__
+    assert attrs["versions"]["tlspectral"] == tls.__version__
+    check = attrs["score_check"]
+    assert check["compared"] == "scores"
+    assert check["layer"] in (0, 1)
+    assert check["worst_error"] == tls.verify_scores(model)[check["layer"]]
+    assert 0 < check["worst_error"] <= check["tolerance"] < 1e-3
+    assert attrs["detectors"] == tls.detect_heads(model, seed=4).attrs
+    assert attrs["rotary_valid_up_to"] is None
+    assert list(attrs["columns"]) == list(table)
+    assert all(attrs["columns"].values())
+    assert analyze(model).attrs["detectors"] is None
+
+
+def test_the_users_tokens_reach_the_check():
+    model = built("bridge", "qwen2")
+    tokens = zoo.prompt(batch=1, length=40, seed=5)
+    table = analyze(model, tokens=tokens)
+    worst = table.attrs["score_check"]
+    assert worst["worst_error"] == tls.verify_scores(model, tokens)[worst["layer"]]
+    assert (table["outside_m"] != table_of("qwen2")["outside_m"]).all()
+
+
+def weights_hash(change=lambda model: None, **arguments):
+    return analyze(edited("llama", change), null_draws=2, **arguments).attrs["weights_sha256"]
+
+
+def test_the_hash_of_the_weights_is_that_of_the_weights_alone():
+    plain = weights_hash()
+    assert len(plain) == 64
+    assert plain == weights_hash(seed=1) == weights_hash(null_blocks="fresh") == weights_hash(layers=[1, 0])
+    assert plain != weights_hash(layers=[0])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.k_proj",
+        "model.layers.0.input_layernorm",
+        "model.layers.1.self_attn.v_proj",
+        "model.layers.1.self_attn.o_proj",
+        "model.embed_tokens",
+        "lm_head",
+        "model.norm",
+    ],
+)
+def test_the_hash_changes_with_every_weight_that_a_column_is_made_of(place):
+    def nudge(model):
+        model.get_submodule(place).weight.view(-1)[7] += 1e-3
+
+    assert weights_hash(nudge) != weights_hash()
+
+
+@pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
+def test_frequencies_that_change_with_the_length_are_given_their_range(name):
+    model = zoo.bridge(name)
+    table = analyze(model)
+    assert table.attrs["rotary_valid_up_to"] == 32
+    with torch.no_grad():
+        model(zoo.prompt(length=60))  # transformers overwrites the frequencies in use
+    assert_same(analyze(model), table)
+
+
+def test_a_real_table_survives_a_file(tmp_path):
+    for name in ("gpt2", "smollm3"):
+        table = analyze(built("bridge", name), detectors=True, extras=["position_share"])
+        tls.write_table(table, tmp_path / "heads.parquet")
+        found = tls.read_table(tmp_path / "heads.parquet")
+        pd.testing.assert_frame_equal(found, table, check_exact=True)
+        assert found.attrs == table.attrs

@@ -1,0 +1,92 @@
+"""What gets no head table: broken weights, scores that are not reproduced, unknown layers, names and models."""
+
+import pytest
+import torch
+import zoo
+from head_tables import READ_WRONG, analyze, built
+from test_composition import edited
+
+from tlspectral.attention import bridge as bridge_reader
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("module", "role"),
+    [
+        ("self_attn.q_proj", "W_Q"),
+        ("self_attn.k_proj", "W_K"),
+        ("input_layernorm", "input norm gain"),
+        ("self_attn.v_proj", "W_V"),
+        ("self_attn.o_proj", "W_O"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role, value):
+    def spoil(model):
+        model.model.layers[1].get_submodule(module).weight.view(-1)[5] = value
+
+    with pytest.raises(BadWeights, match=rf"layer 1, {role}: 1 of \d+ values are NaN or infinite"):
+        analyze(edited("llama", spoil))
+
+
+@pytest.mark.parametrize("at", ["scale", "frequencies"])
+def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch, at):
+    if at == "scale":
+        real = bridge_reader._score_scale
+        monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.001 * real(*arguments))
+        said = "layer 0: the scores rebuilt from the folded weights differ from the model's own by"
+    else:
+        real = bridge_reader._rotary
+
+        def faster(*arguments):
+            geometry = real(*arguments)
+            geometry.theta.mul_(1.01)
+            return geometry
+
+        monkeypatch.setattr(bridge_reader, "_rotary", faster)
+        said = "layer 0: the model turns its pairs by other angles than its frequencies say"
+    with pytest.raises(ScoreMismatch, match=said):
+        analyze(built("bridge", "llama"))
+
+
+@pytest.mark.parametrize("name", READ_WRONG)
+def test_a_bridge_that_computes_other_scores_gets_no_table(name):
+    with pytest.raises(ScoreMismatch, match="no table is returned"):
+        analyze(built("bridge", name))
+
+
+@pytest.mark.parametrize("layers", [[2], [0, -1], [0, 1, 7], []])
+def test_layers_that_do_not_exist_are_refused(layers):
+    with pytest.raises(BadHead, match="the model has layers 0 to 1"):
+        analyze(built("bridge", "llama"), layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"extras": ["score_asym", "nonsense"]}, "unknown extras"),
+        ({"extras": "score_asym"}, "unknown extras"),
+        ({"null_draws": 1}, "at least two draws, found null_draws=1"),
+        ({"null_blocks": "own"}, "null_blocks"),
+    ],
+)
+def test_unknown_wishes_are_refused_before_any_work(monkeypatch, arguments, said):
+    monkeypatch.setattr(torch.linalg, "qr", lambda *_, **__: pytest.fail("work began"))
+    # An unknown literal is stopped by jaxtyping's hook in tests, by the function itself elsewhere.
+    with pytest.raises((ValueError, TypeError), match=said):
+        analyze(built("bridge", "llama"), **arguments)
+
+
+@pytest.mark.parametrize("name", zoo.REFUSED)
+def test_architectures_without_the_operator_are_refused(name):
+    try:
+        model = built("bridge", name)
+    except Exception as error:  # TransformerLens refuses some of them itself, in its own ways
+        pytest.skip(f"TransformerLens builds no bridge: {type(error).__name__}")
+    with pytest.raises(UnsupportedArchitecture, match="layer 0"):
+        analyze(model)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="neither a TransformerBridge nor a HookedTransformer"):
+        analyze(torch.nn.Linear(3, 3))

@@ -1,0 +1,124 @@
+"""What a run of `analyze_heads` leaves behind: an unchanged model, also when interrupted, and no layers in memory."""
+
+import gc
+
+import pytest
+import torch
+import zoo
+from head_tables import analyze, assert_same, built, table_of
+
+
+def state_of(model):
+    """Everything of a model that a run could leave changed."""
+    return {
+        "weights": {name: value.clone() for name, value in model.state_dict().items()},
+        "gradients": [(parameter.requires_grad, parameter.grad) for parameter in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "torch_hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "hooks": {name: (len(point.fwd_hooks), len(point.bwd_hooks)) for name, point in model.hook_dict.items()},
+    }
+
+
+def assert_unchanged(model, before):
+    after, weights = state_of(model), before["weights"]
+    found = after["weights"]
+    assert found.keys() == weights.keys()
+    assert all(
+        torch.equal(value, weights[name]) and value.dtype == weights[name].dtype for name, value in found.items()
+    )
+    assert {k: v for k, v in after.items() if k != "weights"} == {k: v for k, v in before.items() if k != "weights"}
+
+
+def warmed(backend, name):
+    """A model after one run: in its first, a bridge puts permanent torch hooks of its own on norms."""
+    model = getattr(zoo, backend)(name)
+    with torch.no_grad():
+        model(zoo.prompt())
+    return model
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "opt")] + [("hooked", "gpt2")] * zoo.HAS_HOOKED,
+)
+def test_the_model_is_left_as_it_was(backend, name, training):
+    model = warmed(backend, name)
+    model.train(training)
+    seen = []
+    model.add_hook("blocks.0.attn.hook_pattern", lambda pattern, hook: seen.append(1), is_permanent=True)
+    before = state_of(model)
+    analyze(model, extras=["score_asym", "position_share"], detectors=name == "gpt2")
+    assert_unchanged(model, before)
+    assert seen
+
+
+@pytest.mark.parametrize("step", ["svdvals", "eigvals"])
+def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
+    """In the spectra (svdvals) and in the null (eigvals): Ctrl-C between two layers."""
+    model = warmed("bridge", "llama")
+    before, threads = state_of(model), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    real, calls = getattr(torch.linalg, step), []
+
+    def interrupted(*arguments, **options):
+        calls.append(step)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.linalg, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                analyze(model)
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
+    assert len(calls) == 3
+    assert_unchanged(model, before)
+    assert_same(analyze(model), table_of("llama"))
+
+
+def test_an_interrupt_in_the_models_run_leaves_no_hooks():
+    model = warmed("bridge", "llama")
+    before = state_of(model)
+
+    def interrupt(pattern, hook):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", interrupt)]):
+        analyze(model)
+    assert_unchanged(model, before)
+    assert_same(analyze(model), table_of("llama"))
+
+
+def test_the_bar_is_silent_when_off(capfd):
+    analyze(built("bridge", "llama"), detectors=True)
+    assert capfd.readouterr() == ("", "")
+    analyze(built("bridge", "llama"), detectors=True, show_progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "spectra" in err
+    assert "null" in err
+    assert "detectors" in err
+
+
+def test_layers_are_let_go_one_by_one(monkeypatch):
+    """While the last layer's spectra are taken, not more float64 is alive than at the first."""
+    model = built("bridge", "gemma3")
+    real, alive = torch.linalg.eig, []
+
+    def weighed(*arguments):
+        # type() and not isinstance(), which would wake the lazy objects of other packages.
+        wide = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.float64]
+        alive.append(sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in wide}.values()))
+        return real(*arguments)
+
+    monkeypatch.setattr(torch.linalg, "eig", weighed)
+    gc.collect()  # what other tests left
+    analyze(model, extras=["position_share"])
+    assert len(alive) == 4
+    layer = 2 * 4 * 48 * 16 * 8  # bytes of W_Q and W_K, keys repeated, in float64
+    # A kept layer adds at least its own factors with every step; measured: the same to the byte from the second on.
+    assert max(alive) < alive[0] + layer / 2

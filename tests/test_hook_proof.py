@@ -1,0 +1,137 @@
+"""The proof that edits reach the output: models that discard them are refused, and nobody sees the probe."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import zoo
+from ablation_runs import DELEGATED, SCORES, assert_same_state, intact, logits, some_models, state_of
+
+from tlspectral.attention import AttentionView, attention_view
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks import ablate, ablation_hooks
+
+
+def make_deaf(model, name):
+    """Make a hook point run its hooks and discard what they return, as bridges that delegate attention do."""
+    point = model.hook_dict[name]
+
+    class Deaf(type(point)):
+        def __call__(self, activation):
+            super().__call__(activation)
+            return activation
+
+    point.__class__ = Deaf
+
+
+@pytest.mark.parametrize(("backend", "name"), SCORES)
+@pytest.mark.parametrize(("part", "point"), [("symmetric", "scores"), ("rope_phase", "scores"), ("output", "z")])
+def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
+    model = getattr(zoo, backend)(name)
+    hook = attention_view(model).hook_names(1)[point]
+    make_deaf(model, hook)
+    before = state_of(model)
+    message = rf"an edit of {hook} does not change the logits of this model"
+    for _ in range(2):  # a refusal is not remembered as a proof
+        with pytest.raises(EditNotHonored, match=message), ablate(model, [(1, 1)], part):
+            pytest.fail("entered")
+    assert_same_state(state_of(model), before)
+    with ablate(model, [(0, 1)], part):
+        assert not torch.equal(logits(model), intact(backend, name))
+
+
+@pytest.mark.parametrize("name", DELEGATED)
+def test_a_delegating_bridge_that_discards_edits_of_z_is_refused(name):
+    model = zoo.bridge(name)
+    hook = attention_view(model).hook_names(0)["z"]
+    make_deaf(model, hook)
+    with pytest.raises(EditNotHonored, match=f"an edit of {hook}"):
+        ablation_hooks(model, [(0, 0)], "symmetric")
+
+
+def test_the_probe_runs_once_per_layer_and_route(monkeypatch):
+    model, other = zoo.bridge("llama"), zoo.bridge("llama")
+    runs = []
+    forward = AttentionView.logits
+
+    def counted(self, tokens):
+        runs.append(self.model)
+        return forward(self, tokens)
+
+    monkeypatch.setattr(AttentionView, "logits", counted)
+
+    def probes(model, heads, part, **options):
+        runs.clear()
+        ablation_hooks(model, heads, part, **options)
+        assert all(found is model for found in runs)
+        return len(runs)
+
+    each = probes(model, [(0, 0)], "symmetric")
+    assert 1 <= each <= 2  # with and without the edit
+    assert probes(model, [(0, 1), (0, 2)], "rope_phase") == 0
+    assert probes(model, [(0, 0), (1, 0)], "antisymmetric") <= 2
+    assert probes(model, [(0, 0), (1, 0)], "symmetric") == 0
+    assert probes(model, [(0, 0)], "output") >= 1  # another hook point
+    assert probes(model, [(0, 3)], "output") == 0
+    assert probes(other, [(0, 0)], "symmetric") == each
+    assert probes(model, [], "symmetric") == 0
+    assert probes(zoo.bridge("llama"), [(0, 0)], "rope_phase", frequencies=[]) == 0
+
+
+def test_the_probe_keeps_no_model_alive():
+    model = zoo.bridge("gpt2")
+    ablation_hooks(model, [(0, 0)], "symmetric")
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@some_models
+def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
+    model = getattr(zoo, backend)(name)
+    logits(model)
+    calls = []
+
+    def note(label):
+        return lambda activation, hook: calls.append(label)
+
+    point = attention_view(model).hook_names(0)["z"]
+    model.add_perma_hook(point, note("permanent"))
+    model.add_hook(point, note("added"))
+    with model.hooks(fwd_hooks=[(point, note("context")), (point, lambda z, hook: 0 * z)]):
+        before = state_of(model)
+        ablation_hooks(model, [(1, 1)], "symmetric")
+        assert_same_state(state_of(model), before)
+        hooks = ablation_hooks(model, [(0, 0), (1, 1)], "symmetric")  # a layer whose z is wiped is no refusal
+        assert calls == []
+        assert_same_state(state_of(model), before)
+        logits(model)
+        assert calls == ["permanent", "added", "context"]
+    calls.clear()
+    model.run_with_hooks(zoo.prompt(), fwd_hooks=[(point, note("last")), *hooks])
+    assert calls == ["permanent", "added", "last"]
+
+
+def test_the_probe_leaves_training_flags_and_gradients():
+    model = zoo.bridge("llama").train()
+    before = state_of(model)
+    ablation_hooks(model, [(0, 0)], "symmetric")
+    assert_same_state(state_of(model), before)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_the_probe_does_not_depend_on_padding_conventions(backend, pad):
+    # With left padding TransformerLens masks leading pad tokens, and the probe's own first token may be one.
+    model = getattr(zoo, backend)("llama")
+    tokenizer = zoo._tokenizer()
+    model.tokenizer = tokenizer
+    sides, pads = tokenizer.padding_side, tokenizer.pad_token
+    tokenizer.padding_side, tokenizer.pad_token = "left", ["<pad>", "<s>"][pad]
+    try:
+        assert len(ablation_hooks(model, [(0, 0)], "symmetric")) >= 3
+    finally:
+        tokenizer.padding_side, tokenizer.pad_token = sides, pads

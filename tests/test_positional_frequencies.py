@@ -1,0 +1,109 @@
+"""Scores per frequency: pairs sum to the logits, a scale of one's own, frequencies of one's own."""
+
+import pandas as pd
+import pytest
+import torch
+from positional_measurements import (
+    BRIDGES,
+    WITHOUT_ROPE,
+    agreement_of_shared_prefill,
+    block_prompt,
+    differ,
+    measured,
+    shared,
+)
+from reference_keys import KeysInPlaces
+
+from tlspectral.attention import attention_view
+from tlspectral.positional.measure import measure_queries
+from tlspectral.positional.passes import QueryPasses
+from tlspectral.spectral_rope import to_spectral
+
+
+def test_layers_without_rotary_positions_have_no_frequencies():
+    model = shared("bridge", "smollm3")
+    table = measured(model, per_frequency=True)
+    with_rope = [layer for layer in range(4) if attention_view(model).rotary(layer) is not None]
+    assert with_rope
+    assert len(with_rope) < 4
+    assert sorted(set(table["layer"])) == with_rope
+    keys = measured(model, mode="key")
+    still = ~keys["layer"].isin(with_rope)
+    assert (keys.loc[still, "exclusion_index"] == 0).all()
+    assert (keys.loc[~still, "exclusion_index"] > 0).all()
+
+
+# --- logits per frequency ---
+
+
+@pytest.mark.parametrize("name", [name for name in BRIDGES if name not in WITHOUT_ROPE])
+def test_frequencies_and_still_columns_sum_to_the_scores(name):
+    model, prompt = shared("bridge", name), block_prompt()
+    view = attention_view(model)
+    found = {}
+
+    def keep(prompt, query, layer, seen, pattern):
+        found[layer] = seen
+
+    layers = [view.raw(layer) for layer in range(view.n_layers)]
+    QueryPasses(view, layers, [prompt.suffix]).run(prompt.tokens()[None, : -len(prompt.suffix)], keep)
+    for layer, seen in found.items():
+        if seen.n_pairs == 0:
+            continue
+        keys = KeysInPlaces(view, layer, prompt.tokens())
+        summed = keys.raw.score_scale * (seen.frequency_logits().sum(1) + keys.still_logits())
+        whole = seen.capped(summed)[:, seen.visible]
+        # Logits of size 10 in float64: measured 4e-14.
+        assert (whole - seen.head_logits()[:, seen.visible]).abs().max() < 1e-12
+        assert torch.equal(seen.visible, keys.seen)
+        names = view.hook_names(layer)
+        if "scores" in names:
+            theirs = view.capture(prompt.tokens()[None], [names["scores"]], last=names["pattern"])[names["scores"]]
+            # As verify_scores: float32 scores of size 10, measured 1e-5.
+            assert (whole - theirs[0, :, -1, seen.visible]).abs().max() < 1e-4
+
+
+def test_a_logit_scale_takes_the_place_of_the_models_own():
+    model = shared("bridge", "llama")
+    scale = attention_view(model).raw(0).score_scale
+    assert differ(measured(model, mode="key"), measured(model, mode="key", logit_scale=scale)) < 1e-12
+    sharp = measured(model, mode="key", logit_scale=3 * scale)
+    plain = measured(model, mode="key")
+    assert (sharp["logit_std"] / plain["logit_std"]).to_numpy() == pytest.approx(3.0)
+    assert differ(sharp, plain, ["exclusion_index"]) < 1e-12
+    assert differ(sharp, plain, ["s_pos"]) > 1e-2
+    pairs = measured(model, mode="key", per_frequency=True)
+    assert differ(pairs, measured(model, mode="key", per_frequency=True, logit_scale=1.0)) == 0
+    scaled = measured(model, mode="key", per_frequency=True, logit_scale=0.25)
+    assert (scaled["logit_std"] / pairs["logit_std"]).to_numpy() == pytest.approx(0.25)
+
+
+def test_scores_per_frequency_leave_the_scores_of_heads_as_they_are():
+    view, prompt = attention_view(shared("bridge", "llama")), block_prompt()
+    arguments = (view, prompt.prefix, prompt.blocks, [prompt.suffix])
+    (alone,), (both,) = measure_queries(*arguments), measure_queries(*arguments, per_frequency=True)
+    pd.testing.assert_frame_equal(alone.heads, both.heads)
+    assert alone.frequencies is None
+    assert alone.correlation == both.correlation
+
+
+# --- frequencies of their own ---
+
+
+def test_heads_that_turn_at_frequencies_of_their_own_are_measured_with_them():
+    base = shared("bridge", "qwen3")
+    model, prompt = to_spectral(base), block_prompt()
+    assert differ(measured(model, prompt), measured(base, prompt)) < 1e-9
+    start = measured(model, prompt, mode="key", per_frequency=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.rsplit(".", 1)[-1] in ("omega", "phase", "gain"):
+                parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    for per_frequency in (False, True):
+        words, keys = (measured(model, prompt, mode=mode, per_frequency=per_frequency) for mode in ("prompt", "key"))
+        first = words["layer"] == 0
+        assert differ(words[first], keys[first]) < 1e-5
+    # Gains of its own change the size of what a pair adds, and frequencies its index, in every head.
+    changed = (keys - start).abs().groupby(["layer", "head"])[["logit_std", "exclusion_index"]].max()
+    assert (changed.loc[0] > 1e-3).all().all()
+    assert agreement_of_shared_prefill(model, "prompt", True) < 1e-3

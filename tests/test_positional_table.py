@@ -1,0 +1,103 @@
+"""The table of `positional_symbolic`: what it says of its making, and the model as before."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+import zoo
+from positional_measurements import SCORES, block_prompt, differ, measured, modes, shared
+
+import tlspectral as tls
+from tlspectral.attention import attention_view
+from tlspectral.hooks import ablate
+from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional.measure import measure_queries
+
+
+@modes
+@pytest.mark.parametrize("per_frequency", [False, True])
+def test_the_table_says_what_it_was_made_with(mode, per_frequency):
+    model, prompt = shared("bridge", "llama"), block_prompt()
+    table = positional_symbolic(
+        model, prompt, mode=mode, per_frequency=per_frequency, tau=0.02, seed=3, show_progress=False
+    )
+    keys = ["layer", "head", "frequency"] if per_frequency else ["layer", "head"]
+    assert list(table) == [*keys, *SCORES]
+    assert table.index.equals(pd.RangeIndex(len(table)))
+    assert table[keys].equals(table[keys].sort_values(keys))
+    assert (table["tau"] == 0.02).all()
+    assert table["alpha_ess"].between(1, 6).all()
+    attrs = table.attrs
+    json.dumps(attrs, allow_nan=False)
+    expected = {"mode": mode, "tau": 0.02, "exclude_first_block": True, "logit_scale": None, "n_swaps": 6}
+    expected |= {"n_blocks": 5, "n_tokens": 20, "seed": 3, "backend": "bridge", "per_frequency": per_frequency}
+    assert {name: attrs[name] for name in expected} == expected
+    # The correlation is over heads in both tables.
+    assert attrs["correlation"]["n_heads"] == 8
+    heads = positional_symbolic(model, prompt, mode=mode, tau=0.02, show_progress=False)
+    assert attrs["correlation"]["pearson"] == pytest.approx(heads["s_pos"].corr(heads["s_sym"]), abs=1e-12)
+
+
+def test_the_first_block_is_left_out_unless_asked_for():
+    model, prompt = shared("bridge", "llama"), block_prompt()
+    without = measured(model, prompt, exclude_first_block=True)
+    chosen = measured(model, prompt, swaps=[(4, 1), (1, 2), (3, 1), (2, 3), (4, 2), (3, 4)])
+    assert differ(without, chosen) == 0
+    assert without.attrs["n_swaps"] == 6
+    assert measured(model, prompt).attrs["n_swaps"] == 10
+    assert differ(without, measured(model, prompt)) > 1e-2
+
+
+def test_text_and_its_tokens_give_the_same(tmp_path):
+    model = tls.load_model(str(zoo.save_folder("llama", tmp_path, tokenizer=True)))
+    blocks = ["w10 w11 w12 ", "w13 w14 ", "w15 w16 ", "w17 w18 w19 "]
+    text = BlockPrompt("<s> w4 w5 ", blocks, "w20 w21")
+    assert measured(model, text).equals(measured(model, text.tokenized(model)))
+    # Each piece is fine where it stands, but the last block has no space to end on when another follows it.
+    uneven = BlockPrompt("<s> ", [*blocks[:3], "w17"], " w20 w21")
+    with pytest.raises(ValueError, match=r"unequal token boundaries across a swap \(after blocks 0 and 3 swap\)"):
+        measured(model, uneven)
+    assert len(measured(model, uneven, mode="key")) == 8  # runs no swapped prompt
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("bridge", "gpt2"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)],
+)
+def test_the_model_is_as_before(backend, name):
+    model = getattr(zoo, backend)(name)
+    view, prompt = attention_view(model), block_prompt()
+    suffixes = [prompt.suffix, zoo.prompt()[0, :2]]  # together with a cache, which a bridge wires in its first pass
+    evaluated = [
+        [found.heads for found in measure_queries(view, prompt.prefix, prompt.blocks, suffixes, mode=mode)]
+        for mode in ("prompt", "key")
+    ]
+    roots = (model, getattr(model, "original_model", model))
+    for root in roots:
+        root.train()
+    training = [module.training for root in roots for module in root.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    names = list(model.hook_dict)
+    forwards = [dict(module._forward_hooks) | dict(module._forward_pre_hooks) for module in model.modules()]
+    for mode, expected in zip(("prompt", "key"), evaluated, strict=True):
+        again = measure_queries(view, prompt.prefix, prompt.blocks, suffixes, mode=mode)
+        # Dropout acts in training, in GPT-2 with 0.1.
+        assert all(differ(first.heads, second) < 1e-9 for first, second in zip(again, expected, strict=True))
+        assert differ(measured(model, prompt, mode=mode, exclude_first_block=True), expected[0]) < 1e-3
+    assert [module.training for root in roots for module in root.modules()] == training
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert list(model.hook_dict) == names
+    assert all(not model.hook_dict[key].fwd_hooks for key in names)
+    assert [dict(m._forward_hooks) | dict(m._forward_pre_hooks) for m in model.modules()] == forwards
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_hooks_on_the_model_stay_in_force():
+    model, prompt = shared("bridge", "llama"), block_prompt()
+    intact = measured(model, prompt)
+    with ablate(model, [(0, 1)], "output"):
+        ablated = measured(model, prompt)
+    below = intact["layer"] == 0
+    assert differ(intact[below], ablated[below]) < 1e-5
+    assert differ(intact[~below], ablated[~below]) > 1e-3

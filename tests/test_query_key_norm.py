@@ -1,0 +1,63 @@
+"""Norms of queries and keys: of each head by itself, and of all heads of a token at once."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlspectral.attention import QueryKeyNorm
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rms_norm(x, gain, eps):
+    """As modules compute it, over the last axis."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
+
+
+@settings(deadline=None)  # the first call imports
+@given(heads=st.integers(1, 4), d_head=st.integers(1, 6), eps=st.sampled_from([1e-6, 0.5]), seed=st.integers(0, 99))
+def test_both_forms_are_what_the_modules_compute(heads, d_head, eps, seed):
+    x, shared, own = drawn(2, 3, heads, d_head, seed=seed), drawn(d_head, seed=seed + 1), drawn(heads, d_head, seed=7)
+    # float64 rounds at 2e-16; a mean over the wrong columns moves values by tenths.
+    per_head = QueryKeyNorm(shared, eps, over_heads=False).applied(x)
+    torch.testing.assert_close(per_head, rms_norm(x, shared, eps), rtol=1e-13, atol=1e-13)
+    over_heads = QueryKeyNorm(own, eps, over_heads=True).applied(x)
+    flat = rms_norm(x.flatten(-2), own.flatten(), eps).unflatten(-1, (heads, d_head))
+    torch.testing.assert_close(over_heads, flat, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("over_heads", [False, True])
+def test_the_norm_is_the_folded_gain_times_one_number_per_token(over_heads):
+    """What makes M the operator: `norm(n W) = (n W') * scale`."""
+    n, weight = drawn(5, 8), drawn(3, 8, 4, seed=1)
+    norm = QueryKeyNorm(drawn(3, 4, seed=2) if over_heads else drawn(4, seed=2), 1e-6, over_heads)
+    x = torch.einsum("pd,hdk->phk", n, weight)
+    folded = torch.einsum("pd,hdk->phk", n, norm.folded_into(weight))
+    scale = norm.token_scale(x)
+    torch.testing.assert_close(norm.applied(x), folded * scale[..., None], rtol=1e-13, atol=1e-13)
+    alike = bool((scale == scale[:, :1]).all())
+    assert alike == over_heads
+
+
+def test_some_heads_keep_the_scale_of_all():
+    x, norm = drawn(5, 3, 4), QueryKeyNorm(drawn(3, 4, seed=2), 1e-6, True)
+    some = norm.of_heads([2, 0]).applied(x[:, [2, 0]], norm.token_scale(x)[:, [2, 0]])
+    assert torch.equal(some, norm.applied(x)[:, [2, 0]])
+
+
+def test_repeated_keys_get_the_gain_of_their_group():
+    x, norm = drawn(5, 2, 4), QueryKeyNorm(drawn(2, 4, seed=2), 1e-6, True)
+    repeated = norm.applied(x.repeat_interleave(3, dim=1))
+    # The mean over repeated heads sums the same numbers in another order.
+    torch.testing.assert_close(repeated, norm.applied(x).repeat_interleave(3, dim=1), rtol=1e-13, atol=1e-13)
+
+
+def test_the_copy_shares_no_memory():
+    gain = drawn(4).float()
+    copy = QueryKeyNorm(gain, 1e-6, False).in_float64()
+    gain.zero_()
+    assert copy.gain.dtype == torch.float64
+    assert bool(copy.gain.any())

@@ -1,0 +1,228 @@
+"""Folders and experiments of Spectral Evolution: continued, compared on the same data, run by the command."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from spectral_arms import LANGUAGE, generator
+from typer.testing import CliRunner
+
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables import read_table
+from tlspectral.training.run_folder import open_run_folder
+from tlspectral.training.spectral import experiments, language_runs
+from tlspectral.training.spectral.formal_languages import BioRotation, Dyck3, Modulo7
+from tlspectral.training.spectral.language_runs import LanguageRun
+from tlspectral.training.spectral.llama import ARMS, LlamaConfig
+from tlspectral.training.spectral.schedule import FULL, LanguagePlan, LanguageSchedule
+
+PLAN = LanguagePlan(LANGUAGE, 4, 8, tuple(Dyck3((depth, depth)) for depth in (3, 5)), 4, 4)
+MODULO_PLAN = LanguagePlan(Modulo7(), 4, 8, (), 0, 4)
+TINY = LanguageSchedule((PLAN,), steps=3, rates=(1e-3, 1e-2), seeds=(0, 1), warmup_steps=1, log_every=2)
+
+
+def test_a_folder_gives_back_what_was_written(tmp_path):
+    folder = open_run_folder(tmp_path / "runs", {"a": [1, 2]}, command="x")
+    tables = {
+        "empty": pd.DataFrame(columns=["step", "omega"]).astype({"step": "int64", "omega": "float64"}),
+        "full": pd.DataFrame({"step": [1, 2], "loss": [0.5, math.nan], "name": ["a", "b"]}),
+        "other": pd.DataFrame({"step": [7], "layer": [3]}),
+    }
+    folder.write("one", tables, seed=4)
+    found = folder.read("one")
+    assert found is not None
+    assert list(found) == list(tables)
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(found[name], table)
+    attrs = read_table(folder.pieces.path / "one.parquet").attrs
+    assert (attrs["command"], attrs["seed"], attrs["run"]) == ("x", 4, "one")
+    assert set(attrs["versions"]) == {"tlspectral", "python", "torch"}
+    assert folder.read("two") is None
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    folder = open_run_folder(tmp_path / "runs", {"a": 1}, command="")
+    with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
+        open_run_folder(folder.pieces.path, {"a": 2}, command="")
+    replace(folder, pieces=replace(folder.pieces, key="other")).write("one", {"t": pd.DataFrame({"x": [1]})}, seed=0)
+    with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
+        folder.read("one")
+    (folder.pieces.path / "two.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(IncompatibleCheckpoint, match="not a finished piece"):
+        folder.read("two")
+    with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
+        open_run_folder(tmp_path, {"a": 1}, command="")
+    manifest = folder.pieces.path / "settings.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "versions": {"torch": "0.1"}}))
+    with pytest.raises(IncompatibleCheckpoint, match="other versions"):
+        open_run_folder(folder.pieces.path, {"a": 1}, command="")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    output = tmp_path_factory.mktemp("finished")
+    experiments.run_experiment("table1", output, languages=TINY, command="once")
+    return output
+
+
+def test_an_interrupted_experiment_ends_with_the_same_files(tmp_path, monkeypatch):
+    real, calls = language_runs.train_on_language, itertools.count()
+    schedule = replace(TINY, plans=(MODULO_PLAN,), seeds=(0,))
+    finished, tmp_path = tmp_path / "at_once", tmp_path / "continued"
+    experiments.run_experiment("table1", finished, languages=schedule, command="once")
+
+    def interrupted(run, schedule):
+        if next(calls) == 12:  # of 10 tuning runs and 5 that are reported
+            raise KeyboardInterrupt
+        return real(run, schedule)
+
+    monkeypatch.setattr(language_runs, "train_on_language", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run_experiment("table1", tmp_path, languages=schedule, command="once")
+    assert len(list((tmp_path / "language_runs").glob("*.parquet"))) == 12
+    monkeypatch.setattr(language_runs, "train_on_language", real)
+    experiments.run_experiment("table1", tmp_path, languages=schedule, command="once")
+    names = sorted(path.relative_to(finished) for path in finished.rglob("*") if path.is_file())
+    assert names == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
+    assert len(names) == 1 + 15 + 4
+    for name in names:
+        assert (finished / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_table1_compares_all_arms_on_the_same_data(finished):
+    runs, table, rates, losses = (
+        read_table(finished / f"{name}.parquet") for name in ("table1_runs", "table1", "learning_rates", "losses")
+    )
+    assert table["arm"].tolist() == list(ARMS)
+    assert set(table["language"]) == {"dyck3"}
+    assert len(runs) == 10
+    assert set(rates["seed"]) == {100}
+    assert rates.groupby(["language", "arm"])["chosen"].sum().tolist() == [1] * 5
+    assert rates.groupby(["language", "arm"]).size().tolist() == [2] * 5
+    # The same weights and the same first batch: the first loss is that of the standard arm, to the bit.
+    first = losses[losses["step"] == 1].groupby(["language", "seed"])["loss"]
+    assert (first.nunique() == 1).all()
+    assert first.first().nunique() == 2
+    assert table.attrs["command"] == "once"
+    assert table.attrs["seeds"] == [0, 1]
+
+
+def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
+    """They train what is new, the noisy arms and the control, and nothing again."""
+    trained_names = []
+    real = language_runs.train_on_language
+
+    def recorded(run, schedule):
+        trained_names.append(run.name)
+        return real(run, schedule)
+
+    monkeypatch.setattr(language_runs, "train_on_language", recorded)
+    experiments.run_experiment("structure-gap", finished, languages=TINY)
+    assert not trained_names
+    gap = read_table(finished / "structure_gap.parquet")
+    assert gap["size"].tolist() == [3, 5] * 5
+    assert gap["trained"].tolist() == [True, False] * 5
+    beyond = read_table(finished / "structure_gap_beyond.parquet")
+    assert beyond["arm"].tolist() == [arm for arm in ARMS if arm != "standard"]
+
+    experiments.run_experiment("resonance", finished, languages=TINY)
+    assert len(trained_names) == 2 * 2
+    assert all("full_noise" in name for name in trained_names)
+    gains = read_table(finished / "resonance_runs.parquet")
+    assert not gains.loc[gains["arm"] == "placebo", "gain"].any()
+    assert (gains.loc[(gains["arm"] == "omega") & (gains["pairs"] == "turning"), "gain"] != 0).any()
+    assert set(gains.loc[gains["arm"] == "bifocal", "head"]) == {0, 1}
+    drift = read_table(finished / "phase_drift_runs.parquet")
+    assert "omega" not in set(drift["arm"])
+    assert (drift.loc[drift["arm"] == "full", "start_abs"] == 0).all()
+    shared = drift[drift["arm"] == "full_noise_shared"]
+    # Near a thousandth: 8e-4 is the mean of |N(0, 1e-3)|; without noise it is 0.
+    assert 3e-4 < shared["start_abs"].mean() < 1.5e-3
+    # The tables over training end where those of the last step stand.
+    for steps, last, by, column in (
+        ("phase_steps", drift, ["arm"], "mean_abs"),
+        ("resonance_steps", gains.rename(columns={"end": "resonance"}), ["arm", "pairs"], "resonance"),
+    ):
+        table = read_table(finished / f"{steps}.parquet")
+        found = table[table["step"] == table["step"].max()].set_index(by)[column].sort_index()
+        pd.testing.assert_series_equal(found, last.groupby(by)[column].mean().sort_index())
+
+    experiments.run_experiment("manifold", finished, languages=TINY)
+    manifold = read_table(finished / "manifold.parquet")
+    assert manifold["arm"].unique().tolist() == list(ARMS)
+    # Trained again from its run: the models of a seed differ, so their arms do.
+    assert manifold.groupby("arm")["between"].first().nunique() == 5
+
+    trained_names.clear()
+    experiments.run_experiment("memorisation", finished, languages=TINY)
+    assert len(trained_names) == 5
+    assert all(name.startswith("memorise-") for name in trained_names)
+
+
+def test_memorisation_sees_the_same_sequences_again():
+    frozen = replace(TINY, rates=(0.0,), steps=3)
+    fixed, fresh = (
+        language_runs.train_on_language(LanguageRun("dyck3", "standard", 0.0, 0, memorise=memorise), frozen)
+        for memorise in (True, False)
+    )
+    assert fixed["losses"]["loss"].nunique() == 1
+    assert fresh["losses"]["loss"].nunique() == 3
+
+
+def test_held_out_sequences_are_fresh():
+    """Training, held-out and tuning data of a bio language, where two equal draws are impossible, share no row."""
+    plan = LanguagePlan(BioRotation((20, 30)), 8, 8, (), 0, 4)
+    seen = []
+    sample = BioRotation.sample
+
+    def recorded(self, n_sequences, stream):
+        batch = sample(self, n_sequences, stream)
+        seen.extend(map(tuple, batch.tokens.tolist()))
+        return batch
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(BioRotation, "sample", recorded)
+    with patch.context():
+        for seed in (0, 1, 100):
+            schedule = LanguageSchedule((plan,), steps=2)
+            language_runs.train_on_language(LanguageRun("bio_rotation", "standard", 1e-3, seed), schedule)
+    patch.undo()
+    assert len(seen) == 3 * (2 * 8 + 8)
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_full_schedule_is_as_documented():
+    assert (FULL.steps, len(FULL.seeds), len(FULL.rates)) == (400, 5, 3)
+    assert FULL.tuning_seed not in FULL.seeds
+    assert FULL.plan("dyck3").language == Dyck3((4, 8))
+    assert {one.sizes for one in FULL.plan("dyck3").by_size} == {(depth, depth) for depth in range(4, 25)}
+    lengths = [one.sizes[0] for one in FULL.plan("bio_rotation").by_size]
+    assert (min(lengths), max(lengths)) == (100, 400)
+    longest = max(int(one.sample(1, generator()).tokens.shape[1]) for one in FULL.plan("bio_rotation").by_size)
+    assert longest <= LlamaConfig(7).n_ctx
+
+
+def test_the_command(tmp_path, monkeypatch):
+    import typer
+
+    app = typer.Typer()
+    app.command()(experiments.main)
+    monkeypatch.setattr(experiments, "QUICK", replace(TINY, plans=(MODULO_PLAN,), rates=(1e-3,), seeds=(0,)))
+    done = CliRunner().invoke(app, ["memorisation", "--quick", "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    table = read_table(tmp_path / "memorisation.parquet")
+    assert table["arm"].tolist() == list(ARMS)
+    assert table.attrs["command"] == "python -m tlspectral.training.spectral.experiments memorisation --quick"
+    refused = CliRunner().invoke(app, ["figure9", "-o", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "is no experiment" in " ".join(refused.output.replace("│", " ").split())
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(finished, tmp_path):
+    experiments.run_experiment("table1", tmp_path, languages=TINY, command="once", n_jobs=2)
+    for path in tmp_path.glob("language_runs/*"):
+        assert path.read_bytes() == (finished / "language_runs" / path.name).read_bytes()

@@ -1,0 +1,65 @@
+"""The RMS norm that some models put on queries and keys, of each head by itself or of all heads of a token at once."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class QueryKeyNorm:
+    """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.
+
+    The gain goes into M; what is left, one positive number per token, keeps the score a bilinear form of M but for
+    scale. Where the mean runs over all heads, a token's number is the same for all of them.
+
+    Attributes:
+        gain: the factor really applied, [d_head] where all heads share it and [heads, d_head] where each has its own
+            (key/value heads of a norm of keys); None where there is none.
+        eps: added to the mean square.
+        over_heads: the mean runs over all heads of a token (OLMo 2), not over each head's columns (Qwen3, Gemma 3).
+    """
+
+    gain: Float[Tensor, "*heads d_head"] | None
+    eps: float
+    over_heads: bool
+
+    def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
+        """1/rms per token and head. `x` holds all heads of a token where the mean runs over them."""
+        mean = x.square().mean(-1)
+        if self.over_heads:
+            mean = mean.mean(-1, keepdim=True).expand_as(mean)
+        return (mean + self.eps).rsqrt()
+
+    def applied(
+        self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads"] | None = None
+    ) -> Float[Tensor, "*batch heads d_head"]:
+        """Normalised queries or keys; with the `token_scale` of another vector, what that one's norm makes of `x`.
+
+        Keys may be grouped or repeated for every query head.
+        """
+        scaled = x * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
+        return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x)
+
+    def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
+        """W_Q or W_K with the gain taken in."""
+        if self.gain is None:
+            return weight
+        return weight * self._gain_of(len(weight)).to(weight)[..., None, :]
+
+    def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
+        """For some of the heads, in the given order. A mean over all heads still needs all of them."""
+        if self.gain is None or self.gain.ndim == 1:
+            return self
+        return replace(self, gain=self.gain[heads])
+
+    def in_float64(self) -> "QueryKeyNorm":
+        """A copy on the CPU that shares no memory with the model."""
+        if self.gain is None:
+            return self
+        return replace(self, gain=self.gain.detach().to(device="cpu", dtype=torch.float64, copy=True))
+
+    def _gain_of(self, n_heads: int) -> Tensor:
+        assert self.gain is not None
+        return self.gain if self.gain.ndim == 1 else self.gain.repeat_interleave(n_heads // len(self.gain), dim=0)
