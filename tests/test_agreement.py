@@ -135,7 +135,7 @@ def test_missing_columns_and_strangers_are_refused():
     rng = np.random.default_rng(8)
     table = heads_table(rng)
     scores = scores_table(rng, table, 0.0)
-    with pytest.raises(ValueError, match="heads have no column prev"):
+    with pytest.raises(ValueError, match="the table of heads has no column prev"):
         score_agreement(scores, table.drop(columns="prev"))
     with pytest.raises(ValueError, match="none of the columns s_pos"):
         score_agreement(scores[["layer", "head"]], table)
@@ -143,7 +143,7 @@ def test_missing_columns_and_strangers_are_refused():
         score_agreement(scores, table.assign(layer=table["layer"] + 100))
     own = rng.normal(size=(LAYERS, HEADS, PAIRS))
     positional, weights = frequency_tables(rng, own, own)
-    with pytest.raises(ValueError, match="weights have no column im_share"):
+    with pytest.raises(ValueError, match="the table of weights has no column im_share"):
         frequency_agreement(positional, positional)
     with pytest.raises(ValueError, match="different numbers"):
         frequency_agreement(positional.iloc[1:], weights)

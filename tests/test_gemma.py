@@ -47,6 +47,18 @@ def test_a_large_gain_does_not_hide_how_the_others_enter(name, dtype):
         tls.verify_scores(model)  # raises for scores that were rebuilt from other gains
 
 
+@pytest.mark.parametrize("name", ["gemma2", "llama"])
+def test_of_two_forms_that_both_fit_the_better_is_read(name):
+    """Where every gain is near 100, weight and 1 + weight are within what rounding in bfloat16 is allowed."""
+    model = zoo.bridge(name)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.ln1.original_component.weight += 100.0
+    weight = model.blocks[0].ln1.original_component.weight.double()
+    expected = weight if name == "llama" else 1 + weight
+    torch.testing.assert_close(attention_view(model).raw(0).norm.gain.double(), expected)
+
+
 def test_the_final_norm_is_read_alike():
     model = zoo.bridge("gemma3")
     with torch.no_grad():

@@ -12,7 +12,6 @@ from reference_keys import normed
 from spectral_zoo import base, move
 
 from tlspectral.ablation import ablation_sweep, band_effects, induction_loss
-from tlspectral.ablation.folder import weights_digest
 from tlspectral.attention import attention_view
 from tlspectral.composition import k_composition
 from tlspectral.detectors import detect_heads, repeated_sequences
@@ -318,7 +317,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name):
 
 def test_a_sweeps_folder_knows_the_spectral_parameters():
     models = (base("bridge", "llama"), to_spectral(base("bridge", "llama")), moved("bridge", "llama"))
-    assert len({weights_digest(attention_view(model)) for model in models}) == 3
+    assert len({attention_view(model).weights_digest() for model in models}) == 3
 
 
 def test_bands_are_of_each_heads_own_frequencies():

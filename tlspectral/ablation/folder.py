@@ -1,10 +1,8 @@
 """The folder of a sweep that can be continued, and the hash of a model's weights."""
 
-import hashlib
 import os
 from typing import Any
 
-from tlspectral.attention import AttentionView, stored_bytes
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import PieceFolder, open_pieces
 
@@ -31,12 +29,3 @@ def open_folder(path: str | os.PathLike[str], settings: dict[str, Any], intact_l
             f"{intact_loss:.6f}: were there other hooks on the model? Choose another checkpoint_dir"
         )
     return folder
-
-
-def weights_digest(view: AttentionView) -> str:
-    """Hash of all parameters of the model, names, shapes and types included."""
-    digest = hashlib.sha256()
-    for name, value in sorted(view.model.named_parameters(), key=lambda item: item[0]):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(stored_bytes(value))
-    return digest.hexdigest()

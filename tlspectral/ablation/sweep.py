@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.effects import intact_losses, layer_effects
-from tlspectral.ablation.folder import open_folder, weights_digest
+from tlspectral.ablation.folder import open_folder
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
@@ -101,7 +101,7 @@ def ablation_sweep(
     folder = None
     if checkpoint_dir is not None:
         settings = {
-            "weights": weights_digest(view),
+            "weights": view.weights_digest(),
             "tokens": sequences.digest,
             "task": task,
             "control": control and {"kind": control, "draws": draws},

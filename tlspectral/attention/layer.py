@@ -1,7 +1,7 @@
 """What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -236,6 +236,15 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
     for value in values:
         if value is not None:
             digest.update(stored_bytes(value))
+    return digest.hexdigest()
+
+
+def digest_of_named(values: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
+    digest = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(stored_bytes(value))
     return digest.hexdigest()
 
 

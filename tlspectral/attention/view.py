@@ -17,6 +17,7 @@ from tlspectral.attention.layer import (
     OutputFactors,
     RawAttention,
     digest_of,
+    digest_of_named,
     fold_attention,
     fold_output,
     require_readable,
@@ -163,6 +164,10 @@ class AttentionView:
     def unembedding(self) -> tuple[Tensor, Normalization]:
         """W_U [d_model, d_vocab] as stored, and the norm in front of it."""
         return self.model.W_U, self._reader.final_normalization(self.model)
+
+    def weights_digest(self) -> str:
+        """SHA-256 of all parameters of the model, names, shapes and types included."""
+        return digest_of_named(dict(self.model.named_parameters()))
 
     def ends_digest(self) -> str:
         """SHA-256 of embedding, unembedding and the norm in front of it, as stored."""

@@ -13,7 +13,6 @@ import pandas as pd
 from torch import nn
 from tqdm.auto import tqdm
 
-from tlspectral.ablation.folder import weights_digest
 from tlspectral.attention import AttentionView, attention_view
 from tlspectral.dynamics.history import Head, HeadHistory
 from tlspectral.dynamics.measure import MeasuredStep, measure_step, no_composition
@@ -115,7 +114,7 @@ def _kept(pieces: PieceFolder, step: int, checkpoint: Any, *, with_pairs: bool) 
         return None
     if isinstance(checkpoint, LazyCheckpoint) and heads.attrs["identity"] == checkpoint.identity():
         return MeasuredStep(heads, composition)
-    if heads.attrs["weights"] != weights_digest(_opened(step, checkpoint)):
+    if heads.attrs["weights"] != _opened(step, checkpoint).weights_digest():
         raise IncompatibleCheckpoint(
             f"{pieces.path} holds step {step} of another model, or of other weights: choose another folder"
         )
@@ -135,7 +134,7 @@ def _measured_now(
     found = measure(view)
     if pieces is not None:
         identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
-        found.heads.attrs |= {"identity": identity, "weights": weights_digest(view)}
+        found.heads.attrs |= {"identity": identity, "weights": view.weights_digest()}
         if with_pairs:  # first, as a step is finished when its heads are there
             pieces.write(f"step{step}_composition", found.composition)
         pieces.write(f"step{step}", found.heads)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention import stored_bytes
+from tlspectral.attention import digest_of_named
 from tlspectral.loading import load_model
 from tlspectral.loading.packaged import bridge_from_weights
 from tlspectral.training.trainer import TrainingRun
@@ -125,7 +125,7 @@ def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
         raise ValueError("the run kept no checkpoints: name the steps to train(..., keep_steps=...)")
     config = asdict(run.model.config)
     return [
-        (step, LazyCheckpoint(partial(_trained_model, config, weights, step), partial(_weights_digest, weights)))
+        (step, LazyCheckpoint(partial(_trained_model, config, weights, step), partial(digest_of_named, weights)))
         for step, weights in sorted(run.checkpoints.items())
     ]
 
@@ -134,14 +134,6 @@ def _trained_model(config: dict[str, Any], weights: dict[str, Tensor], step: int
     model = bridge_from_weights({**config, "model_name": "own training"}, weights, torch.device("cpu"), torch.float32)
     model.tlspectral_source = {"model": "own training", "revision": f"step{step}"}
     return model
-
-
-def _weights_digest(weights: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(weights.items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(stored_bytes(value))
-    return digest.hexdigest()
 
 
 def _files_digest(folder: Path) -> str:

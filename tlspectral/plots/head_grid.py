@@ -100,7 +100,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
 def _colours(values: pd.Series, column: str) -> tuple[ScalarMappable, Normalize]:
     known = COLUMNS.get(column)
     finite = values.to_numpy(float)[np.isfinite(values.to_numpy(float))]
-    negative = known.range.removeprefix("about ").startswith("-") if known else bool((finite < 0).any())
+    negative = known.signed if known else bool((finite < 0).any())
     if negative and len(finite):
         reach = float(np.abs(finite).max()) or 1.0
         scale = Normalize(-reach, reach)

@@ -6,6 +6,8 @@ import scipy.stats
 from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
+from tlspectral.tables.required import require
+
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _INTERVAL = (0.025, 0.975)
 _FEWEST = 3  # a rank correlation of two points is always 1 or -1
@@ -43,8 +45,8 @@ def score_agreement(
     which the second null shows. Heads of a layer are not independent samples, so the first null is too narrow.
     """
     found = [name for name in _SCORES if name in scores]
-    _require(scores, ("layer", "head"), "scores")
-    _require(heads, ("layer", "head", *columns), "heads")
+    require(scores, ("layer", "head"), "positional_symbolic", name="table of scores")
+    require(heads, ("layer", "head", *columns), "analyze_heads", name="table of heads")
     if not found:
         raise ValueError(f"scores have none of the columns {', '.join(_SCORES)}")
     joined = scores[["layer", "head", *found]].merge(heads[["layer", "head", *columns]], on=["layer", "head"])
@@ -99,8 +101,9 @@ def frequency_agreement(
     every frequency, and s_pos follows the wavelength whatever the head: look at `others`.
     """
     keys = ["layer", "head", "frequency"]
-    _require(frequencies, (*keys, "s_pos"), "frequencies")
-    _require(weights, (*keys, "im_share"), "weights")
+    made_by = "positional_symbolic(..., per_frequency=True)"
+    require(frequencies, (*keys, "s_pos"), made_by, name="table of frequencies")
+    require(weights, (*keys, "im_share"), "frequency_table", name="table of weights")
     joined = frequencies[[*keys, "s_pos"]].merge(weights[[*keys, "im_share"]], on=keys)
     if joined.empty:
         raise ValueError("no head is in both tables: are they of one model?")
@@ -173,9 +176,3 @@ def _against(
     low, high = np.quantile(null, _INTERVAL)
     share = float(np.mean(null <= found + _ROUNDING))
     return {f"{prefix}null_low": float(low), f"{prefix}null_high": float(high), f"{prefix}null_pct": share}
-
-
-def _require(table: pd.DataFrame, columns: tuple[str, ...], name: str) -> None:
-    missing = [column for column in columns if column not in table]
-    if missing:
-        raise ValueError(f"{name} have no column {', '.join(missing)}")

@@ -62,7 +62,8 @@ def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
     """Medians over heads of the null's mean and standard deviation; None where the table has no null of it."""
     if f"{metric}_null_mean" not in heads or f"{metric}_null_std" not in heads:
         return None
-    mean, deviation = (float(heads[f"{metric}_null_{part}"].median()) for part in ("mean", "std"))
+    # Without dropna, pandas 2 warns of a column that is empty.
+    mean, deviation = (float(heads[f"{metric}_null_{part}"].dropna().median()) for part in ("mean", "std"))
     return (mean, deviation) if np.isfinite([mean, deviation]).all() else None
 
 
@@ -91,7 +92,7 @@ def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
         "computed": bool(heads[name].notna().any()),
         # A column without bounds has tails: a few heads would take all the colour.
         "unbounded": "inf" in known.range if known else True,
-        "signed": known.range.removeprefix("about ").startswith("-") if known else bool((heads[name] < 0).any()),
+        "signed": known.signed if known else bool((heads[name] < 0).any()),
         "mark": _mark(heads, name),
     }
 

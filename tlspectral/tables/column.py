@@ -15,6 +15,11 @@ class Column:
     also_known_as: str
     does_not_establish: str
 
+    @property
+    def signed(self) -> bool:
+        """Whether values below 0 are within its range."""
+        return self.range.removeprefix("about ").startswith("-")
+
 
 @dataclass(frozen=True)
 class Table:
