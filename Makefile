@@ -1,8 +1,14 @@
-# Every target makes the environment it needs, once, and again when pyproject.toml or constraints.txt change.
+# Every target makes the environment it needs, once, and again when pyproject.toml or its constraints change.
 # PYTHON chooses the interpreter (PYTHON=python3.12 make test); ARGS goes to pytest (make test ARGS="-k rotary").
 
 PYTHON ?= python3
 TL4 := 4.3.0
+
+# What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
+# operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`.
+LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files checkpoint_resume cli cli_positional cli_replicate \
+	column_dictionary_tables constrained dynamics html_summary loading_gguf nulls packaged_models placebos plot_* plots \
+	positional_table positional_traces replication report required_tables spectra spectral_files stats_* summary tables))
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 wheel docs lint format clean
+.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 test-lowest wheel docs lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +53,9 @@ notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
 test-tl4: .venv-tl4/test ## the tests not marked slow, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest $(ARGS)
 
+test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
+	.venv-lowest/bin/python -m pytest $(LOWEST) $(ARGS)
+
 wheel: .venv/build ## build sdist and wheel, look into them, install the wheel elsewhere and run it
 	rm -rf dist build/wheel
 	.venv/bin/python -m build --outdir dist . > /dev/null
@@ -68,7 +77,7 @@ format: .venv/lint ## rewrite the code as ruff would have it
 	.venv/bin/ruff format .
 
 clean: ## remove the environments and everything made by running things
-	rm -rf .venv .venv-tl4 out build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tl4 .venv-lowest out build dist .pytest_cache .ruff_cache .hypothesis
 	find tlspectral tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The files below are empty: their age says when that part of an environment was installed.
@@ -112,4 +121,10 @@ clean: ## remove the environments and everything made by running things
 	@$(PYTHON) -m venv .venv-tl4
 	@sed 's/^transformer-lens==.*/transformer-lens==$(TL4)/' constraints.txt > .venv-tl4/constraints.txt
 	@.venv-tl4/bin/python $(INSTALL) .venv-tl4/constraints.txt --editable '.[test]'
+	@touch $@
+
+.venv-lowest/test: pyproject.toml constraints-lowest.txt
+	@echo "Making .venv-lowest with the lowest versions that pyproject.toml allows: some minutes, once."
+	@$(PYTHON) -m venv .venv-lowest
+	@.venv-lowest/bin/python $(INSTALL) constraints-lowest.txt --editable '.[test,cluster]'
 	@touch $@

@@ -1,14 +1,19 @@
-"""The rules of the house: floors, file sizes, what an import loads, the public names. CONTRIBUTING.md explains them."""
+"""The rules of the house: floors, file sizes, what an import loads, the public names, the lowest versions.
+
+CONTRIBUTING.md explains them.
+"""
 
 import ast
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import tlspectral
 
@@ -194,3 +199,29 @@ def test_public_names_are_importable_and_documented(name):
 def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'analyse_heads'"):
         _ = tlspectral.analyse_heads
+
+
+def versions(requirements: Iterable[str], operator: str) -> dict[str, Version]:
+    """The version that stands behind `==` or `>=` in each requirement, by name."""
+    found = {}
+    for requirement in map(Requirement, requirements):
+        (version,) = (part.version for part in requirement.specifier if part.operator == operator)
+        found[requirement.name] = Version(version)
+    return found
+
+
+def pinned(name: str) -> dict[str, Version]:
+    """Versions in a file of constraints."""
+    lines = (PACKAGE.parent / name).read_text(encoding="utf-8").splitlines()
+    return versions((line for line in lines if line and not line.startswith("#")), "==")
+
+
+def test_the_lowest_constraints_are_the_lower_bounds():
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    bounds = versions([*project["dependencies"], *extras["cluster"], *extras["test"]], ">=")
+    lowest = pinned("constraints-lowest.txt")
+    # Gigabytes in most builds: its lower bound is the one that is not tested.
+    assert lowest.pop("torch") == pinned("constraints.txt")["torch"] > bounds.pop("torch")
+    assert lowest == bounds

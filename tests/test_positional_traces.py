@@ -181,7 +181,7 @@ def test_norms_are_those_of_an_explicit_rotation(backend, name):
     table = frequency_norms(model, prompt, [(1, 2), (0, 0), (1, 1)])
     assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[0, 0], [1, 1], [1, 2]]
     for (layer, head), rows in table.groupby(["layer", "head"]):
-        q, k, pairs = turned(model, prompt, layer)
+        q, k, pairs = turned(model, prompt, int(layer))  # pandas 2 gives integers of numpy
         assert rows["frequency"].tolist() == list(range(len(pairs)))
         context = k[:-1, head]  # the tokens before the query
         for row, (real, imag) in zip(rows.itertuples(), pairs, strict=True):

@@ -45,10 +45,11 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
     not independent, so that the true spread is wider.
     """
     found: dict[str, float] = {}
+    # Without dropna, pandas 2 warns of a column that is empty.
     for column in ("D_head", "dir_frac"):
-        found[f"{column}_median"] = float(heads[column].median())
+        found[f"{column}_median"] = float(heads[column].dropna().median())
         found |= _null_of_median(column, heads, seed)
-    phase = float(heads["rope_imag_frac"].median())
+    phase = float(heads["rope_imag_frac"].dropna().median())
     found["rope_imag_frac_median"] = phase
     found["rope_imag_frac_null_median"] = float("nan") if np.isnan(phase) else 0.5
     return found

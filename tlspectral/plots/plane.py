@@ -89,7 +89,8 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     """Line and band of one metric's null, and their entry in the legend; nothing where the table has no null."""
     if f"{metric}_null_mean" not in table or f"{metric}_null_std" not in table:
         return []
-    centre, deviation = float(table[f"{metric}_null_mean"].median()), float(table[f"{metric}_null_std"].median())
+    # Without dropna, pandas 2 warns of a column that is empty.
+    centre, deviation = (float(table[f"{metric}_null_{part}"].dropna().median()) for part in ("mean", "std"))
     if not np.isfinite([centre, deviation]).all():
         return []
     reach = _BAND_DEVIATIONS * deviation

@@ -119,7 +119,8 @@ def null_table(heads: pd.DataFrame) -> str:
     rows = []
     for metric in NULL_METRICS:
         band, counts = null_band(heads, metric), _tails(heads, metric)
-        cells = [_number(heads[metric].median()) if metric in heads else NOT_COMPUTED]
+        # Without dropna, pandas 2 warns of a column that is empty.
+        cells = [_number(heads[metric].dropna().median()) if metric in heads else NOT_COMPUTED]
         cells.append(f"{band[0]:.3f} <small>± {BAND_DEVIATIONS * band[1]:#.2g}</small>" if band else NOT_COMPUTED)
         if counts:
             below, above, drawn = counts
