@@ -51,6 +51,22 @@ def test_a_norm_of_another_form_is_refused():
         attention_view(model).layer(1)
 
 
+def test_clipped_queries_and_keys_are_refused():
+    """A check prompt on which nothing reaches the limit would not show it."""
+    model = zoo.bridge("llama")
+    model.original_model.config.clip_qkv = 100.0
+    with pytest.raises(UnsupportedArchitecture, match=r"layer 0: queries and keys are clipped at 100\.0 \(clip_qkv\)"):
+        attention_view(model).raw(0)
+
+
+@zoo.needs_hooked
+def test_clipped_queries_and_keys_of_a_hooked_transformer_are_refused():
+    model = zoo.hooked("llama")
+    model.cfg.clip_qkv = 100.0
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: queries and keys are clipped"):
+        attention_view(model).raw(1)
+
+
 @pytest.mark.parametrize("index", [-1, 2, 99])
 def test_a_layer_that_does_not_exist(index):
     view = attention_view(shared("bridge", "gpt2"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.attention.alibi import Alibi, alibi_slopes
-from tlspectral.attention.layer import NO_NORM, Normalization, RawAttention, require_readable
+from tlspectral.attention.layer import NO_NORM, Normalization, RawAttention, require_readable, require_unclipped
 from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
@@ -41,6 +41,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
         )
+    require_unclipped(getattr(getattr(wrapped, "config", None), "clip_qkv", None), layer)
     try:
         w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
         b_q, b_k = attention.b_Q, attention.b_K

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from tlspectral.attention.alibi import Alibi, alibi_slopes
-from tlspectral.attention.layer import NO_NORM, Normalization, NormalizationKind, RawAttention, require_readable
+from tlspectral.attention.layer import (
+    NO_NORM,
+    Normalization,
+    NormalizationKind,
+    RawAttention,
+    require_readable,
+    require_unclipped,
+)
 from tlspectral.attention.query_key_norm import QueryKeyNorm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
@@ -33,6 +40,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention is {cfg.attention_dir}; only causal decoders are read"
         )
+    require_unclipped(getattr(cfg, "clip_qkv", None), layer)
     block = model.blocks[layer]
     attention = block.attn
     grouped = hasattr(attention, "_W_K")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.attention.alibi import Alibi
 from tlspectral.attention.query_key_norm import QueryKeyNorm
-from tlspectral.errors import BadWeights
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 NormalizationKind = Literal["LN", "RMS", "none"]
@@ -274,6 +274,19 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
     if norm.kind == "LN":
         weight = weight - weight.mean(1, keepdim=True)
     return weight, bias
+
+
+def require_unclipped(limit: float | None, layer: int) -> None:
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7): past it a score is no bilinear form.
+
+    Raises:
+        UnsupportedArchitecture: there is a limit.
+    """
+    if limit is not None:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are no bilinear form of the "
+            "residual stream"
+        )
 
 
 def require_readable(value: Tensor | None, where: str) -> None:
