@@ -7,8 +7,10 @@ TL4 := 4.3.0
 # What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
 # operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`.
 LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files checkpoint_resume cli cli_positional cli_replicate \
-	column_dictionary_tables constrained dynamics html_summary loading_gguf nulls packaged_models placebos plot_* plots \
-	positional_table positional_traces replication report required_tables spectra spectral_files stats_* summary tables))
+	column_dictionary_tables constrained_cells constrained_contrasts constrained_formation constrained_grid \
+	constrained_presets constrained_rerouting dynamics html_summary loading_gguf nulls packaged_models placebos plot_* \
+	plots positional_table positional_traces replication report required_tables spectra_* spectral_files stats_* summary \
+	tables))
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

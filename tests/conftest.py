@@ -1,14 +1,17 @@
 """Settings of every test: nothing asks a model hub, and torch uses one thread, the faster choice on tiny matrices."""
 
+import functools
 import os
+import shutil
 import socket
+from unittest import mock
 
 import joblib
 import pytest
 import torch
 
 # Modules of the tests whose asserts are to show their values, as those in test files do.
-pytest.register_assert_rewrite("ablation_runs", "positional_measurements")
+pytest.register_assert_rewrite("ablation_runs", "positional_measurements", "streamed_checkpoints")
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
@@ -36,3 +39,57 @@ def dask_cluster():
         joblib.parallel_config(backend="dask"),
     ):
         yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A checkpoint folder per architecture, made when first asked for. Not to be changed: copy it."""
+    import zoo
+    import zoo_shapes
+    from streamed_checkpoints import MORE_SHAPES
+
+    @functools.cache
+    def save(name):
+        with mock.patch.dict(zoo_shapes.SHAPES, MORE_SHAPES):
+            return zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name)
+
+    return save
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """A checkpoint folder of one's own."""
+
+    def copy(name):
+        return shutil.copytree(folder(name), tmp_path / f"{name}-copy")
+
+    return copy
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """Layers of every causal language model that transformers instantiates."""
+    import transformers
+
+    built = []
+    real = transformers.PreTrainedModel.__init__
+
+    def spy(self, config, *arguments, **options):
+        if type(self).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+            built.append(config.num_hidden_layers)
+        real(self, config, *arguments, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", spy)
+    return built
+
+
+@pytest.fixture(scope="session")
+def tiny_grid(tmp_path_factory):
+    """The folder of a finished grid of constrained training, and what the call returned. Not to be changed."""
+    from constrained_preset import TINY
+
+    from tlspectral.training.constrained import constrained_grid
+
+    folder = tmp_path_factory.mktemp("grid")
+    returned = constrained_grid(folder, TINY, seeds=2, show_progress=False)
+    return folder, returned

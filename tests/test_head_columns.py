@@ -20,7 +20,7 @@ from head_tables import (
     dense_phase,
     table_of,
 )
-from test_composition import dense_copying, dense_model, dense_self_match
+from reference_circuits import dense_copying, dense_model, dense_self_match
 
 import tlspectral as tls
 from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics

@@ -5,7 +5,7 @@ import pytest
 import torch
 import zoo
 from head_tables import ALL, analyze, assert_same, built, table_of
-from test_composition import dense_model
+from reference_circuits import dense_model
 
 import tlspectral as tls
 from tlspectral.heads import extras as extra_columns

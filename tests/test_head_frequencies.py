@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import zoo
 from head_tables import RIGHT, built, dense_phase, table_of
-from test_composition import dense_model
+from reference_circuits import dense_model
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture

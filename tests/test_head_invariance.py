@@ -16,7 +16,7 @@ from head_tables import (
     built,
     table_of,
 )
-from test_composition import edited
+from reference_circuits import edited
 
 # --- both backends ---
 
@@ -46,7 +46,7 @@ def test_a_users_hooked_transformer_gives_the_table_of_the_bridge(name, fold_ln)
     np.testing.assert_allclose(hooked[means], bridge[means], rtol=0, atol=1e-6)
     z = [column for column in NULLS if column.endswith("_z")]
     np.testing.assert_allclose(hooked[z], bridge[z], rtol=0, atol=1e-5)
-    # Not so: copying and positivity. center_unembed takes a mean over the vocabulary from W_U (test_composition).
+    # Not so: copying and positivity. center_unembed takes a mean over the vocabulary from W_U (test_copying).
     assert (hooked["positivity"] - bridge["positivity"]).abs().max() > 1e-3
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from head_tables import NULLS, SCALE_FREE, analyze, assert_same, built
-from test_composition import edited
+from reference_circuits import edited
 
 SPECTRAL = [
     *SCALE_FREE, "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "self_match",

@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 from head_tables import analyze, assert_same, built, table_of
-from test_composition import edited
+from reference_circuits import edited
 
 import tlspectral as tls
 

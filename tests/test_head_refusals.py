@@ -4,7 +4,7 @@ import pytest
 import torch
 import zoo
 from head_tables import READ_WRONG, analyze, built
-from test_composition import edited
+from reference_circuits import edited
 
 from tlspectral.attention import bridge as bridge_reader
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture

@@ -1,0 +1,58 @@
+"""One cell of constrained training: its tables, its penalty, and when it stops."""
+
+from dataclasses import replace
+
+from constrained_preset import TINY
+
+from tlspectral.training.constrained import ARMS, phase_penalty, train_cell
+
+
+def test_a_cell_holds_three_tables_and_its_model():
+    cell = train_cell(TINY, ARMS["rope_imag"], 1)
+    assert cell.evaluations["step"].tolist() == [0, 2, 4, 6]
+    assert list(cell.evaluations) == [
+        "arm", "seed", "step", "loss", "ce_pred", "ce_unpred", "prev_best", "ind_best", "penalty",
+    ]  # fmt: skip
+    assert list(cell.heads) == [
+        "arm", "seed", "step", "layer", "head", "prev", "ind", "dir_frac", "D_head", "rope_imag_frac",
+        "dir_frac_raw", "D_head_raw", "rope_imag_frac_raw",
+    ]  # fmt: skip
+    assert list(cell.kernels) == ["arm", "seed", "step", "layer", "head", "offset", "score"]
+    assert (len(cell.heads), len(cell.kernels)) == (4 * 4, 4 * 4 * 9)
+    for table in cell.tables().values():
+        assert table["arm"].unique().tolist() == ["rope_imag"]
+        assert table["seed"].unique().tolist() == [1]
+    free = train_cell(TINY, ARMS["rope_free"], 1)
+    # The penalty acts: measured, it falls by 3.5e-3 in six steps, and by 3e-4 without it.
+    assert cell.evaluations["penalty"].iloc[-1] < phase_penalty(free.model).item() - 2e-3
+    assert free.evaluations["penalty"].isna().all()
+    assert free.evaluations["ce_pred"].iloc[0] == cell.evaluations["ce_pred"].iloc[0]
+    assert train_cell(TINY, ARMS["ape_free"], 1).heads["rope_imag_frac"].isna().all()
+
+
+def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
+    """The measures of an untrained model are replaced; the schedule of evaluations is the cell's own."""
+    from tlspectral.training.constrained import cell
+
+    measured = cell.measure
+
+    def pretend(losses, induction):
+        remaining = iter(zip(losses, induction, strict=True))
+
+        def fake(*arguments):
+            found = measured(*arguments)
+            loss, score = next(remaining)
+            return replace(found, evaluation={**found.evaluation, "ce_pred": loss, "ind_best": score})
+
+        return fake
+
+    for losses, induction, steps in (
+        ([3.0, 0.1, 0.1, 0.1], [0.9, 0.4, 0.9, 0.9], [0, 2, 4, 6]),  # both at 4
+        ([3.0, 0.1, 3.0, 0.1], [0.1, 0.9, 0.1, 0.9], [0, 2, 4]),  # both at 2, whatever comes after
+        ([3.0, 0.1, 0.1, 0.1], [0.1, 0.9, 0.9, 0.9], [0, 2, 4]),  # both from 2 on
+        ([3.0, 3.0, 3.0, 3.0], [0.9] * 4, [0, 2, 4, 6]),
+    ):
+        monkeypatch.setattr(cell, "measure", pretend(losses, induction))
+        assert train_cell(TINY, ARMS["ape_free"], 0).evaluations["step"].tolist() == steps
+    monkeypatch.setattr(cell, "measure", pretend([0.1] * 4, [0.9] * 4))
+    assert len(train_cell(replace(TINY, stop_after=None), ARMS["ape_free"], 0).evaluations) == 4

@@ -1,0 +1,137 @@
+"""The grid of constrained training: what it writes, how it goes on where it was stopped, its command."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import typer
+from constrained_preset import TINY
+from typer.testing import CliRunner
+
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables import read_table
+from tlspectral.training.constrained import ARMS, PRESETS, Arm, constrained_grid, grid, symmetric_penalty, train_cell
+from tlspectral.training.constrained import __main__ as command
+
+TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
+
+
+def tables_in(folder):
+    return {name: read_table(folder / f"{name}.parquet") for name in TABLES}
+
+
+def same_tables(found, expected):
+    for name in TABLES:
+        pd.testing.assert_frame_equal(found[name], expected[name])
+        assert found[name].attrs == expected[name].attrs
+
+
+def test_a_grid_writes_what_it_returns(tiny_grid):
+    folder, returned = tiny_grid
+    assert tuple(returned) == TABLES
+    same_tables(tables_in(folder), returned)
+    cells = returned["evaluations"][["arm", "seed"]].drop_duplicates()
+    assert cells.to_numpy().tolist() == [[arm, seed] for arm in ARMS for seed in (0, 1)]
+    cell = train_cell(TINY, ARMS["rope_sym"], 1)
+    heads = returned["heads"]
+    mine = heads[(heads["arm"] == "rope_sym") & (heads["seed"] == 1)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(mine, cell.heads, rtol=1e-5, atol=1e-7)  # here on more than one thread
+    assert returned["formation"]["formed_both"].isna().all()
+    assert (returned["table4"]["not_formed_slower"] == 2).all()
+    attrs = returned["heads"].attrs
+    assert attrs["preset"]["loss_threshold"] == TINY.loss_threshold
+    assert attrs["arms"]["rope_imag"] == {
+        "positional_embedding_type": "rotary",
+        "penalty": "phase_penalty",
+        "penalty_weight": 10.0,
+    }
+    assert attrs["seeds"] == [0, 1]
+
+
+def test_a_grid_that_was_stopped_goes_on_to_the_same_tables(tiny_grid, tmp_path, monkeypatch):
+    left, trained = [5], grid.train_cell
+
+    def some(*arguments):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return trained(*arguments)
+
+    monkeypatch.setattr(grid, "train_cell", some)
+    with pytest.raises(KeyboardInterrupt):
+        constrained_grid(tmp_path, TINY, seeds=2, show_progress=False)
+    assert len(list((tmp_path / "cells").glob("*.parquet"))) == 5
+    assert not list(tmp_path.glob("*.parquet"))
+    left[0] = 5  # those that are there are not trained again
+    same_tables(constrained_grid(tmp_path, TINY, seeds=2, show_progress=False), tiny_grid[1])
+    assert left[0] == 0
+
+
+def test_more_arms_and_seeds_can_be_added(tmp_path, tiny_grid):
+    constrained_grid(tmp_path, TINY, arms=["rope_free"], seeds=2, show_progress=False)
+    mine = Arm("rope_mine", "rotary", lambda built: built.layers[0].attn.W_V.square().sum(), 0.1)
+    more = constrained_grid(tmp_path, TINY, arms=["rope_free", mine], seeds=3, show_progress=False)
+    assert more["formation"]["arm"].value_counts().to_dict() == {"rope_free": 3, "rope_mine": 3}
+    assert more["table4"].empty
+    assert more["heads"].attrs["arms"]["rope_mine"]["penalty"] == "<lambda>"
+    assert more["rerouting"].set_index("arm").loc["rope_mine", "free_spread"].notna().all()
+    before = tiny_grid[1]["kernels"]
+    kept = more["kernels"]
+    pd.testing.assert_frame_equal(
+        kept[(kept["arm"] == "rope_free") & (kept["seed"] < 2)].reset_index(drop=True),
+        before[before["arm"] == "rope_free"].reset_index(drop=True),
+    )
+
+
+def test_a_folder_of_other_settings_is_refused(tiny_grid):
+    folder, _ = tiny_grid
+    with pytest.raises(IncompatibleCheckpoint, match="was made with other settings"):
+        constrained_grid(folder, replace(TINY, stop_after=4), seeds=2, show_progress=False)
+    with pytest.raises(IncompatibleCheckpoint, match="was made with other settings"):
+        constrained_grid(folder, "quick", seeds=2, show_progress=False)
+
+
+def test_what_makes_no_grid_is_refused(tmp_path):
+    for given, said in (
+        ({"preset": "huge"}, "'huge' is no preset; there are paper, quick"),
+        ({"arms": ["rope_anti"]}, "'rope_anti' is no arm; there are ape_free, ape_sym"),
+        ({"arms": []}, "no arms were given"),
+        ({"arms": ["ape_free", "ape_free"]}, "arm 'ape_free' comes twice"),
+        ({"arms": [Arm("ape_sym", "standard", symmetric_penalty, 1.0)]}, "'ape_sym' is the name of another arm"),
+        ({"seeds": 1}, "seeds=1: contrasts and spreads are over seeds, and need two"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            constrained_grid(tmp_path / "grid", **{"preset": TINY, **given}, show_progress=False)
+    assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_tables(tiny_grid, tmp_path):
+    found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=2, show_progress=False)
+    same_tables(found, tiny_grid[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.usefixtures("dask_cluster")
+def test_a_dask_cluster_gives_the_same_tables(tiny_grid, tmp_path):
+    found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=-1, show_progress=False)
+    same_tables(found, tiny_grid[1])
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "quick", TINY)
+    app = typer.Typer()
+    app.command()(command.main)
+    done = CliRunner().invoke(app, ["-o", str(tmp_path), "--arms", "ape_free, ape_sym", "--seeds", "2"])
+    assert done.exit_code == 0, done.output
+    assert "evaluations.parquet: 16 rows" in done.output.replace("\n", "")
+    assert "falsified" in done.output
+    assert (
+        read_table(tmp_path / "table4.parquet")
+        .attrs["command"]
+        .endswith("--preset quick --arms ape_free, ape_sym --seeds 2")
+    )
+    wrong = CliRunner().invoke(app, ["-o", str(tmp_path), "--arms", "ape_fre"])
+    assert wrong.exit_code == 2
+    assert "is no arm" in wrong.output

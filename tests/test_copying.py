@@ -1,0 +1,140 @@
+"""Copying scores against the dense circuit, for every norm, unembedding and precision that enters them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from reference_circuits import (
+    NAMES,
+    DenseLayer,
+    DenseModel,
+    array_of,
+    bridge,
+    dense_copying,
+    dense_model,
+    edited,
+    reference,
+)
+
+import tlspectral as tls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copying_is_that_of_the_dense_circuit(name):
+    table, dense = tls.copying_scores(bridge(name)), reference(name)
+    assert list(table) == ["layer", "head", "copying", "positivity"]
+    assert table[["layer", "head"]].to_numpy().tolist() == [
+        [layer, head] for layer, at in enumerate(dense.layers) for head in range(len(at.qk))
+    ]
+    copying, positivity = zip(*[dense_copying(layer, dense) for layer in dense.layers], strict=True)
+    np.testing.assert_array_equal(table["copying"], np.concatenate(copying))
+    # Measured: 1e-14, rounding of eigenvalues; a gain or centring left out moves it by 1e-3 and more.
+    np.testing.assert_allclose(table["positivity"], np.concatenate(positivity), rtol=0, atol=1e-10)
+
+
+def test_the_gain_of_a_norm_that_stores_it_less_1():
+    """Gemma multiplies by 1 + w in the input norm and in the final norm: both enter."""
+    dense = reference("gemma3")
+    scores = tls.copying_scores(bridge("gemma3"))["positivity"]
+    model = zoo.hf_model("gemma3")
+    for norm in [model.model.norm, *(layer.input_layernorm for layer in model.model.layers)]:
+        before = norm.weight.detach().clone()
+        with torch.no_grad():
+            norm.weight -= 1  # the reference now reads the plain weight
+        wrong = dense_model("gemma3", model)
+        with torch.no_grad():
+            norm.weight.copy_(before)
+        missed = np.concatenate([dense_copying(layer, wrong)[1] for layer in wrong.layers])
+        assert np.abs(missed - scores).max() > 1e-2
+    right = np.concatenate([dense_copying(layer, dense)[1] for layer in dense.layers])
+    np.testing.assert_allclose(scores, right, rtol=0, atol=1e-10)  # as above
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_head_that_copies_or_negates(sign):
+    """With W_U = W_E^T an OV operator that is the identity on its subspace has only positive eigenvalues."""
+
+    def plant(model):
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+        model.model.norm.weight.fill_(1.0)
+        layer = model.model.layers[0]
+        layer.input_layernorm.weight.fill_(1.0)
+        layer.self_attn.o_proj.weight[:, 12:24] = sign * layer.self_attn.v_proj.weight[:12].T  # head 1, value head 0
+
+    model = edited("llama", plant)
+    table = tls.copying_scores(model)
+    assert table.loc[1, "copying"] == float(sign > 0)
+    # Measured: 1e-16; the circuit is symmetric there, so its eigenvalues are real.
+    assert table.loc[1, "positivity"] == pytest.approx(sign, abs=1e-12)
+    assert table.loc[[0, 2, 3], "positivity"].abs().max() < 0.9
+
+
+def test_a_head_that_writes_nothing_has_no_copying():
+    def silence(model):
+        model.model.layers[1].self_attn.o_proj.weight[:, :12] = 0  # head 0
+
+    model = edited("llama", silence)
+    silent = tls.copying_scores(model)
+    assert silent.loc[4, ["copying", "positivity"]].isna().all()
+    expected = tls.copying_scores(bridge("llama")).drop(index=4)
+    pd.testing.assert_frame_equal(silent.drop(index=4), expected, check_exact=True)
+
+
+@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+@pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3"])
+def test_a_centred_unembedding_enters_as_the_model_holds_it(name):
+    """TransformerLens's default processing subtracts W_U's mean over the vocabulary, and that alone shows here."""
+    found, dense = tls.copying_scores(zoo.hooked(name)), reference(name)
+    centred = DenseModel(dense.layers, dense.w_e, dense.w_u - dense.w_u.mean(1, keepdims=True))
+    copying, positivity = (
+        np.concatenate(part) for part in zip(*[dense_copying(x, centred) for x in dense.layers], strict=True)
+    )
+    # Measured: 3e-7, weights folded in float32; centring moves positivity by up to 0.1.
+    np.testing.assert_allclose(found["positivity"], positivity, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(found["copying"], copying)
+    raw = tls.copying_scores(bridge(name))
+    assert (found["positivity"] - raw["positivity"]).abs().max() > 1e-3
+
+
+def test_weights_of_16_bits_are_folded_in_float64():
+    """The gain 1 + w too: Gemma itself adds the 1 in float32, and in bfloat16 it would round by 4e-3."""
+    model = edited("gemma3", lambda model: model.bfloat16())
+    dense = dense_model("gemma3", zoo.hf_model("gemma3").bfloat16())
+    positivity = np.concatenate([dense_copying(layer, dense)[1] for layer in dense.layers])
+    # As in float32: rounding of eigenvalues, 1e-14. A gain rounded to bfloat16 moves them by 1e-4 and more.
+    np.testing.assert_allclose(tls.copying_scores(model)["positivity"], positivity, rtol=0, atol=1e-10)
+
+
+def toy(**changes):
+    """A HookedTransformer made from a config, as in toy-model papers."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    shape = {"n_layers": 1, "d_model": 16, "n_ctx": 12, "n_heads": 2, "d_head": 8, "d_vocab": 11, "act_fn": "relu"}
+    cfg = HookedTransformerConfig(**{**shape, "normalization_type": "LN", "seed": 0, **changes})
+    model = HookedTransformer(cfg, move_to_device=False)
+    with torch.no_grad():
+        model.ln_final.w += 0.3 * torch.arange(16) / 16
+    return model
+
+
+@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+def test_a_model_that_answers_in_another_vocabulary_has_no_copying():
+    """As in modular arithmetic: the output tokens are not the input tokens, so there is nothing to copy."""
+    table = tls.copying_scores(toy(d_vocab_out=7))
+    assert len(table) == 2
+    assert table[["copying", "positivity"]].isna().all(axis=None)
+    assert tls.copying_scores(toy(d_vocab_out=11))["positivity"].notna().all()
+
+
+@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+@pytest.mark.parametrize("final_rms", [False, True])
+def test_the_final_norm_may_be_of_another_kind_than_the_others(final_rms):
+    model = toy(final_rms=final_rms)
+    w_e, w_u, w_v, w_o = (array_of(part) for part in (model.W_E, model.W_U, model.W_V[0], model.W_O[0]))
+    centring = np.eye(16) - 1 / 16
+    unfold = (np.eye(16) if final_rms else centring) @ np.diag(array_of(model.ln_final.w))
+    dense = DenseModel([DenseLayer(w_v, w_v, centring @ w_v, w_o, centring)], w_e, unfold @ w_u)
+    expected = dense_copying(dense.layers[0], dense)[1]
+    # Measured: 1e-15; a centring too many moves positivity by 1e-2.
+    np.testing.assert_allclose(tls.copying_scores(model)["positivity"], expected, rtol=0, atol=1e-10)

@@ -1,0 +1,76 @@
+"""Every figure of positional and symbolic scores is saved, is legible, and says what its axes show."""
+
+import sys
+import warnings
+
+import pytest
+from matplotlib.text import Annotation, Text
+from positional_tables import by_query, head_scores, joined, norms, per_frequency, projections, traces
+
+from tlspectral import plots
+
+FIGURES = {
+    "positional_symbolic_plane": lambda: plots.positional_symbolic_plane(head_scores(), highlight=["L1H2"]),
+    "score_heatmaps": lambda: plots.score_heatmaps(head_scores()),
+    "score_histograms": lambda: plots.score_histograms(by_query()),
+    "plane_by_query": lambda: plots.plane_by_query(by_query()),
+    "frequency_profile": lambda: plots.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1), (2, 0)]),
+    "frequency_grid": lambda: plots.frequency_grid(per_frequency()),
+    "frequency_path": lambda: plots.frequency_path(per_frequency(), (1, 1)),
+    "frequency_norms": lambda: plots.frequency_norms(norms(), "L0H1"),
+    "attention_traces": lambda: plots.attention_traces(traces()),
+    "rotary_plane": lambda: plots.rotary_plane(projections()),
+    "score_agreement": lambda: plots.score_agreement(joined()),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_are_saved_without_warnings_and_pyplot(name, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # matplotlib 3.9 calls what pyparsing 3.3 deprecates.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(matplotlib|pyparsing)\.")
+        figure = FIGURES[name]()
+        for suffix in ("png", "pdf", "svg"):
+            figure.savefig(tmp_path / f"{name}.{suffix}", dpi=50)
+    for suffix, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
+        assert (tmp_path / f"{name}.{suffix}").read_bytes().startswith(start)
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_are_large_enough_inside_the_figure_and_not_on_one_another(name):
+    figure = FIGURES[name]()
+    figure.draw_without_rendering()
+    texts = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and not isinstance(text, Annotation)
+    ]
+    assert min(text.get_fontsize() for text in texts) >= 8
+    frame = figure.bbox.padded(1)
+    names = [axes.xaxis.label for axes in figure.axes] + [axes.yaxis.label for axes in figure.axes]
+    names += [axes.title for axes in figure.axes] + list(figure.texts)
+    for legend in figure.legends:
+        names += [legend.get_title(), *legend.get_texts()]
+    names = [text for text in names if text.get_text().strip() and text.get_visible()]
+    boxes = [text.get_window_extent() for text in names]
+    for text, box in zip(names, boxes, strict=True):
+        assert frame.contains(*box.min), text
+        assert frame.contains(*box.max), text
+    for number, box in enumerate(boxes):
+        for other in range(number):
+            assert not box.padded(-1).overlaps(boxes[other].padded(-1)), (names[number], names[other])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_say_what_they_show(name):
+    figure = FIGURES[name]()
+    words = " ".join(text.get_text() for text in figure.findobj(Text))
+    expected = {
+        "frequency_norms": "rms over keys",
+        "attention_traces": "mean attention per token",
+        "rotary_plane": "coordinate of the pair",
+        "frequency_grid": "score 0 to 1 up",
+    }
+    assert expected.get(name, "(cosine)") in words
