@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -366,17 +365,11 @@ def test_workers_give_the_same_table(backend, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-def test_a_dask_cluster_gives_the_same_table():
-    distributed = pytest.importorskip("distributed")
+def test_a_dask_cluster_gives_the_same_table(request):
     model, tokens = built("bridge", "llama"), drawn()
     expected = sweep(model, "symmetric", tokens=tokens)
-    settings = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with (
-        distributed.LocalCluster(**settings) as cluster,
-        distributed.Client(cluster),
-        joblib.parallel_config(backend="dask"),
-    ):
-        found = sweep(model, "symmetric", tokens=tokens, n_jobs=-1)
+    request.getfixturevalue("dask_cluster")
+    found = sweep(model, "symmetric", tokens=tokens, n_jobs=-1)
     pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-6)
 
 
