@@ -23,17 +23,17 @@ from tlspectral.positional.canonical_tasks import CanonicalTask
 from tlspectral.replication import exact_heads, matched_null
 from tlspectral.replication import table as replication_table
 from tlspectral.tables import COLUMNS, TABLES, describe_columns, describe_table, read_table, write_table
-from tlspectral.tables.ablation_columns import ABLATION_TABLES
-from tlspectral.tables.binding_columns import BINDING_TABLES
-from tlspectral.tables.canonical_columns import CANONICAL_TABLES
-from tlspectral.tables.code_columns import CODE_TABLES
-from tlspectral.tables.constrained_columns import CONSTRAINED_TABLES
-from tlspectral.tables.headline_columns import HEADLINE_TABLES
-from tlspectral.tables.history_columns import HISTORY_TABLES
-from tlspectral.tables.model_columns import MODEL_TABLES
-from tlspectral.tables.replication_columns import REPLICATION_TABLES
-from tlspectral.tables.spectral_columns import SPECTRAL_TABLES
-from tlspectral.tables.statistics_columns import STATISTICS_TABLES
+from tlspectral.tables.columns.ablation import ABLATION_TABLES
+from tlspectral.tables.columns.binding import BINDING_TABLES
+from tlspectral.tables.columns.canonical import CANONICAL_TABLES
+from tlspectral.tables.columns.code import CODE_TABLES
+from tlspectral.tables.columns.constrained import CONSTRAINED_TABLES
+from tlspectral.tables.columns.headline import HEADLINE_TABLES
+from tlspectral.tables.columns.history import HISTORY_TABLES
+from tlspectral.tables.columns.model import MODEL_TABLES
+from tlspectral.tables.columns.replication import REPLICATION_TABLES
+from tlspectral.tables.columns.spectral import SPECTRAL_TABLES
+from tlspectral.tables.columns.statistics import STATISTICS_TABLES
 from tlspectral.training import RandomMapTask, TrainingSettings, TransformerConfig, train
 from tlspectral.training.canonical import (
     CanonicalRun,

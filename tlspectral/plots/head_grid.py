@@ -113,7 +113,7 @@ def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
     """Line and band of the null on the colour bar, and the note that says so; nothing where there is no null."""
     metric = column.removesuffix("_z")
     mean, deviation = (f"{metric}_null_{part}" for part in ("mean", "std"))
-    if mean not in heads or deviation not in heads or not heads[[mean, deviation]].notna().any().all():
+    if mean not in heads or deviation not in heads or not heads[[mean, deviation]].notna().to_numpy().any(axis=0).all():
         return None
     centre, spread = (0.0, 1.0) if column != metric else (heads[mean].median(), heads[deviation].median())
     low, high = bar.get_ylim()

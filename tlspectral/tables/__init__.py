@@ -1,11 +1,11 @@
 """The column dictionary and the files that carry it: needs neither torch nor TransformerLens."""
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.every_table import TABLES, describe_table
+from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
+from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.pieces import PieceFolder, open_pieces
-from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
-from tlspectral.tables.table_columns import TABLES, describe_table
 from tlspectral.tables.whole_file import whole_file
 
 __all__ = [

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.table_columns import columns_of
+from tlspectral.tables.columns.every_table import columns_of
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"

@@ -5,8 +5,8 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _DETECTORS = tuple(COLUMNS[f"{name}{end}"] for name in ("prev", "dup", "ind") for end in ("", "_se"))

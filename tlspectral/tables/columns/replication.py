@@ -5,11 +5,11 @@ FP is Li (2026); its released tables are CC-BY-4.0.
 
 from dataclasses import replace
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
-from tlspectral.tables.constrained_columns import CONSTRAINED_TABLES
-from tlspectral.tables.history_columns import HISTORY_TABLES
-from tlspectral.tables.statistics_columns import REASON
+from tlspectral.tables.columns.constrained import CONSTRAINED_TABLES
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS
+from tlspectral.tables.columns.history import HISTORY_TABLES
+from tlspectral.tables.columns.statistics import REASON
 
 _LAYER, _HEAD = COLUMNS["layer"], COLUMNS["head"]
 _ONE_MODEL = "Anything about a positional scheme: one model is one model."

@@ -5,7 +5,7 @@ v = (d_i, d_j) before it and v' after it, at the same places. PS is Urrutia et a
 Attention Behavior in Transformers".
 """
 
-from tlspectral.tables.column import Column
+from tlspectral.tables.columns.entry import Column
 
 _SCORE = "weighted mean of cosines"
 _ONE_PROMPT = (

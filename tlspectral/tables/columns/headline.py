@@ -4,8 +4,8 @@ PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in 
 Attention". `python -m tlspectral.training.spectral.experiments headline -o FOLDER` writes them.
 """
 
-from tlspectral.tables.canonical_columns import SEED, STEP
-from tlspectral.tables.column import Column, Table
+from tlspectral.tables.columns.canonical import SEED, STEP
+from tlspectral.tables.columns.entry import Column, Table
 
 _SMALL = "That larger models do this: the head has one frequency and nothing else to use."
 _UNIT = "pi/33 rad/token"

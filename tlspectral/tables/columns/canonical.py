@@ -4,7 +4,7 @@ PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in 
 Not Blueprint" (2026).
 """
 
-from tlspectral.tables.column import Column, Table
+from tlspectral.tables.columns.entry import Column, Table
 
 _SCHEDULE = "That a task cannot be learned at an angle where it was not: one architecture under one schedule."
 

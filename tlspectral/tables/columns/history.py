@@ -5,9 +5,9 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS, HEAD_COLUMNS
-from tlspectral.tables.model_columns import COMPOSITION
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS, HEAD_COLUMNS
+from tlspectral.tables.columns.model import COMPOSITION
 
 _STEP = Column(
     "step",

@@ -6,9 +6,9 @@ and colours, a query one of its lines that is asked about.
 
 from dataclasses import replace
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
-from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS
+from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _FREQUENCY = COLUMNS["frequency"]

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.column import Column
-from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
+from tlspectral.tables.columns.entry import Column
+from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
 
 _SHARE = "share"
 _COUNT = "count"

@@ -3,8 +3,8 @@
 FP is Li, "Fingerprint, Not Blueprint" (2026). Losses are mean next-token cross-entropies in nats.
 """
 
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _STAND_IN = "That heads without effect do nothing: others can stand in for them, and parts differ in size."

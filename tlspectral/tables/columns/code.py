@@ -5,11 +5,11 @@ BA is "Bifocal Attention", section 5.2.
 
 from dataclasses import replace
 
-from tlspectral.tables.canonical_columns import STEP
-from tlspectral.tables.column import Column
-from tlspectral.tables.columns import COLUMNS
-from tlspectral.tables.headline_columns import experiment_table
-from tlspectral.tables.spectral_columns import TRAJECTORY, ZIGZAG, phase_columns
+from tlspectral.tables.columns.canonical import STEP
+from tlspectral.tables.columns.entry import Column
+from tlspectral.tables.columns.headline import experiment_table
+from tlspectral.tables.columns.heads import COLUMNS
+from tlspectral.tables.columns.spectral import TRAJECTORY, ZIGZAG, phase_columns
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _FREQUENCY = COLUMNS["frequency"]

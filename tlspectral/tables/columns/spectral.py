@@ -5,10 +5,10 @@ BA is "Bifocal Attention". `python -m tlspectral.training.spectral.experiments N
 
 from dataclasses import replace
 
-from tlspectral.tables.canonical_columns import SEED, STEP
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
-from tlspectral.tables.headline_columns import experiment_table
+from tlspectral.tables.columns.canonical import SEED, STEP
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.headline import experiment_table
+from tlspectral.tables.columns.heads import COLUMNS
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _FREQUENCY = COLUMNS["frequency"]

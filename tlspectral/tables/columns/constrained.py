@@ -6,9 +6,9 @@ all of them.
 
 from dataclasses import replace
 
-from tlspectral.tables.canonical_columns import SEED, STEP
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS
+from tlspectral.tables.columns.canonical import SEED, STEP
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.heads import COLUMNS
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _ARM = Column(

@@ -6,20 +6,20 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.ablation_columns import ABLATION_TABLES
-from tlspectral.tables.binding_columns import BINDING_TABLES
-from tlspectral.tables.canonical_columns import CANONICAL_TABLES
-from tlspectral.tables.code_columns import CODE_TABLES
-from tlspectral.tables.column import Column, Table
-from tlspectral.tables.columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
-from tlspectral.tables.constrained_columns import CONSTRAINED_TABLES
-from tlspectral.tables.headline_columns import HEADLINE_TABLES
-from tlspectral.tables.history_columns import HISTORY_TABLES
-from tlspectral.tables.model_columns import MODEL_TABLES
-from tlspectral.tables.positional_columns import POSITIONAL_COLUMNS
-from tlspectral.tables.replication_columns import REPLICATION_TABLES
-from tlspectral.tables.spectral_columns import SPECTRAL_TABLES
-from tlspectral.tables.statistics_columns import STATISTICS_TABLES
+from tlspectral.tables.columns.ablation import ABLATION_TABLES
+from tlspectral.tables.columns.binding import BINDING_TABLES
+from tlspectral.tables.columns.canonical import CANONICAL_TABLES
+from tlspectral.tables.columns.code import CODE_TABLES
+from tlspectral.tables.columns.constrained import CONSTRAINED_TABLES
+from tlspectral.tables.columns.entry import Column, Table
+from tlspectral.tables.columns.headline import HEADLINE_TABLES
+from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
+from tlspectral.tables.columns.history import HISTORY_TABLES
+from tlspectral.tables.columns.model import MODEL_TABLES
+from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
+from tlspectral.tables.columns.replication import REPLICATION_TABLES
+from tlspectral.tables.columns.spectral import SPECTRAL_TABLES
+from tlspectral.tables.columns.statistics import STATISTICS_TABLES
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {

@@ -3,7 +3,7 @@
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
-from tlspectral.tables.column import Column, Table
+from tlspectral.tables.columns.entry import Column, Table
 
 _INDEPENDENT = "Significance: p takes heads as independent, and those of a layer are not (see layer_bootstrap)."
 
