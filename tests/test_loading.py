@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import zoo
 
 import tlspectral.loading
@@ -160,6 +161,14 @@ def test_a_bridge_with_other_logits_is_refused(folders, name):
         UnsupportedArchitecture, match=r"^the bridge that TransformerLens 3\.\S+ makes of .*cohere does not"
     ):
         load_model(folders(name))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_context_shorter_than_the_comparison(backend, tmp_path):
+    shape = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert load_model(tmp_path, backend=backend).cfg.n_ctx == 8
 
 
 def test_half_precision_is_not_compared(folders):

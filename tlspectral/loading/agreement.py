@@ -18,14 +18,18 @@ _TOLERANCE = 1e-4
 def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     """Log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
 
-    None in half precision, where rounding hides what there is to see.
+    Fewer tokens where the context is shorter. None in half precision, where rounding hides what there is to see.
     """
     anchor = next(model.parameters())
     if anchor.dtype not in (torch.float32, torch.float64):
         return None
-    # Of a model that also reads images, the part that reads text has the vocabulary.
-    vocabulary = model.config.get_text_config().vocab_size if hasattr(model, "config") else model.cfg.d_vocab
-    tokens = torch.randint(0, vocabulary, (1, _CHECKED_TOKENS), generator=torch.Generator().manual_seed(0))
+    if hasattr(model, "config"):
+        config = model.config.get_text_config()  # of a model that also reads images, the part that reads text
+        vocabulary, context = config.vocab_size, getattr(config, "max_position_embeddings", None)
+    else:
+        vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx
+    length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)
+    tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     output = model(tokens.to(anchor.device))
     return getattr(output, "logits", output).double().cpu().log_softmax(-1)
 
