@@ -26,7 +26,7 @@ NO_NULL = 2  # draws; fewer have no spread
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-shaped model's attention."""
+    """A model's attention: Llama's, or OLMo 2's with a query/key norm over all heads and no norm in front."""
 
     name: str
     d_model: int
@@ -35,10 +35,12 @@ class Shape:
     kv_heads: int
     layers: int
     draws: tuple[int, ...]
+    model_type: str = "llama"
 
 
 LLAMA_8B = Shape("Llama-3-8B", 4096, 128, 32, 8, layers=32, draws=(NO_NULL, 100, 300))
 LLAMA_405B = Shape("one layer of Llama-3.1-405B", 16384, 128, 128, 8, layers=1, draws=(NO_NULL,))
+OLMO2_7B = Shape("two layers of OLMo-2-7B", 4096, 128, 32, 32, layers=2, draws=(NO_NULL,), model_type="olmo2")
 GROWING_LAYERS = tuple(Shape(f"{n} layers", 2048, 64, 32, 8, layers=n, draws=(NO_NULL,)) for n in (2, 4, 8, 16, 32))
 GROWING_WIDTH = tuple(
     Shape(f"width {d}", d, 64, 16, 4, layers=2, draws=(NO_NULL, 102)) for d in (1024, 2048, 4096, 8192)
@@ -53,8 +55,8 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
     from safetensors.torch import save_file
 
     config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": shape.model_type,
+        "architectures": [f"{shape.model_type.capitalize()}ForCausalLM"],
         "hidden_size": shape.d_model,
         "intermediate_size": 4 * shape.d_model,
         "num_hidden_layers": shape.layers,
@@ -72,8 +74,13 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
     place = {}
     for layer in range(shape.layers):
         at, file = f"model.layers.{layer}", f"model-{layer:05d}.safetensors"
-        tensors = {f"{at}.input_layernorm.weight": torch.rand(shape.d_model, generator=generator) + 0.5}
+        tensors = {}
+        if shape.model_type == "llama":
+            tensors[f"{at}.input_layernorm.weight"] = torch.rand(shape.d_model, generator=generator) + 0.5
         for role, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+            if shape.model_type == "olmo2":
+                gain = torch.rand(heads * shape.d_head, generator=generator) + 0.5
+                tensors[f"{at}.self_attn.{role}_norm.weight"] = gain
             weight = torch.randn(heads * shape.d_head, shape.d_model, generator=generator, dtype=torch.bfloat16)
             tensors[f"{at}.self_attn.{role}_proj.weight"] = weight.mul_(0.02)
         save_file(tensors, folder / file)
@@ -186,7 +193,7 @@ def draw(layers: list[dict[str, Any]], widths: list[dict[str, Any]], output: Pat
 def main(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Image of how the costs grow.")] = None,
     small: Annotated[bool, typer.Option("--small", help="Tiny shapes, to see that it runs.")] = False,
-    only: Annotated[str, typer.Option(help="8b, 405b or growth; none: all.")] = "",
+    only: Annotated[str, typer.Option(help="8b, 405b, olmo2 or growth; none: all.")] = "",
     table_of: Annotated[Path | None, typer.Option("--table", hidden=True)] = None,
     draws: Annotated[int, typer.Option(hidden=True)] = NO_NULL,
 ) -> None:
@@ -194,14 +201,16 @@ def main(
     if table_of is not None:
         print(json.dumps(table(table_of, draws)))
         return
-    if only not in ("", "8b", "405b", "growth"):
-        raise typer.BadParameter("is one of 8b, 405b, growth", param_hint="--only")
+    if only not in ("", "8b", "405b", "olmo2", "growth"):
+        raise typer.BadParameter("is one of 8b, 405b, olmo2, growth", param_hint="--only")
     with tempfile.TemporaryDirectory(prefix="scale_") as made:
         folder = Path(made)
         if only in ("", "8b"):
             measured(SMALL if small else LLAMA_8B, folder)
         if only in ("", "405b") and not small:
             measured(LLAMA_405B, folder)
+        if only in ("", "olmo2") and not small:
+            measured(OLMO2_7B, folder)
         if only in ("", "growth"):
             layers = [row for shape in (SMALL_LAYERS if small else GROWING_LAYERS) for row in measured(shape, folder)]
             widths = [row for shape in (SMALL_WIDTH if small else GROWING_WIDTH) for row in measured(shape, folder)]
