@@ -12,7 +12,7 @@ from tlspectral.attention import attention_view
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
-BRIDGES = tuple(name for name in zoo.ARCHITECTURES if not (name == "cohere" and zoo.HAS_HOOKED))
+BRIDGES = zoo.RIGHT
 MODELS = [("bridge", name) for name in BRIDGES + zoo.LENGTH_DEPENDENT]
 MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), MODELS)

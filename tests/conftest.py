@@ -4,7 +4,6 @@ import functools
 import os
 import shutil
 import socket
-from unittest import mock
 
 import joblib
 import pytest
@@ -45,13 +44,10 @@ def dask_cluster():
 def folder(tmp_path_factory):
     """A checkpoint folder per architecture, made when first asked for. Not to be changed: copy it."""
     import zoo
-    import zoo_shapes
-    from streamed_checkpoints import MORE_SHAPES
 
     @functools.cache
     def save(name):
-        with mock.patch.dict(zoo_shapes.SHAPES, MORE_SHAPES):
-            return zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name)
+        return zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name)
 
     return save
 

@@ -11,9 +11,6 @@ from tlspectral.detectors import DETECTORS
 from tlspectral.nulls import NULL_COLUMNS
 from tlspectral.tables import HEAD_COLUMNS
 
-# TransformerLens 3.9 rotates the wrong pairs in Cohere's bridge.
-READ_WRONG = ("cohere",) if zoo.HAS_HOOKED else ()
-RIGHT = tuple(name for name in zoo.ARCHITECTURES if name not in READ_WRONG)
 ALL = [column.name for column in HEAD_COLUMNS]
 TEXTS = ["name", "status", "bilinear"]
 COUNTS = ["layer", "head", "kv_head", "rank"]

@@ -12,7 +12,7 @@ from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.measure import measure_queries
 
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its attention is not that of any reading.
-BRIDGES = tuple(name for name in zoo.ARCHITECTURES if not (name == "cohere" and zoo.HAS_HOOKED))
+BRIDGES = zoo.RIGHT
 LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")
 WITHOUT_ROPE = (*LEARNED_POSITIONS, "bloom")
 # Grouped keys, YaRN, partial rotary, adjacent pairs, query/key norm, softcap and windows, rope in some layers, ALiBi.

@@ -1,47 +1,14 @@
-"""Checkpoints read layer by layer: architectures beside those of the zoo, their tables, and what has to be equal."""
+"""Checkpoints read layer by layer: their tables, and what has to be equal."""
 
 import json
 
 import numpy as np
 import pandas as pd
-import transformers
-import zoo
-from zoo_shapes import _LLAMA_SHAPE
 
 import tlspectral as tls
 from tlspectral import checkpoints
 
 NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
-
-
-def _olmo3():
-    return transformers.Olmo3Config(
-        **_LLAMA_SHAPE, sliding_window=zoo.WINDOW, layer_types=["sliding_attention", "full_attention"]
-    )
-
-
-def _gemma3_with_eyes():
-    """Its text model is nested in the config, and the vision tower has query and key projections too."""
-    text = {**_LLAMA_SHAPE, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return transformers.Gemma3Config(
-        text_config={**text, "sliding_window": zoo.WINDOW}, vision_config={**sizes, "image_size": 28, "patch_size": 14}
-    )
-
-
-MORE_SHAPES = {
-    "olmo": (lambda: transformers.OlmoConfig(**_LLAMA_SHAPE), "OlmoForCausalLM"),
-    "gemma": (lambda: transformers.GemmaConfig(**_LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
-    "phi3": (lambda: transformers.Phi3Config(**_LLAMA_SHAPE), "Phi3ForCausalLM"),
-    "olmo3": (_olmo3, "Olmo3ForCausalLM"),
-    "olmoe": (
-        lambda: transformers.OlmoeConfig(**_LLAMA_SHAPE, num_experts=4, num_experts_per_tok=2),
-        "OlmoeForCausalLM",
-    ),
-    "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
-    "stablelm": (lambda: transformers.StableLmConfig(**_LLAMA_SHAPE), "StableLmForCausalLM"),
-}
-"""Architectures and forms of them that only checkpoints read layer by layer need."""
 
 
 def analyze(model, **arguments):

@@ -7,23 +7,21 @@ import pytest
 import torch
 import transformers
 import zoo
-import zoo_shapes
-from head_tables import READ_WRONG, RIGHT
 from safetensors import safe_open
 from safetensors.torch import load, save_file
-from streamed_checkpoints import MORE_SHAPES, analyze, assert_streamed_equals_loaded
-from zoo_shapes import _LLAMA_SHAPE
+from streamed_checkpoints import analyze, assert_streamed_equals_loaded
+from zoo_shapes import LLAMA_SHAPE, MORE_SHAPES, SHAPES
 
 import tlspectral as tls
 from tlspectral import checkpoints
 from tlspectral.attention import bridge as reader
 from tlspectral.errors import ScoreMismatch
 
-REFUSED = ("stablelm",)
+REFUSED = ("falcon_alibi", "stablelm")
 
 
 @pytest.mark.parametrize(
-    "name", [*RIGHT, *zoo.LENGTH_DEPENDENT, *(name for name in MORE_SHAPES if name not in REFUSED)]
+    "name", [*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *(name for name in MORE_SHAPES if name not in REFUSED)]
 )
 def test_the_streamed_table_is_the_loaded_one(folder, sizes, name):
     path = folder(name)
@@ -35,7 +33,7 @@ def test_the_streamed_table_is_the_loaded_one(folder, sizes, name):
     assert_streamed_equals_loaded(streamed, loaded)
 
 
-@pytest.mark.parametrize("name", READ_WRONG)
+@pytest.mark.parametrize("name", zoo.READ_WRONG)
 def test_a_streamed_model_is_checked_too(folder, name):
     with pytest.raises(ScoreMismatch, match="no table is returned"):
         analyze(folder(name))
@@ -68,7 +66,7 @@ def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, wrong_at):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_tied_unembedding(tmp_path, name):
     """The file holds one matrix for both ends."""
-    make, kind = zoo_shapes.SHAPES[name]
+    make, kind = SHAPES[name]
     config = make()
     config.tie_word_embeddings = True
     config.initializer_range = 0.2
@@ -90,8 +88,8 @@ def test_a_half_precision_checkpoint(tmp_path, name, kind):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_biases_that_an_architecture_may_have(tmp_path, bias):
-    config = transformers.LlamaConfig(**_LLAMA_SHAPE, attention_bias=bias)
-    with mock.patch.dict(zoo_shapes.SHAPES, {"llama": (lambda: config, "LlamaForCausalLM")}):
+    config = transformers.LlamaConfig(**LLAMA_SHAPE, attention_bias=bias)
+    with mock.patch.dict(SHAPES, {"llama": (lambda: config, "LlamaForCausalLM")}):
         path = zoo.save_folder("llama", tmp_path)
     assert ("model.layers.0.self_attn.q_proj.bias" in load((path / "model.safetensors").read_bytes())) == bias
     assert_streamed_equals_loaded(analyze(path), analyze(tls.load_model(path)))

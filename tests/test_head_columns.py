@@ -12,7 +12,6 @@ from head_tables import (
     BOUNDED,
     COUNTS,
     NULLS,
-    RIGHT,
     TEXTS,
     analyze,
     assert_same,
@@ -31,7 +30,7 @@ ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]
 # --- the form of the table ---
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", zoo.RIGHT)
 def test_every_model_gets_the_documented_columns_in_order(name):
     table, model = table_of(name), built("bridge", name)
     assert list(table) == ALL

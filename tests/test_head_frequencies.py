@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zoo
-from head_tables import RIGHT, built, dense_phase, table_of
+from head_tables import built, dense_phase, table_of
 from reference_circuits import dense_model
 
 import tlspectral as tls
@@ -33,7 +33,7 @@ def test_frequencies_are_those_of_dense_pairs(name):
 
 def test_the_frequency_table_carries_the_phase_columns():
     """The three columns of the head table are sums over a head's frequencies."""
-    for name in RIGHT:
+    for name in zoo.RIGHT:
         heads = table_of(name)
         if heads["rope_imag_frac"].isna().all():
             continue

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from head_tables import READ_WRONG, analyze, built
+from head_tables import analyze, built
 from reference_circuits import edited
 
 from tlspectral.attention import bridge as bridge_reader
@@ -49,7 +49,7 @@ def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch, at):
         analyze(built("bridge", "llama"))
 
 
-@pytest.mark.parametrize("name", READ_WRONG)
+@pytest.mark.parametrize("name", zoo.READ_WRONG)
 def test_a_bridge_that_computes_other_scores_gets_no_table(name):
     with pytest.raises(ScoreMismatch, match="no table is returned"):
         analyze(built("bridge", name))

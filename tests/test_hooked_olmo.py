@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-import transformers
 import zoo
-import zoo_shapes
 
 import tlspectral as tls
 from tlspectral.attention import attention_view
@@ -30,21 +28,6 @@ def olmo2():
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def olmoe(tmp_path_factory):
-    torch.manual_seed(0)
-    config = transformers.OlmoeConfig(**zoo_shapes._LLAMA_SHAPE, num_experts=4, num_experts_per_tok=2)
-    config._attn_implementation = "eager"
-    model = transformers.OlmoeForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight += 0.3 * torch.randn_like(weight) + 0.6 * ("_norm" in name)
-    folder = tmp_path_factory.mktemp("olmoe")
-    model.save_pretrained(folder)
-    return folder
-
-
 def test_olmo2_has_no_norm_in_front(olmo2):
     raw = attention_view(olmo2).raw(0)
     assert raw.norm.kind == "none"
@@ -66,8 +49,9 @@ def test_olmo2_is_measured_and_ablated(olmo2):
     assert not torch.equal(whole, without)
 
 
-def test_olmoe_is_the_same_on_both_backends(olmoe):
-    hooked, bridge = (attention_view(tls.load_model(olmoe, backend=backend)) for backend in ("hooked", "bridge"))
+def test_olmoe_is_the_same_on_both_backends(folder):
+    path = folder("olmoe")
+    hooked, bridge = (attention_view(tls.load_model(path, backend=backend)) for backend in ("hooked", "bridge"))
     for index in range(2):
         one, other = hooked.layer(index), bridge.layer(index)
         assert one.q_norm.over_heads

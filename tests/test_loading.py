@@ -18,8 +18,6 @@ from tlspectral.loading.agreement import log_probabilities
 from tlspectral.loading.source import find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-# TransformerLens 3.9 rotates the wrong pairs in Cohere's bridge.
-WRONG_ON_BRIDGE = ("cohere",) if zoo.HAS_HOOKED else ()
 
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -46,7 +44,7 @@ def logits(model, tokens):
 
 
 def loads(backend, name):
-    return name not in WRONG_ON_BRIDGE if backend == "bridge" else name in zoo.HOOKED_ARCHITECTURES
+    return name not in zoo.READ_WRONG if backend == "bridge" else name in zoo.HOOKED_ARCHITECTURES
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_hooked_refuses_other_logits(folders, monkeypatch):
         load_model(folders("yarn"), backend="hooked")
 
 
-@pytest.mark.parametrize("name", WRONG_ON_BRIDGE)
+@pytest.mark.parametrize("name", zoo.READ_WRONG)
 def test_a_bridge_with_other_logits_is_refused(folders, name):
     with pytest.raises(
         UnsupportedArchitecture, match=r"^the bridge that TransformerLens 3\.\S+ makes of .*cohere does not"

@@ -29,8 +29,7 @@ from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectr
 
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
-WRONG = ("cohere",) if zoo.HAS_HOOKED else ()
-BRIDGES = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in (*NO_ROPE, *WRONG))
+BRIDGES = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in (*NO_ROPE, *zoo.READ_WRONG))
 MODELS = [("bridge", name) for name in BRIDGES]
 MODELS += [
     pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES if name not in NO_ROPE

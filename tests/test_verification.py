@@ -19,9 +19,7 @@ from tlspectral.rotary import pair_columns
 
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2")
-# TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
-RIGHT = tuple(name for name in zoo.ARCHITECTURES if not (name == "cohere" and zoo.HAS_HOOKED))
-BRIDGES = [("bridge", name) for name in RIGHT + zoo.LENGTH_DEPENDENT]
+BRIDGES = [("bridge", name) for name in zoo.RIGHT + zoo.LENGTH_DEPENDENT]
 HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), BRIDGES + HOOKED)
 
@@ -92,7 +90,7 @@ def test_provenance_of_a_layer():
     }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", zoo.RIGHT)
 def test_compatibility_mode_passes(name):
     model = zoo.bridge(name)
     model.enable_compatibility_mode(disable_warnings=True)

@@ -16,12 +16,12 @@ import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig
-from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, SHAPES, VOCABULARY, WIDTH, WINDOW
+from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
 
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
-    "PROMPT_LENGTH", "REFUSED", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked", "needs_hooked",
-    "prompt", "save_folder",
+    "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
+    "needs_hooked", "prompt", "save_folder",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -56,6 +56,9 @@ def _has_hooked_transformer() -> bool:
 
 
 HAS_HOOKED: bool = _has_hooked_transformer()
+READ_WRONG: tuple[str, ...] = ("cohere",) if HAS_HOOKED else ()
+"""Architectures whose bridge is wrong here: TransformerLens 3.9 rotates the wrong pairs in Cohere's."""
+RIGHT: tuple[str, ...] = tuple(name for name in ARCHITECTURES if name not in READ_WRONG)
 needs_hooked = pytest.mark.skipif(not HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 
 # Factors on query and key weights, chosen so that the largest score is near 10. Query/key norm makes them irrelevant:
@@ -106,7 +109,7 @@ def hf_model(name: str, seed: int = 0) -> Any:
 
     Fresh at each call, because a bridge replaces submodules of the model it wraps in place.
     """
-    make_config, class_name = {**SHAPES, **FALCONS}[name]
+    make_config, class_name = {**SHAPES, **MORE_SHAPES}[name]
     config = make_config()
     config.architectures = [class_name]
     config.initializer_range = 0.04

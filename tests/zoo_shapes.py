@@ -14,7 +14,7 @@ CONTEXT = 128
 WINDOW = 8  # shorter than the prompt, so that a window that is ignored shows
 
 _SEQUENCE = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_LLAMA_SHAPE = {
+LLAMA_SHAPE = {
     **_SEQUENCE,
     "hidden_size": WIDTH,
     "intermediate_size": 64,
@@ -32,7 +32,7 @@ def _rope(kind: str = "default", base: float = 10000.0, **scaling: Any) -> dict[
 
 
 def _llama(**changes: Any) -> PretrainedConfig:
-    return transformers.LlamaConfig(**{**_LLAMA_SHAPE, **changes})
+    return transformers.LlamaConfig(**{**LLAMA_SHAPE, **changes})
 
 
 def _gpt2() -> PretrainedConfig:
@@ -40,7 +40,7 @@ def _gpt2() -> PretrainedConfig:
 
 
 def _neox() -> PretrainedConfig:
-    shape = {**_LLAMA_SHAPE, "num_attention_heads": 3}  # d_head 16: a quarter is two pairs
+    shape = {**LLAMA_SHAPE, "num_attention_heads": 3}  # d_head 16: a quarter is two pairs
     del shape["num_key_value_heads"]  # unknown to the class
     return transformers.GPTNeoXConfig(
         **shape, rope_parameters=_rope(partial_rotary_factor=0.25), use_parallel_residual=True
@@ -70,7 +70,7 @@ def _phi3_longrope() -> PretrainedConfig:
     """LongRoPE: short factors up to 32 tokens, long factors past that."""
     pairs = WIDTH // HEADS // 2
     return transformers.Phi3Config(
-        **_LLAMA_SHAPE,
+        **LLAMA_SHAPE,
         original_max_position_embeddings=32,
         sliding_window=None,
         rope_parameters=_rope(
@@ -83,20 +83,20 @@ def _phi3_longrope() -> PretrainedConfig:
 
 
 def _mistral() -> PretrainedConfig:
-    return transformers.MistralConfig(**_LLAMA_SHAPE, sliding_window=WINDOW)
+    return transformers.MistralConfig(**LLAMA_SHAPE, sliding_window=WINDOW)
 
 
 def _qwen2() -> PretrainedConfig:
-    return transformers.Qwen2Config(**_LLAMA_SHAPE)
+    return transformers.Qwen2Config(**LLAMA_SHAPE)
 
 
 def _qwen3() -> PretrainedConfig:
-    return transformers.Qwen3Config(**_LLAMA_SHAPE, head_dim=16)
+    return transformers.Qwen3Config(**LLAMA_SHAPE, head_dim=16)
 
 
 def _gemma2() -> PretrainedConfig:
     return transformers.Gemma2Config(
-        **{**_LLAMA_SHAPE, "num_hidden_layers": 4},
+        **{**LLAMA_SHAPE, "num_hidden_layers": 4},
         head_dim=16,
         query_pre_attn_scalar=16,
         attn_logit_softcapping=6.0,
@@ -108,7 +108,7 @@ def _gemma2() -> PretrainedConfig:
 
 def _gemma3() -> PretrainedConfig:
     return transformers.Gemma3TextConfig(
-        **{**_LLAMA_SHAPE, "num_hidden_layers": 4},
+        **{**LLAMA_SHAPE, "num_hidden_layers": 4},
         head_dim=16,
         query_pre_attn_scalar=16,
         sliding_window=WINDOW,
@@ -122,7 +122,7 @@ def _gemma3() -> PretrainedConfig:
 
 def _phi() -> PretrainedConfig:
     return transformers.PhiConfig(
-        **{**_LLAMA_SHAPE, "num_key_value_heads": HEADS}, rope_parameters=_rope(partial_rotary_factor=0.5)
+        **{**LLAMA_SHAPE, "num_key_value_heads": HEADS}, rope_parameters=_rope(partial_rotary_factor=0.5)
     )
 
 
@@ -170,24 +170,24 @@ def _bloom() -> PretrainedConfig:
 
 def _smollm3() -> PretrainedConfig:
     return transformers.SmolLM3Config(
-        **{**_LLAMA_SHAPE, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0], use_sliding_window=False
+        **{**LLAMA_SHAPE, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0], use_sliding_window=False
     )
 
 
 def _cohere() -> PretrainedConfig:
     # The bridge of TransformerLens 3.9 pairs the wrong coordinates here: its logits are wrong (by 0.5). Right on 4.x.
-    return transformers.CohereConfig(**_LLAMA_SHAPE, logit_scale=0.5)
+    return transformers.CohereConfig(**LLAMA_SHAPE, logit_scale=0.5)
 
 
 def _olmo2() -> PretrainedConfig:
     """No norm in front of the attention, and one of queries and one of keys over all heads at once."""
-    return transformers.Olmo2Config(**_LLAMA_SHAPE)
+    return transformers.Olmo2Config(**LLAMA_SHAPE)
 
 
 def _deepseek_v3() -> PretrainedConfig:
     """Multi-head latent attention."""
     return transformers.DeepseekV3Config(
-        **{**_LLAMA_SHAPE, "num_key_value_heads": HEADS},
+        **{**LLAMA_SHAPE, "num_key_value_heads": HEADS},
         moe_intermediate_size=32,
         n_routed_experts=4,
         n_shared_experts=1,
@@ -212,7 +212,7 @@ def _mamba() -> PretrainedConfig:
 def _qwen3_next() -> PretrainedConfig:
     """A hybrid: one layer of linear attention (gated delta rule), one of softmax attention."""
     return transformers.Qwen3NextConfig(
-        **_LLAMA_SHAPE,
+        **LLAMA_SHAPE,
         head_dim=16,
         layer_types=["linear_attention", "full_attention"],
         linear_num_key_heads=2,
@@ -248,6 +248,21 @@ def _falcon(**form: Any) -> Callable[[], PretrainedConfig]:
         "bias": False,
     }
     return lambda: transformers.FalconConfig(**{**shape, **form})
+
+
+def _olmo3() -> PretrainedConfig:
+    return transformers.Olmo3Config(
+        **LLAMA_SHAPE, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    )
+
+
+def _gemma3_with_eyes() -> PretrainedConfig:
+    """Its text model is nested in the config, and the vision tower has query and key projections too."""
+    text = {**LLAMA_SHAPE, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return transformers.Gemma3Config(
+        text_config={**text, "sliding_window": WINDOW}, vision_config={**sizes, "image_size": 28, "patch_size": 14}
+    )
 
 
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
@@ -288,3 +303,18 @@ FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "falcon_alibi": (_falcon(multi_query=False, alibi=True, bias=True), "FalconForCausalLM"),
 }
 """Falcon 7B, 40B, the same with biases, Falcon 2, and Falcon RW: their bridges are made by `load_model` alone."""
+
+MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    **FALCONS,
+    "olmo": (lambda: transformers.OlmoConfig(**LLAMA_SHAPE), "OlmoForCausalLM"),
+    "gemma": (lambda: transformers.GemmaConfig(**LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
+    "phi3": (lambda: transformers.Phi3Config(**LLAMA_SHAPE), "Phi3ForCausalLM"),
+    "olmo3": (_olmo3, "Olmo3ForCausalLM"),
+    "olmoe": (
+        lambda: transformers.OlmoeConfig(**LLAMA_SHAPE, num_experts=4, num_experts_per_tok=2),
+        "OlmoeForCausalLM",
+    ),
+    "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
+    "stablelm": (lambda: transformers.StableLmConfig(**LLAMA_SHAPE), "StableLmForCausalLM"),
+}
+"""Architectures and forms of them that only some tests ask for, by name."""
