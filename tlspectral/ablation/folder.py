@@ -1,4 +1,4 @@
-"""The folder of a sweep that can be continued, and the hash of a model's weights."""
+"""The folder of a sweep that can be continued."""
 
 import os
 from typing import Any

@@ -8,10 +8,10 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
+from tlspectral.detectors import DETECTORS
 from tlspectral.tables import HEAD_COLUMNS
 
 SMALL_EFFECT = 0.01
-DETECTORS = ("prev", "dup", "ind")
 COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
 _NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
 _LEVEL = 1.959964  # two-sided 95 %

@@ -265,10 +265,10 @@ class LayerAblation:
     ) -> Projection:
         """Queries or keys of the chosen heads: where the captured tensor holds them, and which weights are theirs."""
         own = self._own(captured, heads_axis=2, heads=held)
-        if norm is None:
-            return project(own, bias[heads], None, spectral)
-        token_scale = self._own(norm.token_scale(widened(captured)), heads_axis=2, heads=held)
-        return project(own, bias[heads], norm.of_heads(heads), spectral, token_scale=token_scale)
+        token_scale = None
+        if norm is not None and norm.over_heads:  # of heads that are not chosen as well
+            token_scale = self._own(norm.token_scale(widened(captured)), heads_axis=2, heads=held)
+        return project(own, bias[heads], norm and norm.of_heads(heads), spectral, token_scale=token_scale)
 
     def _capped(self, scores: Tensor) -> Tensor:
         cap = self.layer.softcap

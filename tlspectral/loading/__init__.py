@@ -110,11 +110,8 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
         raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
     except torch.OutOfMemoryError:
         raise
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ) as error:  # packed weights, split wrongly
+    except (RuntimeError, TypeError, AttributeError) as error:
+        # Modules that are not where the adapter looks, or packed weights that do not split as it says.
         kind, said = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
             f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({said})"

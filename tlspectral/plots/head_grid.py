@@ -22,6 +22,7 @@ from tlspectral.plots.style import (
     two_decimals,
 )
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
 _WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would be most of the picture
@@ -112,10 +113,10 @@ def _colours(values: pd.Series, column: str) -> tuple[ScalarMappable, Normalize]
 def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
     """Line and band of the null on the colour bar, and the note that says so; nothing where there is no null."""
     metric = column.removesuffix("_z")
-    mean, deviation = (f"{metric}_null_{part}" for part in ("mean", "std"))
-    if mean not in heads or deviation not in heads or not heads[[mean, deviation]].notna().to_numpy().any(axis=0).all():
+    null = null_band(heads, metric)
+    if null is None:
         return None
-    centre, spread = (0.0, 1.0) if column != metric else (heads[mean].median(), heads[deviation].median())
+    centre, spread = (0.0, 1.0) if column != metric else null
     low, high = bar.get_ylim()
     if not low <= centre <= high:
         return f"null: {two_decimals(centre)}, off this scale"

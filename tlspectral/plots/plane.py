@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, INK, PALE, sequential_colours
+from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
 _RING = "#c8102e"
@@ -87,12 +88,10 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     """Line and band of one metric's null, and their entry in the legend; nothing where the table has no null."""
-    if f"{metric}_null_mean" not in table or f"{metric}_null_std" not in table:
+    null = null_band(table, metric)
+    if null is None:
         return []
-    # Without dropna, pandas 2 warns of a column that is empty.
-    centre, deviation = (float(table[f"{metric}_null_{part}"].dropna().median()) for part in ("mean", "std"))
-    if not np.isfinite([centre, deviation]).all():
-        return []
+    centre, deviation = null
     reach = _BAND_DEVIATIONS * deviation
     if metric == "dir_frac":
         shown, dashes = metric, (0, (1, 1.6))

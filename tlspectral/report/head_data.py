@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.null_band import null_band
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
 """Columns that `analyze_heads` compares with the random null."""
@@ -56,15 +57,6 @@ def head_data(heads: pd.DataFrame) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Inside a script element only these could end it or begin another.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
-    """Medians over heads of the null's mean and standard deviation; None where the table has no null of it."""
-    if f"{metric}_null_mean" not in heads or f"{metric}_null_std" not in heads:
-        return None
-    # Without dropna, pandas 2 warns of a column that is empty.
-    mean, deviation = (float(heads[f"{metric}_null_{part}"].dropna().median()) for part in ("mean", "std"))
-    return (mean, deviation) if np.isfinite([mean, deviation]).all() else None
 
 
 def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:

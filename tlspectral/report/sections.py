@@ -6,8 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance, null_band
+from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.null_band import null_band
 
 TOP_HEADS = 8
 """Heads of each detector that the page lists."""

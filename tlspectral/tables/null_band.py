@@ -1,0 +1,21 @@
+"""Where the random null of a whole model stands: one line and one band for all heads."""
+
+import numpy as np
+import pandas as pd
+
+
+def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
+    """Medians over heads of the null's mean and standard deviation; None where the table has no null of it.
+
+    Args:
+        heads: table of `analyze_heads`.
+        metric: a column that has a null, such as `"D_head"`.
+
+    What it does not establish: the null of one head, which depends on its own singular values.
+    """
+    columns = [f"{metric}_null_{part}" for part in ("mean", "std")]
+    if not set(columns) <= set(heads):
+        return None
+    # Without dropna, pandas 2 warns of a column that is empty.
+    mean, deviation = (float(heads[column].dropna().median()) for column in columns)
+    return (mean, deviation) if np.isfinite([mean, deviation]).all() else None
