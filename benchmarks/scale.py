@@ -92,7 +92,7 @@ def table(folder: Path, draws: int) -> dict[str, float]:
     """Cost of one table in this process, which has done nothing else."""
     torch.set_num_threads(1)
     import tlspectral
-    from tlspectral.checkpoints import CheckpointLayers, streamable_checkpoint
+    from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 
     source = streamable_checkpoint(str(folder))
     if source is None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")

@@ -84,7 +84,7 @@ def tiny_grid(tmp_path_factory):
     """The folder of a finished grid of constrained training, and what the call returned. Not to be changed."""
     from constrained_preset import TINY
 
-    from tlspectral.training.constrained import constrained_grid
+    from tlspectral.studies.fingerprint.constrained import constrained_grid
 
     folder = tmp_path_factory.mktemp("grid")
     returned = constrained_grid(folder, TINY, seeds=2, show_progress=False)

@@ -1,7 +1,7 @@
 """The preset of constrained training in tests: six steps of a tiny model."""
 
-from tlspectral.training import RandomMapTask, TrainingSettings, TransformerConfig
-from tlspectral.training.constrained import Preset
+from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig
+from tlspectral.studies.fingerprint.constrained import Preset
 
 TINY = Preset(
     "tiny",

@@ -7,7 +7,7 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.measure import measure_queries
 

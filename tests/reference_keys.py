@@ -2,7 +2,7 @@
 
 import torch
 
-from tlspectral.attention.alibi import alibi_slopes
+from tlspectral.models.attention.alibi import alibi_slopes
 from tlspectral.rotary import per_pair
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from tlspectral.training.spectral.evolution import spectral_modules
-from tlspectral.training.spectral.formal_languages import Dyck3
-from tlspectral.training.spectral.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
+from tlspectral.studies.bifocal.evolution import spectral_modules
+from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
 
 LANGUAGE = Dyck3((2, 3))
 SMALL = LlamaConfig(len(LANGUAGE.vocabulary), d_model=16, n_heads=4, d_mlp=24, n_ctx=64)

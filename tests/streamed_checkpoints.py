@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 import tlspectral as tls
-from tlspectral import checkpoints
+from tlspectral.models import checkpoints
 
 NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
 

@@ -11,8 +11,10 @@ import tlspectral as tls
 from tlspectral import stats
 from tlspectral.cli import app
 from tlspectral.heads import statistic_noise, weight_noise_draws
-from tlspectral.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
-from tlspectral.replication import another_model, published_heads
+from tlspectral.heads.placebo_attenuation import placebo_attenuation
+from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.heads import model_statistics as another_model
+from tlspectral.tables.published import published_heads
 
 
 def row(table, statistic, method):

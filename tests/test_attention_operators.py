@@ -5,7 +5,7 @@ import torch
 import zoo
 from attention_models import LAYER_NORM, every_model, fresh, poke, shared
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 
 
 def compatible(name):

@@ -6,7 +6,7 @@ import zoo
 from attention_models import fresh, poke, shared
 from torch import nn
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.operators import QKOperators, qk_operators, verify_scores
 

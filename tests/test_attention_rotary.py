@@ -7,7 +7,7 @@ import zoo
 from attention_models import BRIDGES, LAYER_NORM, every_model, fresh, shared
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 
 
 def standard_frequencies(base, rotary_dim):

@@ -7,7 +7,7 @@ import torch
 import zoo
 from attention_models import every_model, fresh, shared
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.operators import verify_scores
 

@@ -7,7 +7,7 @@ import torch
 import zoo
 from attention_models import shared
 
-from tlspectral.attention import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
 
 
 def view_with(tokenizer, d_vocab=10):

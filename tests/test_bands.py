@@ -10,7 +10,7 @@ import zoo
 from tlspectral.ablation import band_effects, induction_loss
 from tlspectral.ablation.bands import BANDS, equal_sets
 from tlspectral.ablation.control import root_mean_square
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.positional.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 
 invariant = settings(max_examples=40, deadline=None, derandomize=True)
 sizes = st.tuples(st.integers(2, 9), st.integers(2, 5), st.integers(2, 6))

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tlspectral.training.canonical.sweep as sweep_module
+import tlspectral.studies.positional_symbolic.canonical.sweep as sweep_module
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.positional.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
-from tlspectral.training.canonical import (
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
+from tlspectral.studies.positional_symbolic.canonical import (
     BASE_ANGLES,
     PRESETS,
     CanonicalHeads,
@@ -24,7 +24,7 @@ from tlspectral.training.canonical import (
     query_key_trajectories,
     train_canonical,
 )
-from tlspectral.training.canonical.trainer import training_prompts, validation_prompts
+from tlspectral.studies.positional_symbolic.canonical.trainer import training_prompts, validation_prompts
 
 SHORT = CanonicalSchedule(steps=12, batch_size=32, warmup_steps=3, validation_samples=500, log_every=5)
 SMALL = {name: CanonicalTask(name, length=6, n_symbols=3, n_integers=4) for name in TASKS}

@@ -7,7 +7,7 @@ import torch
 from streamed_checkpoints import analyze
 
 import tlspectral as tls
-from tlspectral import checkpoints
+from tlspectral.models import checkpoints
 from tlspectral.errors import BadHead
 
 

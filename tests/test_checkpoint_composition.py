@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 import tlspectral as tls
-from tlspectral import checkpoints
+from tlspectral.models import checkpoints
 from tlspectral.errors import BadHead
 
 

@@ -10,7 +10,7 @@ import tlspectral.cli.positional as command
 from tlspectral.cli import app
 from tlspectral.positional import positional_symbolic_profile
 from tlspectral.tables import read_table, write_table
-from tlspectral.training.canonical import PRESETS, CanonicalSchedule
+from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 
 SMALL = ["--pairs", "5", "--blocks", "4", "--queries", "2"]
 
@@ -103,7 +103,7 @@ def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     assert f"{values.mean():.3f} ({values.std():.3f})" in row
     for figure in ("accuracy_against_angle", "accuracy_against_position", "trajectories"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
-    monkeypatch.setattr("tlspectral.training.canonical.sweep.train_canonical", None)  # resumed: nothing is trained
+    monkeypatch.setattr("tlspectral.studies.positional_symbolic.canonical.sweep.train_canonical", None)  # resumed: nothing is trained
     again = run("canonical", "-o", tmp_path, "--seeds", 2)
     assert again.stdout == done.stdout
 

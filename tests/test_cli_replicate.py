@@ -6,10 +6,11 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from tlspectral import replication
+from tlspectral.studies.fingerprint import replication
 from tlspectral.cli import app
-from tlspectral.plots import replication as drawn
-from tlspectral.replication import published_heads, published_kernels, scheme_contrast
+from tlspectral.studies.fingerprint.figures import replication as drawn
+from tlspectral.studies.fingerprint.replication import scheme_contrast
+from tlspectral.tables.published import published_heads, published_kernels
 from tlspectral.tables import read_table, write_table
 
 ALL = [f"published:{name}" for name in replication.PUBLISHED_HEADS]
@@ -22,7 +23,7 @@ def run(*arguments):
 @pytest.fixture
 def few_claims(monkeypatch):
     """Two sections instead of all, and one figure: the rest is the same code and takes longer."""
-    from tlspectral.replication import matched_null, strong_heads, table
+    from tlspectral.studies.fingerprint.replication import matched_null, strong_heads, table
 
     few = (matched_null.null_levels, matched_null.self_checks, strong_heads.head_4_11)
     monkeypatch.setattr(table, "RECOMPUTED", few)

@@ -12,16 +12,18 @@ from zoo_words import reader
 
 import tlspectral as tls
 import tlspectral.cli.positional as positional_command
-from tlspectral import placebos, positional, replication, stats
-from tlspectral.attention import attention_view
+from tlspectral import placebos, positional, stats
+from tlspectral.studies.fingerprint import replication
+from tlspectral.models.attention import attention_view
 from tlspectral.cli import app
 from tlspectral.detectors import repeated_sequences
-from tlspectral.dynamics import eventual_head_rank, training_checkpoints
+from tlspectral.history import training_checkpoints
+from tlspectral.studies.fingerprint.history_questions import eventual_head_rank
 from tlspectral.heads import statistic_noise, weight_noise_draws
 from tlspectral.positional import BlockPrompt
-from tlspectral.positional.canonical_tasks import CanonicalTask
-from tlspectral.replication import exact_heads, matched_null
-from tlspectral.replication import table as replication_table
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.fingerprint.replication import exact_heads, matched_null
+from tlspectral.studies.fingerprint.replication import table as replication_table
 from tlspectral.tables import COLUMNS, TABLES, describe_columns, describe_table, read_table, write_table
 from tlspectral.tables.columns.ablation import ABLATION_TABLES
 from tlspectral.tables.columns.binding import BINDING_TABLES
@@ -34,8 +36,8 @@ from tlspectral.tables.columns.model import MODEL_TABLES
 from tlspectral.tables.columns.replication import REPLICATION_TABLES
 from tlspectral.tables.columns.spectral import SPECTRAL_TABLES
 from tlspectral.tables.columns.statistics import STATISTICS_TABLES
-from tlspectral.training import RandomMapTask, TrainingSettings, TransformerConfig, train
-from tlspectral.training.canonical import (
+from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalRun,
     CanonicalSchedule,
     accuracy_by_position,
@@ -43,14 +45,14 @@ from tlspectral.training.canonical import (
     query_key_trajectories,
     train_canonical,
 )
-from tlspectral.training.canonical.trainer import validation_prompts
-from tlspectral.training.constrained import Preset, constrained_grid, symmetric_penalty
-from tlspectral.training.run_folder import open_run_folder
-from tlspectral.training.spectral import code_adaptation
-from tlspectral.training.spectral.experiments import LANGUAGE_EXPERIMENTS, QUICK_HEADLINE, run_experiment
-from tlspectral.training.spectral.formal_languages import Dyck3
-from tlspectral.training.spectral.language_runs import LanguageRun, train_on_language
-from tlspectral.training.spectral.schedule import LanguagePlan, LanguageSchedule
+from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
+from tlspectral.studies.fingerprint.constrained import Preset, constrained_grid, symmetric_penalty
+from tlspectral.studies.common.run_folder import open_run_folder
+from tlspectral.studies.bifocal import code_adaptation
+from tlspectral.studies.bifocal.experiments import LANGUAGE_EXPERIMENTS, QUICK_HEADLINE, run_experiment
+from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.language_runs import LanguageRun, train_on_language
+from tlspectral.studies.bifocal.schedule import LanguagePlan, LanguageSchedule
 
 FIRST = ("analyze_heads", "frequency_table", "positional_symbolic")
 QUIET = {"show_progress": False}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from constrained_preset import TINY
 
-from tlspectral.training.constrained import ARMS, phase_penalty, train_cell
+from tlspectral.studies.fingerprint.constrained import ARMS, phase_penalty, train_cell
 
 
 def test_a_cell_holds_three_tables_and_its_model():
@@ -32,7 +32,7 @@ def test_a_cell_holds_three_tables_and_its_model():
 
 def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
     """The measures of an untrained model are replaced; the schedule of evaluations is the cell's own."""
-    from tlspectral.training.constrained import cell
+    from tlspectral.studies.fingerprint.constrained import cell
 
     measured = cell.measure
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.training.constrained import formation_tests
+from tlspectral.studies.fingerprint.constrained import formation_tests
 
 # "Fingerprint, Not Blueprint", section 10: first evaluation with `ce_pred` below 2.154 of the released runs.
 PUBLISHED = {

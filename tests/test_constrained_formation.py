@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.training.constrained import formation
-from tlspectral.training.constrained.presets import loss_threshold
+from tlspectral.studies.fingerprint.constrained import formation
+from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
 
 
 def evaluations(arm, seed, losses, induction, every=25):

@@ -10,8 +10,16 @@ from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import read_table
-from tlspectral.training.constrained import ARMS, PRESETS, Arm, constrained_grid, grid, symmetric_penalty, train_cell
-from tlspectral.training.constrained import __main__ as command
+from tlspectral.studies.fingerprint.constrained import (
+    ARMS,
+    PRESETS,
+    Arm,
+    constrained_grid,
+    grid,
+    symmetric_penalty,
+    train_cell,
+)
+from tlspectral.studies.fingerprint.constrained import __main__ as command
 
 TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
 

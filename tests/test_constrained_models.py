@@ -10,13 +10,24 @@ import zoo
 from torch import nn
 
 import tlspectral as tls
-from tlspectral.loading.packaged import bridge_from_weights
+from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.nulls import one_thread
-from tlspectral.training import AttentionOnlyTransformer, RandomMapTask, TrainingSettings, TransformerConfig, train
-from tlspectral.training.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
-from tlspectral.training.constrained.measures import KERNEL_OFFSETS, measure, position_kernels, spectral_columns
-from tlspectral.training.evaluation import evaluate, token_losses
-from tlspectral.training.trainer import held_out_sequences, training_steps
+from tlspectral.studies.common import (
+    AttentionOnlyTransformer,
+    RandomMapTask,
+    TrainingSettings,
+    TransformerConfig,
+    train,
+)
+from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
+from tlspectral.studies.fingerprint.constrained.measures import (
+    KERNEL_OFFSETS,
+    measure,
+    position_kernels,
+    spectral_columns,
+)
+from tlspectral.studies.common.evaluation import evaluate, token_losses
+from tlspectral.studies.common.trainer import held_out_sequences, training_steps
 
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(

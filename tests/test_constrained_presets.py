@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tlspectral.training.constrained import ARMS, PRESETS, Arm, symmetric_penalty
-from tlspectral.training.constrained.presets import loss_threshold
+from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, Arm, symmetric_penalty
+from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
 
 
 def test_the_presets_are_what_they_say():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.training.constrained import previous_token_heads, rerouting
+from tlspectral.studies.fingerprint.constrained import previous_token_heads, rerouting
 
 
 def run_tables(arm, seed, best, curves, step=10):

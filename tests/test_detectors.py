@@ -14,7 +14,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral import detectors
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import UnsupportedArchitecture
 

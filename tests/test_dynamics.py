@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
-from tlspectral.dynamics import (
+from tlspectral.history import (
     head_history,
     in_context_score,
     population_medians,
@@ -25,9 +25,9 @@ from tlspectral.dynamics import (
     within_model_percentile,
 )
 from tlspectral.errors import BadHead, IncompatibleCheckpoint
-from tlspectral.loading.packaged import bridge_from_weights
+from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.nulls import block_generator, haar_blocks, null_draws
-from tlspectral.training import (
+from tlspectral.studies.common import (
     AttentionOnlyTransformer,
     RandomMapTask,
     TrainingSettings,

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlspectral.dynamics import (
-    PYTHIA_STEPS,
+from tlspectral.history import PYTHIA_STEPS, within_model_percentile
+from tlspectral.studies.fingerprint.history_questions import (
     eventual_head_rank,
     formation_crossing,
     median_leaves_null,
-    within_model_percentile,
 )
 
 PUBLISHED = files("tlspectral") / "data" / "published"

@@ -6,7 +6,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.dynamics import (
+from tlspectral.history import (
     PYTHIA_STEPS,
     folder_checkpoints,
     head_history,
@@ -15,7 +15,7 @@ from tlspectral.dynamics import (
     training_checkpoints,
 )
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.training import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
 
 QUICK = {"null_draws": 8, "detectors": False, "show_progress": False}
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.positional.canonical_tasks import CanonicalTask
-from tlspectral.positional.exact import (
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.positional_symbolic.exact_heads import (
     ExactHead,
     mixed_head,
     positional_head,

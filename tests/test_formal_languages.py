@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.training.spectral.formal_languages import (
+from tlspectral.studies.bifocal.formal_languages import (
     UNSCORED,
     BioRotation,
     Dyck3,

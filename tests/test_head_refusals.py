@@ -6,7 +6,7 @@ import zoo
 from head_tables import analyze, built
 from reference_circuits import edited
 
-from tlspectral.attention import bridge as bridge_reader
+from tlspectral.models.attention import bridge as bridge_reader
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ablation_runs import NO_ROPE, intact, logits, rotary_layers, rotary_parts, shared
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate, ablation, ablation_hooks
 

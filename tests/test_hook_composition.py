@@ -18,7 +18,7 @@ from ablation_runs import (
     some_models,
 )
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.hooks import ablate, ablation_hooks
 
 

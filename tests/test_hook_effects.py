@@ -23,7 +23,7 @@ from ablation_runs import (
     skip_without_rope,
 )
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.hooks import PARTS, ablate
 
 

@@ -5,7 +5,7 @@ import torch
 import zoo
 from ablation_runs import a_part, skip_without_rope, some_models
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.hooks import ablate
 
 GRADIENTS = [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "neox"), ("bridge", "gptj")]

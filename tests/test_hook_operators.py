@@ -17,8 +17,8 @@ from ablation_runs import (
     skip_without_rope,
 )
 
-from tlspectral.attention import attention_view
-from tlspectral.attention.alibi import alibi_slopes
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.alibi import alibi_slopes
 from tlspectral.hooks import ablate
 from tlspectral.rotary import per_pair
 

@@ -5,7 +5,7 @@ import torch
 import zoo
 from ablation_runs import DELEGATED, a_part, every_model, in_dtype, logits, observed, rotary_layers, shared
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
 

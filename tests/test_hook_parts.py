@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.attention import AttentionLayer, Normalization, QueryKeyNorm
+from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.hooks.parts import Projection, Rotation, project, removal, whole_scores
 from tlspectral.rotary import RotaryGeometry, pair_columns
 

@@ -9,7 +9,7 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.ablation.losses import Effect
-from tlspectral.dynamics import formation_crossing
+from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.tables.html_summary import html_summary
 
 

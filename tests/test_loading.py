@@ -11,11 +11,11 @@ import torch
 import transformers
 import zoo
 
-import tlspectral.loading
+import tlspectral.models.loading
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.loading import load_model
-from tlspectral.loading.agreement import log_probabilities
-from tlspectral.loading.source import find_source
+from tlspectral.models.loading import load_model
+from tlspectral.models.loading.agreement import log_probabilities
+from tlspectral.models.loading.source import find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 
@@ -148,7 +148,7 @@ def test_hooked_refuses_a_window_that_it_ignores(tmp_path):
 @zoo.needs_hooked
 def test_hooked_refuses_other_logits(folders, monkeypatch):
     """What no rule names is caught by comparing with the checkpoint."""
-    monkeypatch.setattr("tlspectral.loading.hooked._check_rope", lambda *_: None)
+    monkeypatch.setattr("tlspectral.models.loading.hooked._check_rope", lambda *_: None)
     with pytest.raises(UnsupportedArchitecture, match=r"does not compute what the checkpoint does \(log-prob"):
         load_model(folders("yarn"), backend="hooked")
 
@@ -352,7 +352,7 @@ def test_a_broken_tokenizer_is_left_out_with_a_warning(tmp_path):
 
 def test_import_is_light():
     code = (
-        "import sys, tlspectral.loading; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
+        "import sys, tlspectral.models.loading; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
     )
     assert _python(code) == "[]"
 
@@ -371,7 +371,7 @@ sys.path.insert(0, {str(Path(zoo.__file__).parent)!r})
 def refuse(*_, **__): raise AssertionError("a connection was attempted")
 socket.socket.connect = socket.getaddrinfo = refuse
 import torch, zoo
-from tlspectral.loading import load_model
+from tlspectral.models.loading import load_model
 tokens = zoo.prompt()
 with torch.no_grad():
     for backend in {BACKENDS!r}:
@@ -391,7 +391,7 @@ def _python(code, **environment):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(tlspectral.loading.__file__).parents[2]), **environment},
+        env={**os.environ, "PYTHONPATH": str(Path(tlspectral.models.loading.__file__).parents[2]), **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -10,11 +10,11 @@ import pytest
 import torch
 import zoo
 
-import tlspectral.loading.gguf as gguf
-import tlspectral.loading.source as source_module
+import tlspectral.models.loading.gguf as gguf
+import tlspectral.models.loading.source as source_module
 from tlspectral.errors import BadWeights
-from tlspectral.loading import load_model
-from tlspectral.loading.source import ShippedFile, find_source
+from tlspectral.models.loading import load_model
+from tlspectral.models.loading.source import ShippedFile, find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 

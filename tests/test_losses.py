@@ -18,7 +18,7 @@ from tlspectral.ablation import (
     paired_effect,
 )
 from tlspectral.ablation.text import text_tokens
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 

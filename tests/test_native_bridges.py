@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tlspectral as tls
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import ScoreMismatch
 
 SHAPE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_head": 8, "d_vocab": 40, "n_ctx": 64, "attn_only": True}
@@ -96,7 +96,7 @@ def test_a_feature_read_wrong_is_noticed(monkeypatch, feature, attribute, wrong)
         finally:
             setattr(wrapped, attribute, right)
 
-    monkeypatch.setattr("tlspectral.attention.AttentionView.raw", misread)
+    monkeypatch.setattr("tlspectral.models.attention.AttentionView.raw", misread)
     with pytest.raises(ScoreMismatch, match="layer 1: the pattern"):
         tls.verify_scores(model)
 

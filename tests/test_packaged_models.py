@@ -18,10 +18,10 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights
-from tlspectral.loading.packaged import models_folder, read_packaged
-from tlspectral.loading.source import PACKAGED, TINY, find_source
-from tlspectral.training import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
-from tlspectral.training.package import RECIPES
+from tlspectral.models.loading.packaged import models_folder, read_packaged
+from tlspectral.models.loading.source import PACKAGED, TINY, find_source
+from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
+from tlspectral.studies.fingerprint.packaged_models import RECIPES
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 every_model = pytest.mark.parametrize("name", TINY)
@@ -86,7 +86,7 @@ def test_the_record_says_how_the_weights_were_made(name):
     record, weights = read_packaged(name)
     recipe = RECIPES[name]
     assert record["sha256"] == hashlib.sha256((models_folder() / f"{name}.safetensors").read_bytes()).hexdigest()
-    assert record["command"] == f"python -m tlspectral.training.package {name}"
+    assert record["command"] == f"python -m tlspectral.studies.fingerprint.packaged_models {name}"
     assert (record["task"], record["training"]) == (vars(recipe.task), vars(recipe.training))
     assert TransformerConfig(**record["config"]) == recipe.config
     if name in CONSTRAINED:
@@ -122,7 +122,7 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch, place):
     file.write_bytes(data)
     with pytest.raises(BadWeights, match=r"not the file that tiny-rope\.json describes.*tlspectral\.training\.package"):
         read_packaged("tiny-rope", folder)
-    monkeypatch.setattr("tlspectral.loading.packaged.models_folder", lambda: folder)
+    monkeypatch.setattr("tlspectral.models.loading.packaged.models_folder", lambda: folder)
     with pytest.raises(BadWeights, match="install the package again"):
         tls.load_model("tiny-rope")
 

@@ -12,9 +12,10 @@ from test_rotary import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats
-from tlspectral.attention import attention_view
-from tlspectral.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
-from tlspectral.placebos.phase import PHASE_COLUMNS, permuted_geometries
+from tlspectral.models.attention import attention_view
+from tlspectral.heads.placebo_attenuation import placebo_attenuation
+from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.heads.placebos import PHASE_COLUMNS, permuted_geometries
 from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 
 PLACES = ["draw", "layer", "head"]
@@ -27,7 +28,7 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 def model_is_left_alone(monkeypatch):
     """Nothing here runs a model: the placebos read weights."""
     monkeypatch.setattr(
-        "tlspectral.attention.view.AttentionView.run", lambda *_, **__: pytest.fail("the model was run")
+        "tlspectral.models.attention.view.AttentionView.run", lambda *_, **__: pytest.fail("the model was run")
     )
 
 
@@ -158,7 +159,7 @@ def test_pseudo_rope_with_the_models_own_geometry_is_the_models_own(monkeypatch)
     own = [phase_metrics(phase_norms(*at.operator_factors(), at.rotary), at.rotary) for at in layers]
     expected = torch.cat([torch.stack(list(metrics), dim=1) for metrics in own]).numpy()
     monkeypatch.setattr(
-        "tlspectral.attention.view.AttentionView.layer", lambda _, index: replace(layers[index], rotary=None)
+        "tlspectral.models.attention.view.AttentionView.layer", lambda _, index: replace(layers[index], rotary=None)
     )
     geometry = layers[0].rotary
     base = float(geometry.theta[1]) ** -geometry.n_pairs

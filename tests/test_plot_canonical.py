@@ -8,7 +8,11 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from tlspectral.plots.canonical import accuracy_against_angle, accuracy_against_position, query_key_paths
+from tlspectral.studies.positional_symbolic.figures import (
+    accuracy_against_angle,
+    accuracy_against_position,
+    query_key_paths,
+)
 
 ANGLES = (0.0, 0.01, 0.5, 2.0)
 ARMS = [("index", 1), ("retrieval", 1), ("partial_induction", 1), ("partial_induction", 2)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.detectors import relative_position_kernel
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate

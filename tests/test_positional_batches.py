@@ -13,7 +13,7 @@ from positional_measurements import (
     tiny,
 )
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.passes import QueryPasses
 

@@ -14,7 +14,7 @@ from positional_measurements import (
 )
 from reference_keys import KeysInPlaces
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.spectral_rope import to_spectral

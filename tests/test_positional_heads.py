@@ -10,7 +10,7 @@ from positional_measurements import block_prompt, measured, modes, shared, tiny
 
 import tlspectral as tls
 from tlspectral.positional import BlockPrompt
-from tlspectral.training import RandomMapTask
+from tlspectral.studies.common import RandomMapTask
 
 # --- windows ---
 

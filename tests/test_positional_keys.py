@@ -7,7 +7,7 @@ import torch
 from positional_measurements import SCORES, block_prompt, every_model, measured, shared
 from reference_keys import KeysInPlaces
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt
 from tlspectral.positional.exclusion import exclusion_split
 from tlspectral.positional.key_permutations import swapped_key_means

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.positional.canonical_tasks import CanonicalTask
-from tlspectral.positional.exact import ExactHead, mixed_head, positional_head, symbolic_head
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
 from tlspectral.positional.exclusion import exclusion_split
-from tlspectral.positional.mlp_counterexample import (
+from tlspectral.studies.positional_symbolic.mlp_counterexample import (
     COUNTEREXAMPLE_TASK,
     counterexample_answer,
     counterexample_head,
 )
-from tlspectral.positional.peak_weights import positional_peak_weight, symbolic_peak_weight
+from tlspectral.studies.positional_symbolic.peak_weights import positional_peak_weight, symbolic_peak_weight
 
 INDEX, RETRIEVAL, INDUCTION = (CanonicalTask(name) for name in ("index", "retrieval", "partial_induction"))
 SMALL = {name: CanonicalTask(name, 4, 3, 3) for name in ("index", "retrieval", "partial_induction")}

@@ -11,7 +11,7 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.replication import (
+from tlspectral.tables.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,
     published_checkpoints,
@@ -12,7 +12,7 @@ from tlspectral.replication import (
     published_heads,
     published_kernels,
 )
-from tlspectral.replication.published import published_folder
+from tlspectral.tables.published import published_folder
 
 HEADS = {
     "gpt2": (12, 12),

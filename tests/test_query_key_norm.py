@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.attention import QueryKeyNorm
+from tlspectral.models.attention import QueryKeyNorm
 
 
 def drawn(*shape, seed=0):

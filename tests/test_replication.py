@@ -7,9 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.replication import PublishedTables, exact_heads, ioi_classes, positional_schemes, replicate
-from tlspectral.replication.claims import VERDICTS, Claim
-from tlspectral.replication.published import ConstrainedTables
+from tlspectral.studies.fingerprint.replication import (
+    PublishedTables,
+    exact_heads,
+    ioi_classes,
+    positional_schemes,
+    replicate,
+)
+from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim
+from tlspectral.tables.published import ConstrainedTables
 
 
 @pytest.fixture(scope="module", autouse=True)

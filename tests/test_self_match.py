@@ -9,7 +9,7 @@ from reference_circuits import NAMES, bridge, dense_model, dense_self_match, edi
 
 import tlspectral as tls
 from tlspectral import composition
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.composition import EmbeddingMoments
 
 

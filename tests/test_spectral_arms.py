@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from spectral_arms import ALL_ARMS, LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
 
-from tlspectral.training.spectral.evolution import spectral_modules
-from tlspectral.training.spectral.formal_languages import answers_of
-from tlspectral.training.spectral.llama import (
+from tlspectral.studies.bifocal.evolution import spectral_modules
+from tlspectral.studies.bifocal.formal_languages import answers_of
+from tlspectral.studies.bifocal.llama import (
     ARMS,
     PHASE_NOISE_ARMS,
     LlamaConfig,

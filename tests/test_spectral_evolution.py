@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from spectral_arms import LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
 from torch import nn
 
-from tlspectral.training.spectral.evolution import EvolutionSettings, evolve, parameter_groups, spectral_modules
-from tlspectral.training.spectral.formal_languages import UNSCORED, answers_of
-from tlspectral.training.spectral.language_runs import answer_loss, score_answers
-from tlspectral.training.spectral.llama import LlamaConfig
+from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve, parameter_groups, spectral_modules
+from tlspectral.studies.bifocal.formal_languages import UNSCORED, answers_of
+from tlspectral.studies.bifocal.language_runs import answer_loss, score_answers
+from tlspectral.studies.bifocal.llama import LlamaConfig
 
 
 def trained(arm="full", steps=3, rate=1e-2, **changes):

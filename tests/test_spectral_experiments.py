@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import read_table
-from tlspectral.training.run_folder import open_run_folder
-from tlspectral.training.spectral import experiments, language_runs
-from tlspectral.training.spectral.formal_languages import BioRotation, Dyck3, Modulo7
-from tlspectral.training.spectral.language_runs import LanguageRun
-from tlspectral.training.spectral.llama import ARMS, LlamaConfig
-from tlspectral.training.spectral.schedule import FULL, LanguagePlan, LanguageSchedule
+from tlspectral.studies.common.run_folder import open_run_folder
+from tlspectral.studies.bifocal import experiments, language_runs
+from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modulo7
+from tlspectral.studies.bifocal.language_runs import LanguageRun
+from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
+from tlspectral.studies.bifocal.schedule import FULL, LanguagePlan, LanguageSchedule
 
 PLAN = LanguagePlan(LANGUAGE, 4, 8, tuple(Dyck3((depth, depth)) for depth in (3, 5)), 4, 4)
 MODULO_PLAN = LanguagePlan(Modulo7(), 4, 8, (), 0, 4)
@@ -215,7 +215,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     table = read_table(tmp_path / "memorisation.parquet")
     assert table["arm"].tolist() == list(ARMS)
-    assert table.attrs["command"] == "python -m tlspectral.training.spectral.experiments memorisation --quick"
+    assert table.attrs["command"] == "python -m tlspectral.studies.bifocal.experiments memorisation --quick"
     refused = CliRunner().invoke(app, ["figure9", "-o", str(tmp_path)])
     assert refused.exit_code == 2
     assert "is no experiment" in " ".join(refused.output.replace("│", " ").split())

@@ -13,14 +13,19 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
-from tlspectral.plots.headline import headline_paths
-from tlspectral.positional.canonical_tasks import CanonicalTask
+from tlspectral.studies.bifocal.figures.headline import headline_paths
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.tables import read_table, write_table
-from tlspectral.training.canonical import CanonicalRun, accuracy_by_position, angle_unit, train_canonical
-from tlspectral.training.canonical.trainer import validation_prompts
-from tlspectral.training.spectral.experiments import QUICK_HEADLINE, run_experiment
-from tlspectral.training.spectral.headline import _judged, folded
-from tlspectral.training.spectral.seed_intervals import share_interval
+from tlspectral.studies.positional_symbolic.canonical import (
+    CanonicalRun,
+    accuracy_by_position,
+    angle_unit,
+    train_canonical,
+)
+from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
+from tlspectral.studies.bifocal.experiments import QUICK_HEADLINE, run_experiment
+from tlspectral.studies.bifocal.headline import _judged, folded
+from tlspectral.studies.bifocal.seed_intervals import share_interval
 
 UNIT = math.pi / 33
 
@@ -112,7 +117,7 @@ def test_shares_count_the_runs(found):
 
 def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     folder, runs, _, _ = found
-    monkeypatch.setattr("tlspectral.training.spectral.headline.train_canonical", None)
+    monkeypatch.setattr("tlspectral.studies.bifocal.headline.train_canonical", None)
     run_experiment("headline", folder, heads=QUICK_HEADLINE, command="twice")
     again = read_table(folder / "headline_runs.parquet")
     pd.testing.assert_frame_equal(again, runs)

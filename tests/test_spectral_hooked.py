@@ -6,7 +6,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, save_spectral, to_spectral
 

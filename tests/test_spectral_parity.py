@@ -7,7 +7,7 @@ import zoo
 from reference_keys import normed
 from spectral_zoo import BRIDGES, HOOKED, base, logits, move, moved, some_models
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
 
 MODELS = [("bridge", name) for name in BRIDGES]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from spectral_arms import SMALL, generator, model
 
-from tlspectral.training.spectral.depth_manifold import depth_manifold
-from tlspectral.training.spectral.formal_languages import Dyck3
-from tlspectral.training.spectral.resonance import phase_drift, resonance, resonance_gain, resonance_over_training
+from tlspectral.studies.bifocal.depth_manifold import depth_manifold
+from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.resonance import phase_drift, resonance, resonance_gain, resonance_over_training
 
 
 def trajectory(omegas, phases=None):

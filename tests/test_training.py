@@ -14,17 +14,17 @@ import zoo
 from torch import nn
 from typer.testing import CliRunner
 
-from tlspectral.loading.packaged import read_packaged
-from tlspectral.training import (
+from tlspectral.models.loading.packaged import read_packaged
+from tlspectral.studies.common import (
     AttentionOnlyTransformer,
     RandomMapTask,
     TrainingSettings,
     TransformerConfig,
     evaluate,
-    package,
     train,
 )
-from tlspectral.training.evaluation import follows_a_copy, token_losses
+from tlspectral.studies.fingerprint import packaged_models as package
+from tlspectral.studies.common.evaluation import follows_a_copy, token_losses
 
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16)
@@ -356,7 +356,7 @@ def test_a_checkpoint_is_weights_and_their_record(tmp_path):
     assert TransformerConfig(**record["config"]) == SMALL
     assert RandomMapTask(**record["task"]) == SMALL_TASK
     assert TrainingSettings(**record["training"]) == RECIPE.training
-    assert record["command"] == "python -m tlspectral.training.package tiny-test"
+    assert record["command"] == "python -m tlspectral.studies.fingerprint.packaged_models tiny-test"
     assert record["metrics"]["logit_difference"] < 1e-5
     assert len(record["metrics"]["heads"]) == 4
     assert [row["step"] for row in record["history"]] == [0, 2]

@@ -10,8 +10,8 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.attention import Normalization, attention_view, bridge
-from tlspectral.attention.alibi import alibi_slopes
+from tlspectral.models.attention import Normalization, attention_view, bridge
+from tlspectral.models.attention.alibi import alibi_slopes
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.operators import check_scores, verify_scores
 from tlspectral.operators.verification import check_prompt
@@ -273,7 +273,7 @@ def test_the_same_way_in_passes_without_the_mistake(mistake, monkeypatch):
 @zoo.needs_hooked
 @pytest.mark.parametrize("mistake", ["norm bias left out", "halves paired as neighbours", "key heads exchanged"])
 def test_mistakes_are_caught_on_a_hooked_transformer(mistake, monkeypatch):
-    hooked = importlib.import_module("tlspectral.attention.hooked")
+    hooked = importlib.import_module("tlspectral.models.attention.hooked")
     name, change = MISTAKES[mistake]
     real = hooked.read_attention
     monkeypatch.setattr(hooked, "read_attention", lambda model, layer: change(real(model, layer)))

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
-    from tlspectral.dynamics import head_history
+    from tlspectral.history import head_history
     from tlspectral.heads import analyze_heads, compare_heads, frequency_table, weight_noise_band
     from tlspectral.hooks import ablate, ablation_hooks
-    from tlspectral.loading import load_model
+    from tlspectral.models.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
     from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.attention import (
+from tlspectral.models.attention import (
     AttentionView,
     OutputFactors,
     RawAttention,
@@ -22,9 +22,9 @@ from tlspectral.attention import (
     key_value_groups,
     vocabulary_chunks,
 )
-from tlspectral.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
+from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
 from tlspectral.errors import BadHead
-from tlspectral.loading import load_model
+from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
 
@@ -41,7 +41,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     Args:
         model: a TransformerBridge or HookedTransformer, or a name or path. A folder of safetensors or a hub model is
             read from its files, one layer's values and output at a time, without loading it (architectures:
-            `tlspectral.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
+            `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
         target: (layer, head) that reads.
         kind: which input of the target is meant.
 

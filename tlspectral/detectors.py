@@ -14,8 +14,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 
 DETECTORS = ("prev", "dup", "ind")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.text import text_tokens
-from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.replay import logits_at
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.replay import logits_at
 from tlspectral.tables.html_summary import html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above

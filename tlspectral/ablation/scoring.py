@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionView
+from tlspectral.models.attention import AttentionView
 from tlspectral.detectors import repeated_sequences
 
 # Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tlspectral.ablation.control import root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
-from tlspectral.attention import AttentionView
-from tlspectral.attention.replay import hooks_on, logits_at
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import hooks_on, logits_at
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 

@@ -20,8 +20,8 @@ from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.text import text_tokens
-from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.tables import PieceFolder

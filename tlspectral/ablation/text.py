@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionView
+from tlspectral.models.attention import AttentionView
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROWS_READ = 2_000

@@ -31,23 +31,21 @@ def plane(
 def evolution(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
 ) -> None:
-    """Draw what `python -m tlspectral.training.spectral.experiments` found: every figure whose tables are there.
+    """Draw what `python -m tlspectral.studies.bifocal.experiments` found: every figure whose tables are there.
 
     Example: tlspectral evolution out/spectral
     """
     import pandas as pd
 
-    from tlspectral.plots.headline import headline_paths
-    from tlspectral.plots.spectral import (
+    from tlspectral.studies.bifocal.figures.headline import headline_paths
+    from tlspectral.studies.bifocal.figures.training import (
         depth_manifold_plane,
         phase_evolution,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
     )
-    from tlspectral.plots.spectral import (
-        evolution as frequency_evolution,
-    )
+    from tlspectral.studies.bifocal.figures.training import evolution as frequency_evolution
     from tlspectral.tables import read_table, whole_file
 
     wanted = {
@@ -87,11 +85,11 @@ def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
 ) -> None:
-    """Draw what `python -m tlspectral.training.constrained` found: curves, formation times, dissociation, kernels.
+    """Draw what `python -m tlspectral.studies.fingerprint.constrained` found: curves, formation times, dissociation, kernels.
 
     Example: tlspectral formation out/constrained -o formation.png
     """
-    from tlspectral.plots import formation as draw
+    from tlspectral.studies.fingerprint.figures import formation as draw
     from tlspectral.tables import read_table, whole_file
 
     tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]

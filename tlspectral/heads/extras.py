@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionView
+from tlspectral.models.attention import AttentionView
 from tlspectral.operators.verification import check_prompt
 
 POSITION_DIRECTIONS = 64

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import phase_norms
 from tlspectral.tables import FREQUENCY_COLUMNS

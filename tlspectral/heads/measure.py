@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer
+from tlspectral.models.attention import AttentionLayer
 from tlspectral.composition import EmbeddingMoments
 from tlspectral.heads.extras import position_shares
 from tlspectral.heads.null import LayerSpectra

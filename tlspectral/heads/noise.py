@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
+from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics

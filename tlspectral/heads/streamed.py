@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral import __version__
-from tlspectral.attention import AttentionView, fold_attention, key_value_groups
-from tlspectral.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
+from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.extras import position_directions
 from tlspectral.heads.measure import joined, measure_heads

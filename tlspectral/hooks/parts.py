@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer, QueryKeyNorm
+from tlspectral.models.attention import AttentionLayer, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tlspectral.attention import AttentionView
+from tlspectral.models.attention import AttentionView
 from tlspectral.errors import EditNotHonored
 
 _PROBE_LENGTH = 4

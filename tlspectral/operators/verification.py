@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import (
+from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
     QueryKeyNorm,

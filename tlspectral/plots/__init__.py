@@ -1,8 +1,8 @@
 """Figures of the tables: a DataFrame in, a matplotlib Figure out."""
 
-from tlspectral.plots.checkpoints import checkpoint_acts
+from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.plots.effects import ablation_effects, kernel
-from tlspectral.plots.formation import formation
+from tlspectral.studies.fingerprint.figures.formation import formation
 from tlspectral.plots.head_grid import head_grid
 from tlspectral.plots.percentile_strip import percentile_strip
 from tlspectral.plots.plane import content_direction_plane
@@ -19,7 +19,7 @@ from tlspectral.plots.positional import (
     score_heatmaps,
     score_histograms,
 )
-from tlspectral.plots.spectral import evolution
+from tlspectral.studies.bifocal.figures.training import evolution
 
 __all__ = [
     "ablation_effects",

@@ -2,8 +2,8 @@
 
 from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.binding import BindingDraw, BindingTask
-from tlspectral.positional.canonical_tasks import CanonicalBatch, CanonicalTask
-from tlspectral.positional.exact import ExactHead, mixed_head, positional_head, symbolic_head
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
+from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.profile import PositionalSymbolicProfile, positional_symbolic_profile

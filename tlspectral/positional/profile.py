@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.attention import attention_view
-from tlspectral.attention.layer import digest_of
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingTask

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 
 Piece = str | Tensor
 

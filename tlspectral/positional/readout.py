@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
-from tlspectral.attention.view import Hook
+from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
+from tlspectral.models.attention.view import Hook
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.attention import AttentionView, RawAttention, attention_view
-from tlspectral.attention.layer import digest_of
-from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention import AttentionView, RawAttention, attention_view
+from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tlspectral.attention import AttentionView, attention_view
-from tlspectral.attention.selection import Heads
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import Heads
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.rotary import RotaryGeometry

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention import AttentionView
+from tlspectral.models.attention import AttentionView
 from tlspectral.errors import EditNotHonored
 from tlspectral.spectral_rope.module import Side, SpectralRoPE
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.attention import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.spectral_rope.layers import by_layer, layers_of
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral

@@ -157,32 +157,32 @@ _RANDOM_MAP = (
     ),
 )  # fmt: skip
 
-_SWEEP = "`tlspectral.training.canonical.canonical_sweep`; `tlspectral canonical -o FOLDER` writes it as "
+_SWEEP = "`tlspectral.studies.positional_symbolic.canonical.canonical_sweep`; `tlspectral canonical -o FOLDER` writes it as "
 
 CANONICAL_TABLES = (
     Table("canonical_sweep.accuracy", f"{_SWEEP}accuracy.parquet", (*_HEADS, _N, _ACCURACY, _CHANCE)),
     Table("canonical_sweep.by_position", f"{_SWEEP}by_position.parquet", (*_HEADS, _POSITION, _N, _CORRECT, _ACCURACY)),
     Table(
         "query_key_trajectories",
-        "`tlspectral.training.canonical.query_key_trajectories`; `tlspectral canonical -o FOLDER` writes it as "
+        "`tlspectral.studies.positional_symbolic.canonical.query_key_trajectories`; `tlspectral canonical -o FOLDER` writes it as "
         "trajectories.parquet",
         _TRAJECTORIES,
     ),
     Table(
         "train_canonical.history",
-        "`tlspectral.training.canonical.train_canonical`",
+        "`tlspectral.studies.positional_symbolic.canonical.train_canonical`",
         (_RUN, SEED, STEP, _LOSS),
     ),
     Table(
         "train_canonical.frequencies",
-        "`tlspectral.training.canonical.train_canonical`",
+        "`tlspectral.studies.positional_symbolic.canonical.train_canonical`",
         (_RUN, SEED, STEP, _PAIR, _LEARNED),
     ),
     Table(
         "accuracy_by_position",
-        "`tlspectral.training.canonical.accuracy_by_position`",
+        "`tlspectral.studies.positional_symbolic.canonical.accuracy_by_position`",
         (_RUN, SEED, _POSITION, _N, _CORRECT),
     ),
-    Table("train.history", "`tlspectral.training.train`", _RANDOM_MAP),
+    Table("train.history", "`tlspectral.studies.common.train`", _RANDOM_MAP),
 )
 """Tables about small models trained from scratch."""

@@ -1,7 +1,7 @@
 """Columns of the tables of the headline experiment: one head whose one rotary frequency is learned.
 
 PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers"; BA is "Bifocal
-Attention". `python -m tlspectral.training.spectral.experiments headline -o FOLDER` writes them.
+Attention". `python -m tlspectral.studies.bifocal.experiments headline -o FOLDER` writes them.
 """
 
 from tlspectral.tables.columns.canonical import SEED, STEP
@@ -85,7 +85,7 @@ _HEADLINE_SHARES = (
 
 def experiment_table(experiment: str, name: str, *columns: Column) -> Table:
     """A table that an experiment on learnable rotary positions writes."""
-    command = f"`python -m tlspectral.training.spectral.experiments {experiment} -o FOLDER`"
+    command = f"`python -m tlspectral.studies.bifocal.experiments {experiment} -o FOLDER`"
     return Table(f"experiments.{name}", f"{command} writes it as {name}.parquet", columns)
 
 

@@ -170,6 +170,6 @@ HISTORY_TABLES = (
             *COMPOSITION[1:],
         ),
     ),
-    Table("eventual_head_rank", "`tlspectral.dynamics.eventual_head_rank`", _RANKS),
+    Table("eventual_head_rank", "`tlspectral.history.eventual_head_rank`", _RANKS),
 )
 """Tables about heads over a training."""

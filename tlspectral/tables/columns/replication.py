@@ -347,34 +347,34 @@ def _published_run(columns: tuple[Column, ...], left_out: tuple[str, ...] = ()) 
     return (kept[0], _STRENGTH, *kept[1:])
 
 
-_CONSTRAINED = "`tlspectral.replication.published_constrained`: "
+_CONSTRAINED = "`tlspectral.studies.fingerprint.replication.published_constrained`: "
 
 REPLICATION_TABLES = (
     Table(
         "another_model",
-        "`tlspectral.replication.another_model`; `tlspectral statistics TABLE -o FILE` writes it",
+        "`tlspectral.heads.model_statistics`; `tlspectral statistics TABLE -o FILE` writes it",
         _ANOTHER,
     ),
     Table(
         "replicate",
-        "`tlspectral.replication.replicate`; `tlspectral replicate -o FOLDER` writes it as replication.parquet",
+        "`tlspectral.studies.fingerprint.replication.replicate`; `tlspectral replicate -o FOLDER` writes it as replication.parquet",
         _CLAIMS,
     ),
     Table(
         "scheme_contrast.models",
-        "`tlspectral.replication.scheme_contrast`: `.models`; `tlspectral compare` prints it without k",
+        "`tlspectral.studies.fingerprint.replication.scheme_contrast`: `.models`; `tlspectral compare` prints it without k",
         _MODELS,
     ),
-    Table("scheme_contrast.heads", "`tlspectral.replication.scheme_contrast`: `.heads`", _MEMBERS),
-    Table("ioi_classes", "`tlspectral.replication.ioi_classes`", _IOI),
+    Table("scheme_contrast.heads", "`tlspectral.studies.fingerprint.replication.scheme_contrast`: `.heads`", _MEMBERS),
+    Table("ioi_classes", "`tlspectral.studies.fingerprint.replication.ioi_classes`", _IOI),
     Table(
         "side_by_side",
-        "`tlspectral.replication.side_by_side`; `tlspectral replicate --grid TABLE` prints it",
+        "`tlspectral.studies.fingerprint.replication.side_by_side`; `tlspectral replicate --grid TABLE` prints it",
         _SIDE,
     ),
-    Table("published_heads", "`tlspectral.replication.published_heads`; models have some of them", _PUBLISHED),
-    Table("published_checkpoints", "`tlspectral.replication.published_checkpoints`", _CHECKPOINTS),
-    Table("published_kernels", "`tlspectral.replication.published_kernels`", _CURVES),
+    Table("published_heads", "`tlspectral.studies.fingerprint.replication.published_heads`; models have some of them", _PUBLISHED),
+    Table("published_checkpoints", "`tlspectral.studies.fingerprint.replication.published_checkpoints`", _CHECKPOINTS),
+    Table("published_kernels", "`tlspectral.studies.fingerprint.replication.published_kernels`", _CURVES),
     Table(
         "published_constrained.evaluations", f"{_CONSTRAINED}`.evaluations`", _published_run(_EVALUATIONS, ("loss",))
     ),

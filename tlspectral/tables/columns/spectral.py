@@ -1,6 +1,6 @@
 """Columns of the tables on learnable rotary positions in a small Llama trained on formal languages.
 
-BA is "Bifocal Attention". `python -m tlspectral.training.spectral.experiments NAME -o FOLDER` writes all of them.
+BA is "Bifocal Attention". `python -m tlspectral.studies.bifocal.experiments NAME -o FOLDER` writes all of them.
 """
 
 from dataclasses import replace
@@ -268,8 +268,8 @@ _SPREAD = (
 
 
 SPECTRAL_TABLES = (
-    Table("evolve.losses", "`tlspectral.training.spectral.evolve`", (STEP, _BATCH_LOSS)),
-    Table("evolve.trajectory", "`tlspectral.training.spectral.evolve`", TRAJECTORY),
+    Table("evolve.losses", "`tlspectral.studies.bifocal.evolve`", (STEP, _BATCH_LOSS)),
+    Table("evolve.trajectory", "`tlspectral.studies.bifocal.evolve`", TRAJECTORY),
     experiment_table("table1", "table1_runs", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _ACCURACY, _LOCK_IN),
     experiment_table("table1", "table1", *_TABLE1),
     experiment_table("table1", "learning_rates", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _CHOSEN),

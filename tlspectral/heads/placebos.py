@@ -1,0 +1,151 @@
+"""Phase metrics of every head under a rotary geometry that is not the model's own.
+
+"Fingerprint, Not Blueprint" (FP, section 7, placebo controls) pairs the rotary columns of a RoPE model anew, and
+pretends RoPE on models without it. The metrics need inner products of columns alone, so each head is reduced once to
+the triangle of its QR, which has the same inner products, and every draw reads that.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.nulls import one_thread
+from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns, phase_metrics, phase_norms
+
+PHASE_COLUMNS = PhaseMetrics._fields
+"""The columns that a placebo gives: `rope_imag_frac`, `freq_centroid`, `hi_freq_dir`."""
+
+
+def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFrame:
+    """Phase metrics after the rotary columns of every head are paired anew, once per draw (FP section 7, placebo ii).
+
+    A draw is one permutation of the rotary columns, the same for all heads and layers, and for queries and keys. The
+    model's frequencies stay in their order, so that column `permutation[c]` takes the place of column c. Preserved are
+    M of every head (hence `D_head`, `dir_frac` and all else that is read from M), the share of M that the rotary
+    columns carry, every column's norm, and which columns are rotary. Destroyed are which two columns form a pair and
+    at which frequency a column turns. The permutations are those of `numpy.random.default_rng(seed)`, one after the
+    other, as in the paper; layers of another rotary width have a generator of their own with the same seed.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer in which some layer has rotary positions.
+        draws: permutations.
+        seed: of the permutations.
+
+    Returns:
+        DataFrame `draw, layer, head, rope_imag_frac, freq_centroid` (radians per token), `hi_freq_dir`, sorted by the
+        first three; NaN on layers without rotary positions. A spectral layer's gain and phase stay with their columns.
+
+    Raises:
+        ValueError: no layer of the model has rotary positions, or no draw is asked for.
+        UnsupportedArchitecture, BadWeights: a layer cannot be read.
+
+    What it does not establish: that a statistic which survives the placebo has no part in RoPE. Membership in the
+    rotary block survives it as well, which is everything in a fully rotary head.
+    """
+    if draws < 1:
+        raise ValueError(f"a placebo needs at least one draw, found draws={draws}")
+    view = attention_view(model)
+    if all(view.rotary(index) is None for index in range(view.n_layers)):
+        raise ValueError(
+            f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
+            "pseudo_rope pretends some"
+        )
+    pieces = []
+    with one_thread():
+        for layer in _layers(view):
+            drawn = [None] * draws if layer.rotary is None else permuted_geometries(layer.rotary, draws, seed)
+            pieces.append(_metrics(layer, drawn))
+    return _table(pieces, view, placebo="permuted_pairing", draws=draws, seed=seed)
+
+
+def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = None) -> pd.DataFrame:
+    """Phase metrics of a model without RoPE, as if its heads had rotary positions (FP section 7, placebo i).
+
+    The pretended geometry is the rotate-half one: columns t and t + rotary_dim / 2 form pair t, which turns by
+    `base ** (-2 t / rotary_dim)` radians per token.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer in which no layer has rotary positions.
+        base: of the frequencies; 10000 as in the paper.
+        rotary_dim: even number of columns, from the first, that are taken to turn; None for all of a head, as in the
+            paper (less one where their number is odd).
+
+    Returns:
+        DataFrame as of `permuted_pairing`, with the one draw 0.
+
+    Raises:
+        ValueError: a layer of the model has rotary positions, or the geometry does not fit a head.
+        UnsupportedArchitecture, BadWeights: a layer cannot be read.
+
+    What it does not establish: anything about positions. Such a model turns none of these pairs; the numbers say what
+    the recipe finds in columns that stand in an arbitrary order.
+    """
+    view = attention_view(model)
+    pieces = []
+    with one_thread():
+        for layer in _layers(view):
+            if layer.rotary is not None:
+                raise ValueError(
+                    f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
+                    "would not replace; permuted_pairing is the placebo of such a model"
+                )
+            pieces.append(_metrics(layer, [_rotate_half(layer.d_head, base, rotary_dim)]))
+    return _table(pieces, view, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
+
+
+def _layers(view: AttentionView) -> Iterator[AttentionLayer]:
+    return (view.layer(index) for index in range(view.n_layers))
+
+
+def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:
+    """The geometry with its rotary columns in a new order, once per draw; the frequencies stay where they are."""
+    columns = torch.cat([geometry.real_index, geometry.imag_index]).sort().values
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(draws):
+        taken = torch.arange(geometry.d_head)
+        taken[columns] = columns[torch.from_numpy(rng.permutation(len(columns)))]
+        drawn.append(replace(geometry, real_index=taken[geometry.real_index], imag_index=taken[geometry.imag_index]))
+    return drawn
+
+
+def _rotate_half(d_head: int, base: float, rotary_dim: int | None) -> RotaryGeometry:
+    width = d_head // 2 * 2 if rotary_dim is None else rotary_dim
+    if width % 2 or not 0 < width <= d_head:
+        raise ValueError(f"rotary_dim={width} columns do not form pairs in a head of {d_head}: give an even number")
+    if base <= 0:
+        raise ValueError(f"base={base} gives no frequencies: give a positive number")
+    theta = torch.tensor(base, dtype=torch.float64) ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return RotaryGeometry(theta, *pair_columns(width, adjacent=False), d_head)
+
+
+def _triangle(w: Float64[Tensor, "heads d_model d_head"]) -> Float64[Tensor, "heads rows d_head"]:
+    return torch.linalg.qr(w, mode="r").R
+
+
+def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None]) -> pd.DataFrame:
+    """The phase metrics of a layer's heads under each geometry, NaN where it is None."""
+    query, key = (_triangle(w) for w in layer.operator_factors())
+    pieces = []
+    for draw, geometry in enumerate(geometries):
+        if geometry is None:
+            values = {name: np.full(layer.n_heads, np.nan) for name in PHASE_COLUMNS}
+        else:
+            found = phase_metrics(phase_norms(query, key, geometry), geometry)
+            values = {name: value.numpy() for name, value in found._asdict().items()}
+        places = {"draw": draw, "layer": layer.layer, "head": np.arange(layer.n_heads)}
+        pieces.append(pd.DataFrame(places | values))
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _table(pieces: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
+    table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
+    table.attrs = {**view.source, **settings}
+    return table

@@ -1,0 +1,69 @@
+"""In-context learning as one number: how much easier a repeated random segment is than its first copy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.ablation.losses import Loss, scored_loss, standard_error
+from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
+from tlspectral.models.attention import attention_view
+
+
+@dataclass(frozen=True)
+class InContextScore:
+    """Losses on the two copies of repeated segments, and their difference.
+
+    Attributes:
+        first, second: losses of the first and of the second copy, over the same sequences.
+    """
+
+    first: Loss
+    second: Loss
+
+    @property
+    def value(self) -> float:
+        """Mean over sequences of second minus first, in nats per token; negative where the copy is easier."""
+        return float((self.second.per_sequence - self.first.per_sequence).mean())
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of the mean of the differences, sequence by sequence."""
+        return standard_error(self.second.per_sequence - self.first.per_sequence)
+
+
+def in_context_score(
+    model: Any,
+    *,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    seed: int = 0,
+) -> InContextScore:
+    """Loss on the second copy of random repeated segments minus that on the first (FP section 9).
+
+    The sequences are those of `detect_heads`. With segments of L tokens, positions 1 .. L-1 predict the first copy and
+    L+1 .. 2L-1 the second, L - 1 each; FP has L = 64. Hooks on the model stay in force.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        n_sequences: sequences drawn; the standard error is over them.
+        segment_length: L, at most (n_ctx - 1) // 2.
+        tokens: sequences of your own, [sequences, 1 + 2 L]; None draws them.
+        seed: of the draw.
+
+    Raises:
+        ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9).
+
+    What it does not establish: that copying got better. The difference falls as well when the first copy gets worse,
+    and late in training it does: a model that has learned text finds random tokens ever less likely, far above
+    log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
+    """
+    view = attention_view(model)
+    second = induction_sequences(view, tokens, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
+    # Attention is causal, so that the first copy alone has the losses that it has in front of the second.
+    first = ScoredSequences(second.tokens[:, : second.first], 1, "first copy")
+    return InContextScore(scored_loss(view, first), scored_loss(view, second))

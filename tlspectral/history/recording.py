@@ -1,0 +1,229 @@
+"""`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+from tqdm.auto import tqdm
+
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.history.result import Head, HeadHistory
+from tlspectral.history.measure import MeasuredStep, measure_step, no_composition
+from tlspectral.history.population import population_medians
+from tlspectral.history.sources import LazyCheckpoint
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables import PieceFolder, open_pieces
+
+_OF_A_STEP = (
+    "commit", "control_variate", "identity", "in_context", "made_with", "revision", "score_check", "weights",
+    "weights_sha256",
+)  # fmt: skip
+
+
+def head_history(
+    checkpoints: Iterable[tuple[Any, Any]],
+    *,
+    pairs: Iterable[tuple[Head, Head]] = (),
+    null_draws: int = 100,
+    detectors: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
+    seed: int = 0,
+    show_progress: bool = True,
+) -> HeadHistory:
+    """The head table, the in-context score and K-composition at every checkpoint of a training.
+
+    One checkpoint is in memory at a time, where they are given as functions or come from a generator. Nothing in a
+    cache is deleted, nor any checkpoint changed.
+
+    Args:
+        checkpoints: (step, model) with rising steps, where model is a TransformerBridge or HookedTransformer or a
+            function that loads one: `hub_checkpoints`, `folder_checkpoints` and `training_checkpoints` make such lists.
+        pairs: (source, target) heads, each (layer, head), of which K-composition is followed.
+        null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
+            which a median over heads does not average out. See `analyze_heads` for the error of a single z.
+        detectors: run the model on repeated sequences, for detector scores and the in-context score.
+        folder: where each step is kept as soon as it is measured; a second call with the same settings reads those that
+            are there, without loading their models where the checkpoints can be named without it.
+        n_jobs: worker processes for the null; the tables do not depend on it.
+        seed: of the null, of the sequences and of the simulated medians.
+        show_progress: a bar over steps.
+
+    Returns:
+        A `HeadHistory` of three DataFrames.
+
+    Raises:
+        ValueError: no checkpoints, steps that do not rise, models of different shapes, something that is no model, or
+            a pair whose source is not in an earlier layer.
+        IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
+        BadHead: a pair of heads that the model does not have.
+        ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9).
+
+    What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and where two
+    things happen between the same two steps it does not show that.
+    """
+    wanted = _checked_pairs(pairs)
+    if isinstance(checkpoints, Sequence):  # all of them, before the first takes its time
+        _require_rising([step for step, _ in checkpoints])
+    settings = {
+        "what": "head history",
+        "pairs": [[list(head) for head in pair] for pair in wanted],
+        "null_draws": null_draws,
+        "detectors": detectors,
+        "seed": seed,
+    }
+    pieces = None if folder is None else open_pieces(folder, settings)
+
+    measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
+    measured: dict[int, MeasuredStep] = {}
+    total = len(checkpoints) if isinstance(checkpoints, Sequence) else None
+    with tqdm(total=total, desc="history", unit="step", leave=False, disable=not show_progress) as bar:
+        for step, checkpoint in checkpoints:  # tqdm around them would hold on to a model while the next one is made
+            _require_rising([*measured, step])
+            kept = None if pieces is None else _kept(pieces, int(step), checkpoint, with_pairs=bool(wanted))
+            if kept is None:
+                kept = _measured_now(int(step), checkpoint, measure, pieces, with_pairs=bool(wanted))
+                del checkpoint
+                gc.collect()  # models hold circles of references, and the next must not find this one in memory
+            measured[int(step)] = kept
+            _require_one_shape(measured)
+            bar.update()
+    if not measured:
+        raise ValueError("there are no checkpoints to measure")
+    return _joined(measured, seed)
+
+
+def _kept(pieces: PieceFolder, step: int, checkpoint: Any, *, with_pairs: bool) -> MeasuredStep | None:
+    """What the folder holds of a step, if it is of these weights; a model is loaded only where nothing else names it.
+
+    Raises:
+        IncompatibleCheckpoint: it is of other weights.
+    """
+    heads = pieces.read(f"step{step}")
+    composition = pieces.read(f"step{step}_composition") if with_pairs else no_composition()
+    if heads is None or composition is None:
+        return None
+    if isinstance(checkpoint, LazyCheckpoint) and heads.attrs["identity"] == checkpoint.identity():
+        return MeasuredStep(heads, composition)
+    if heads.attrs["weights"] != _opened(step, checkpoint).weights_digest():
+        raise IncompatibleCheckpoint(
+            f"{pieces.path} holds step {step} of another model, or of other weights: choose another folder"
+        )
+    return MeasuredStep(heads, composition)
+
+
+def _measured_now(
+    step: int,
+    checkpoint: Any,
+    measure: Callable[[AttentionView], MeasuredStep],
+    pieces: PieceFolder | None,
+    *,
+    with_pairs: bool,
+) -> MeasuredStep:
+    """Load and measure a checkpoint, and keep what was found."""
+    view = _opened(step, checkpoint)
+    found = measure(view)
+    if pieces is not None:
+        identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
+        found.heads.attrs |= {"identity": identity, "weights": view.weights_digest()}
+        if with_pairs:  # first, as a step is finished when its heads are there
+            pieces.write(f"step{step}_composition", found.composition)
+        pieces.write(f"step{step}", found.heads)
+    return found
+
+
+def _opened(step: int, checkpoint: Any) -> AttentionView:
+    model = checkpoint
+    if not isinstance(checkpoint, nn.Module):  # a model can be called as well
+        if not callable(checkpoint):
+            raise ValueError(
+                f"step {step}: found {type(checkpoint).__name__}, which is neither a model nor a function that loads "
+                "one; hub_checkpoints and folder_checkpoints make such functions of names and paths"
+            )
+        model = checkpoint()
+    try:
+        return attention_view(model)
+    except TypeError as error:
+        raise ValueError(f"step {step}: {error}") from error
+
+
+def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
+    checked: list[tuple[Head, Head]] = []
+    for (source_layer, source_head), (target_layer, target_head) in pairs:
+        if not 0 <= source_layer < target_layer:
+            raise ValueError(
+                f"the pair (({source_layer}, {source_head}), ({target_layer}, {target_head})) cannot compose: its "
+                "source has to be in an earlier layer than its target"
+            )
+        checked.append(((int(source_layer), int(source_head)), (int(target_layer), int(target_head))))
+    return checked
+
+
+def _require_rising(steps: list[Any]) -> None:
+    for step in steps:
+        if isinstance(step, bool) or not isinstance(step, Integral) or int(step) < 0:
+            raise ValueError(f"{step!r} is no training step: give whole numbers from 0 up")
+    for before, after in pairwise(steps):
+        if after == before:
+            raise ValueError(f"step {after} comes twice: give each step once")
+        if after < before:
+            raise ValueError(f"step {after} comes after step {before}: give checkpoints in the order of training")
+
+
+def _require_one_shape(measured: dict[int, MeasuredStep]) -> None:
+    (first, before), (step, now) = next(iter(measured.items())), list(measured.items())[-1]
+    expected, found = before.heads.attrs["shape"], now.heads.attrs["shape"]
+    differing = [name for name in expected if expected[name] != found[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"step {step} is of another architecture than step {first}: {name} {found[name]}, there {expected[name]}; "
+            "a history is of one model"
+        )
+
+
+def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
+    nothing = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
+    rows = [
+        {
+            "step": step,
+            "n_heads": len(found.heads),
+            **(found.heads.attrs["in_context"] or nothing),
+            **population_medians(found.heads, seed=seed),
+        }
+        for step, found in measured.items()
+    ]
+    history = HeadHistory(
+        heads=_stacked({step: found.heads for step, found in measured.items()}),
+        summary=pd.DataFrame(rows),
+        composition=_stacked({step: found.composition for step, found in measured.items()}),
+    )
+    last = list(measured.values())[-1].heads.attrs
+    common = {name: value for name, value in last.items() if name not in _OF_A_STEP}
+    common["checkpoints"] = [
+        {"step": step} | {name: found.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
+        for step, found in measured.items()
+    ]
+    for table in (history.heads, history.summary, history.composition):
+        table.attrs = dict(common)
+    return history
+
+
+def _stacked(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
+    """Tables of several steps below one another, the step in front."""
+    pieces = []
+    for step, table in tables.items():
+        own = table.copy(deep=False)
+        own.attrs = {}  # they are of one step
+        own.insert(0, "step", step)
+        pieces.append(own)
+    return pd.concat(pieces, ignore_index=True)

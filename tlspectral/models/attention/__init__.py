@@ -1,0 +1,38 @@
+"""One view of a model's attention layers, the only code that reads a model's internals.
+
+`attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
+"""
+
+from tlspectral.models.attention.alibi import Alibi
+from tlspectral.models.attention.layer import (
+    AttentionLayer,
+    Normalization,
+    OutputFactors,
+    RawAttention,
+    digest_of_named,
+    fold_attention,
+    fold_output,
+    folded_bias,
+    key_value_groups,
+    stored_bytes,
+)
+from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
+
+__all__ = [
+    "Alibi",
+    "AttentionLayer",
+    "AttentionView",
+    "Normalization",
+    "OutputFactors",
+    "QueryKeyNorm",
+    "RawAttention",
+    "attention_view",
+    "digest_of_named",
+    "fold_attention",
+    "fold_output",
+    "folded_bias",
+    "key_value_groups",
+    "stored_bytes",
+    "vocabulary_chunks",
+]

@@ -1,0 +1,304 @@
+"""Reads a TransformerBridge, raw or processed, from the Hugging Face or native modules that it wraps.
+
+The bridge's own config is not trusted for rotary base, score scale or query/key norms: for several architectures it
+holds defaults. What is read here is proved by `verify_scores` on the running model.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.layer import (
+    NO_NORM,
+    Normalization,
+    RawAttention,
+    require_readable,
+    require_unclipped,
+)
+from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, pair_columns
+
+
+def read_attention(model: Any, layer: int) -> RawAttention:
+    """The parameters of one layer.
+
+    Raises:
+        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
+            linear-attention, MLA and encoder blocks).
+        BadWeights: the weights are quantised.
+    """
+    block = model.blocks[layer]
+    attention = getattr(block, "attn", None)
+    if attention is None or getattr(attention, "original_component", None) is None:
+        other = [name for name in ("linear_attn", "mamba", "mixer", "ssm") if getattr(block, name, None) is not None]
+        found = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
+        raise UnsupportedArchitecture(f"layer {layer}: {found}; it has no query-key operator")
+    wrapped = attention.original_component
+    if "MLA" in type(attention).__name__:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
+            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
+        )
+    if not _is_causal(model, attention, wrapped):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
+        )
+    require_unclipped(getattr(getattr(wrapped, "config", None), "clip_qkv", None), layer)
+    try:
+        w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
+        b_q, b_k = attention.b_Q, attention.b_K
+    except (NotImplementedError, AttributeError, ValueError) as error:
+        if "quanti" in str(error).lower() or "meta device" in str(error):
+            raise BadWeights(f"layer {layer}, W_Q: {error}") from error
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
+        ) from error
+    d_model, d_head = w_q.shape[-2:]
+    return RawAttention(
+        w_q=w_q,
+        w_k=w_k,
+        w_v=w_v,
+        w_o=w_o,
+        b_q=b_q,
+        b_k=b_k,
+        norm=_input_norm(block, model, d_model, layer),
+        q_norm=_query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
+        k_norm=_query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
+        score_scale=_score_scale(wrapped, d_head),
+        softcap=_softcap(wrapped),
+        alibi=_alibi(model, wrapped, layer, len(w_q)),
+        rotary=_rotary(model, wrapped, layer, d_head),
+    )
+
+
+def final_normalization(model: Any) -> Normalization:
+    """The norm in front of the unembedding."""
+    norm = getattr(model, "ln_final", None)
+    if norm is None:
+        return NO_NORM
+    return _normalization(norm, model, model.cfg.d_model, "final norm")
+
+
+def delegates_attention(model: Any, layer: int) -> bool:
+    """True where the bridge leaves attention to the wrapped module: scores are not exposed, edits of them discarded."""
+    return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
+
+
+def rotary_tables(
+    model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """The scaled (cos, sin), each [(batch,) pos, columns], that the layer applied in a run; None where it exposes none.
+
+    Raises:
+        UnsupportedArchitecture: the layer has rotary geometry but was given no tables.
+    """
+    cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
+    if cos is not None and sin is not None:
+        return cos, sin
+    native = _native_rotary(model.blocks[layer].attn.original_component)
+    if native is not None:
+        return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
+    attention = model.blocks[layer].attn
+    table = getattr(attention.original_component, "embed_positions", None)
+    if isinstance(table, Tensor):
+        sin, cos = table[:n_positions].chunk(2, dim=-1)
+        return cos, sin
+    if hasattr(attention, "hook_cos"):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
+        )
+    return None
+
+
+def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
+    """What a layer that delegates its attention lets a query see, [pos, pos]: earlier keys, within its window."""
+    own = getattr(model.blocks[layer].attn.original_component, "bias", None)
+    if isinstance(own, Tensor) and own.dtype == torch.bool and own.ndim == 4:  # GPT-Neo keeps its windowed mask
+        return own[0, 0, :n_positions, :n_positions]
+    return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+
+
+def prefill_cache(model: Any, tokens: Tensor) -> Any:
+    """Run the model on `tokens` and return its key/value cache; None where it keeps none (native models)."""
+    _, cache = model(tokens, return_type="logits_and_cache", use_cache=True)
+    return cache if hasattr(cache, "batch_repeat_interleave") else None
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
+    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
+    own = copy.deepcopy(cache)  # a pass extends the cache it is given
+    own.batch_repeat_interleave(copies)
+    return model(tokens, past_key_values=own, use_cache=True, return_type="logits")
+
+
+def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
+    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True):
+        return False
+    inner = getattr(wrapped, "self", wrapped)
+    causal = getattr(inner, "is_causal", True)
+    return causal is None or bool(causal)
+
+
+def _score_scale(wrapped: Any, d_head: int) -> float:
+    if isinstance(getattr(wrapped, "scaling", None), float):
+        return wrapped.scaling
+    if getattr(wrapped, "inv_norm_factor", None) is not None:
+        return float(wrapped.inv_norm_factor)
+    if getattr(wrapped, "scale_attn", None) is not None:
+        return 1.0 / float(wrapped.scale_attn)
+    if type(wrapped).__name__.startswith("GPTNeoSelfAttention"):
+        return 1.0  # GPT-Neo does not divide its scores
+    if type(wrapped).__name__ == "NativeAttention":
+        return 1.0 / float(wrapped.scale)
+    return d_head**-0.5
+
+
+def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
+    if model.cfg.positional_embedding_type != "alibi":
+        return None
+    if type(wrapped).__name__.startswith("FalconAttention"):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias "
+            "twice, so the attention seen is not that of the published model"
+        )
+    return Alibi(alibi_slopes(n_heads))
+
+
+def _softcap(wrapped: Any) -> float | None:
+    softcap = getattr(wrapped, "attn_logit_softcapping", None)
+    if type(wrapped).__name__ == "NativeAttention":
+        softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 is none
+    return float(softcap) if softcap else None
+
+
+def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
+    norm = getattr(block, "ln1", None)
+    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1.
+    if norm is None or getattr(norm, "name", None) == "post_attention_layernorm":
+        return NO_NORM
+    return _normalization(norm, model, d_model, f"layer {layer}, input norm")
+
+
+def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
+    bridged = attention._modules.get(name)
+    if bridged is None or getattr(bridged, "original_component", None) is None:
+        return None
+    gain = getattr(bridged.original_component, "weight", None)
+    over_heads = gain is not None and gain.shape == (heads * d_head,) and heads > 1
+    if gain is not None and not over_heads and gain.shape != (d_head,):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {name} has a gain of shape {tuple(gain.shape)}, not one per column of a head ({d_head},) "
+            f"or of all heads ({heads * d_head},)"
+        )
+    norm = _normalization(bridged, model, heads * d_head if over_heads else d_head, f"layer {layer}, {name}")
+    if norm.kind != "RMS":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: {name} is a {norm.kind} norm; only an RMS norm keeps M a bilinear form"
+        )
+    by_head = norm.gain.unflatten(0, (heads, d_head)) if over_heads and norm.gain is not None else norm.gain
+    return QueryKeyNorm(by_head, norm.eps, over_heads)
+
+
+def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normalization:
+    """Read a norm's parameters and find by one call of the module how they enter.
+
+    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
+    module is given one random vector and must act as one of the known forms.
+    """
+    module = bridged.original_component
+    if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
+        return NO_NORM
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    eps = next(
+        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
+        getattr(model.cfg, "eps", 1e-5),
+    )
+    eps = float(eps)
+    require_readable(weight, f"{where} gain")
+    require_readable(bias, f"{where} bias")
+    anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
+    probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) + 1.0
+    with torch.no_grad():
+        # The class's forward, so that no hook a user placed on the module sees the probe.
+        response = (
+            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
+        )
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.double()}
+    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
+    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
+    # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
+    if min(errors) <= 2e-2:
+        return forms[errors.index(min(errors))]
+    raise UnsupportedArchitecture(
+        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
+    )
+
+
+def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
+    """How far a norm of this form is from a module's response, at the worst column and relative to what rounds there.
+
+    Column by column: trained gains reach 200, and beside one of these a gain that is off by 1 must still be seen.
+    """
+    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
+    gain, stored, shift = (
+        default if value is None else value.detach().double().cpu()
+        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
+    )
+    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
+    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
+
+
+def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
+    if model.cfg.positional_embedding_type != "rotary" or not getattr(wrapped, "use_rope", True):
+        return None
+    if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
+        sin, cos = wrapped.embed_positions[1].detach().double().cpu().chunk(2)
+        real, imag = pair_columns(2 * len(sin), adjacent=True)
+        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    native = _native_rotary(wrapped)
+    if native is not None:  # tables as wide as the columns that turn, each pair's angle twice
+        cos, sin = (table[1, 0::2].detach().double().cpu() for table in (native.cos_cached, native.sin_cached))
+        real, imag = pair_columns(native.rotary_dim, adjacent=True)
+        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
+    module = module if module is not None else getattr(wrapped, "rotary_emb", None)
+    if module is None:
+        raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
+    layer_type = getattr(wrapped, "layer_type", getattr(wrapped, "attention_type", None))
+    prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
+    kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
+    # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.
+    inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
+    inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
+    theta = inv_freq.detach().double().cpu()
+    adjacent = bool(
+        getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(model.cfg, "rotary_interleaved_cos_sin", False)
+    )
+    real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    return RotaryGeometry(
+        theta=theta,
+        real_index=real,
+        imag_index=imag,
+        d_head=d_head,
+        attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
+        valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
+    )
+
+
+def _native_rotary(wrapped: Any) -> Any:
+    """The table of cos and sin of a model made by `boot_native`; None in other models."""
+    rotary = getattr(wrapped, "rotary", None)
+    return rotary if type(rotary).__name__ == "NativeRotary" else None
+
+
+def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:
+    if kind not in ("longrope", "dynamic"):
+        return None
+    if kind == "dynamic":
+        return int(module.original_max_seq_len)
+    parameters = module.config.rope_parameters
+    return int((parameters[layer_type] if layer_type else parameters)["original_max_position_embeddings"])

@@ -1,0 +1,141 @@
+"""Reads a HookedTransformer (TransformerLens 3.x), folded or not."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.layer import (
+    NO_NORM,
+    Normalization,
+    NormalizationKind,
+    RawAttention,
+    require_readable,
+    require_unclipped,
+)
+from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, pair_columns
+
+_NORM_KINDS: dict[str, NormalizationKind] = {
+    "LayerNorm": "LN",
+    "LayerNormPre": "LN",
+    "RMSNorm": "RMS",
+    "RMSNormPre": "RMS",
+    "Identity": "none",
+}
+_POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind the attention
+
+
+def read_attention(model: Any, layer: int) -> RawAttention:
+    """The parameters of one layer.
+
+    Raises:
+        UnsupportedArchitecture: the layer is not causal self-attention.
+    """
+    cfg = model.cfg
+    if cfg.attention_dir != "causal":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the attention is {cfg.attention_dir}; only causal decoders are read"
+        )
+    require_unclipped(getattr(cfg, "clip_qkv", None), layer)
+    block = model.blocks[layer]
+    attention = block.attn
+    grouped = hasattr(attention, "_W_K")
+    post_norm = cfg.original_architecture in _POST_NORM
+    require_readable(attention.W_Q, f"layer {layer}, W_Q")
+    return RawAttention(
+        w_q=attention.W_Q,
+        w_k=attention._W_K if grouped else attention.W_K,
+        w_v=attention._W_V if grouped else attention.W_V,
+        w_o=attention.W_O,
+        b_q=attention.b_Q,
+        b_k=attention._b_K if grouped else attention.b_K,
+        norm=NO_NORM if post_norm else _normalization(block.ln1, cfg, f"layer {layer}"),
+        q_norm=_query_key_norm(attention.q_norm, cfg),
+        k_norm=_query_key_norm(attention.k_norm, cfg),
+        score_scale=1.0 / float(attention.attn_scale),
+        softcap=float(cfg.attn_scores_soft_cap) if cfg.attn_scores_soft_cap > 0 else None,
+        alibi=Alibi(alibi_slopes(cfg.n_heads)) if cfg.positional_embedding_type == "alibi" else None,
+        rotary=_rotary(attention, cfg),
+    )
+
+
+def final_normalization(model: Any) -> Normalization:
+    """The norm in front of the unembedding."""
+    if not hasattr(model, "ln_final"):
+        return NO_NORM
+    return _normalization(model.ln_final, model.cfg, "final norm")
+
+
+def delegates_attention(model: Any, layer: int) -> bool:
+    """False: a HookedTransformer computes attention itself, and its scores can be read and edited."""
+    return False
+
+
+def rotary_tables(
+    model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """The layer's own scaled (cos, sin), each [pos, rotary_dim], from its cache."""
+    attention = model.blocks[layer].attn
+    return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
+
+
+def prefill_cache(model: Any, tokens: Tensor) -> Any:
+    """Run the model on `tokens` and return its key/value cache."""
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
+    # Without a mask TransformerLens makes one, which needs a tokenizer and hides tokens that equal its padding.
+    model(tokens, past_kv_cache=cache, attention_mask=torch.ones_like(tokens), return_type="logits")
+    return cache
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
+    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
+    repeated = replace(
+        cache,
+        entries=[
+            replace(
+                entry,
+                past_keys=entry.past_keys.repeat_interleave(copies, 0),
+                past_values=entry.past_values.repeat_interleave(copies, 0),
+            )
+            for entry in cache.entries
+        ],
+        previous_attention_mask=cache.previous_attention_mask.repeat_interleave(copies, 0),
+    )
+    return model(tokens, past_kv_cache=repeated, attention_mask=torch.ones_like(tokens), return_type="logits")
+
+
+def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:
+    # By class, not by the config: the final norm may be of another kind than the others.
+    kind = _NORM_KINDS.get(type(norm).__name__)
+    if kind is None:
+        raise UnsupportedArchitecture(f"{where}: {type(norm).__name__} is not a norm that can be folded")
+    return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
+
+
+def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
+    if norm is None:
+        return None
+    over_heads = not cfg.use_qk_norm
+    return QueryKeyNorm(norm.w.unflatten(0, (-1, cfg.d_head)) if over_heads else norm.w, float(cfg.eps), over_heads)
+
+
+def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
+    if cfg.positional_embedding_type != "rotary":
+        return None
+    cos, sin = attention.rotary_cos[1].double().cpu(), attention.rotary_sin[1].double().cpu()
+    real, imag = pair_columns(cfg.rotary_dim, adjacent=bool(cfg.rotary_adjacent_pairs))
+    # The row of position 1 holds the scaled cos and sin of theta itself; every theta in use is at most 1 radian.
+    return RotaryGeometry(
+        theta=torch.atan2(sin[real], cos[real]),
+        real_index=real,
+        imag_index=imag,
+        d_head=int(cfg.d_head),
+        attention_scaling=float(torch.hypot(sin[real[0]], cos[real[0]])),
+        valid_up_to=cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None,
+    )

@@ -1,0 +1,307 @@
+"""What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from tlspectral.models.attention.alibi import Alibi
+from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
+
+NormalizationKind = Literal["LN", "RMS", "none"]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
+
+    `gain` is the factor really applied (Gemma stores it less 1); None where there is none or it is already folded.
+    """
+
+    kind: NormalizationKind
+    gain: Float[Tensor, "*width"] | None
+    bias: Float[Tensor, "*width"] | None
+    eps: float
+
+    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
+        """`x` without its mean (LN) and scaled to unit variance; gain and bias are left to the weights."""
+        if self.kind == "none":
+            return x
+        if self.kind == "LN":
+            x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+NO_NORM = Normalization("none", None, None, 0.0)
+"""Of a layer whose attention reads the residual stream as it is."""
+
+
+@dataclass(frozen=True)
+class RawAttention:
+    """The parameters of a layer as a backend holds them, before any folding.
+
+    Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
+    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
+    """
+
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    w_o: Tensor
+    b_q: Tensor | None
+    b_k: Tensor | None
+    norm: Normalization
+    q_norm: QueryKeyNorm | None
+    k_norm: QueryKeyNorm | None
+    score_scale: float
+    softcap: float | None
+    alibi: Alibi | None
+    rotary: RotaryGeometry | None
+
+
+@dataclass(frozen=True)
+class OutputFactors:
+    """Per head, what attention writes: `W_V` carries the input norm's gain (LN: centred), `W_O` is as stored."""
+
+    w_v: Float64[Tensor, "kv_heads d_model d_head"]
+    w_o: Float64[Tensor, "heads d_head d_model"]
+    digest: str
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
+
+    `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
+    `W_Q W_K^T` is `C M C` (FP section 3) without C ever being formed. Keys are as stored, one per key/value head.
+    """
+
+    layer: int
+    w_q: Float64[Tensor, "heads d_model d_head"]
+    b_q: Float64[Tensor, "heads d_head"]
+    w_k: Float64[Tensor, "kv_heads d_model d_head"]
+    b_k: Float64[Tensor, "kv_heads d_head"]
+    norm: Normalization
+    q_norm: QueryKeyNorm | None
+    k_norm: QueryKeyNorm | None
+    score_scale: float
+    softcap: float | None
+    alibi: Alibi | None
+    rotary: RotaryGeometry | None
+    storage_dtype: torch.dtype
+    digest: str
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads."""
+        return self.w_q.shape[0]
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key/value heads."""
+        return self.w_k.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.w_q.shape[1]
+
+    @property
+    def d_head(self) -> int:
+        """Columns of a head."""
+        return self.w_q.shape[2]
+
+    @property
+    def effective_dimension(self) -> int:
+        """Dimension of the space that M acts on: d_model, less 1 for LayerNorm, which removes the mean."""
+        return self.d_model - (self.norm.kind == "LN")
+
+    @property
+    def bilinear(self) -> Literal["exact", "up_to_token_scale", "softcapped"]:
+        """How the score depends on `n M n^T`: see the column of that name."""
+        if self.softcap is not None:
+            return "softcapped"
+        return "exact" if self.q_norm is None else "up_to_token_scale"
+
+    def kv_head(self, head: int) -> int:
+        """The key/value head that query head `head` reads."""
+        return head // (self.n_heads // self.n_kv_heads)
+
+    def operator_factors(
+        self,
+    ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
+        """W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
+
+        W_Q of a spectral layer carries its gain and phase as well, so that M_t is what acts.
+        """
+        w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
+        w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
+        if self.rotary is not None:
+            w_q = with_gain_and_phase(w_q, self.rotary)
+        groups = self.n_heads // self.n_kv_heads
+        return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
+
+
+def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
+    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
+    """
+    parameters = {
+        "W_Q": raw.w_q,
+        "b_Q": raw.b_q,
+        "W_K": raw.w_k,
+        "b_K": raw.b_k,
+        "input norm gain": raw.norm.gain,
+        "input norm bias": raw.norm.bias,
+        "query norm gain": raw.q_norm.gain if raw.q_norm else None,
+        "key norm gain": raw.k_norm.gain if raw.k_norm else None,
+    }
+    if raw.rotary is not None and raw.rotary.per_head:
+        parameters |= {
+            "spectral omega": raw.rotary.theta,
+            "spectral phase": raw.rotary.phase,
+            "spectral gain": raw.rotary.gain,
+        }
+    for role, value in parameters.items():
+        require_readable(value, f"layer {layer}, {role}")
+    w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
+    w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
+    return AttentionLayer(
+        layer=layer,
+        w_q=w_q,
+        b_q=b_q,
+        w_k=w_k,
+        b_k=b_k,
+        norm=raw.norm,
+        q_norm=raw.q_norm and raw.q_norm.in_float64(),
+        k_norm=raw.k_norm and raw.k_norm.in_float64(),
+        score_scale=raw.score_scale,
+        softcap=raw.softcap,
+        alibi=raw.alibi,
+        rotary=raw.rotary,
+        storage_dtype=raw.w_q.dtype,
+        digest=digest_of(parameters.values()),
+    )
+
+
+def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
+    """Fold the input norm's gain into copies of the value weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: as `fold_attention`.
+    """
+    for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
+        require_readable(value, f"layer {layer}, {role}")
+    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
+
+
+def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
+    """The layer cut by key/value heads, each with the query heads that read it: which heads, and their views.
+
+    So a layer can be folded piece by piece, and only one piece of it is in float64. The M of a piece are those of the
+    layer; its scores are not where a query/key norm takes its mean over all heads.
+    """
+    size = len(raw.w_q) // len(raw.w_k)
+    for index in range(len(raw.w_k)):
+        heads, key = slice(index * size, (index + 1) * size), slice(index, index + 1)
+        yield (
+            heads,
+            replace(
+                raw,
+                w_q=raw.w_q[heads],
+                w_k=raw.w_k[key],
+                w_v=raw.w_v[key],
+                w_o=raw.w_o[heads],
+                b_q=None if raw.b_q is None else raw.b_q[heads],
+                b_k=None if raw.b_k is None else raw.b_k[key],
+                q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
+                k_norm=raw.k_norm and raw.k_norm.of_heads(key),
+                alibi=None if raw.alibi is None else raw.alibi.of_heads(heads),
+                rotary=None if raw.rotary is None else raw.rotary.of_heads(list(range(heads.start, heads.stop))),
+            ),
+        )
+
+
+def digest_of(values: Iterable[Tensor | None]) -> str:
+    """SHA-256 of the bytes of tensors as stored, in order; None counts for nothing."""
+    digest = hashlib.sha256()
+    for value in values:
+        if value is not None:
+            digest.update(stored_bytes(value))
+    return digest.hexdigest()
+
+
+def digest_of_named(values: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
+    digest = hashlib.sha256()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(stored_bytes(value))
+    return digest.hexdigest()
+
+
+def stored_bytes(value: Tensor) -> Any:
+    """The bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # never the model's own memory
+
+
+def folded_bias(
+    weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
+) -> Float[Tensor, "heads d_head"]:
+    """A projection's bias with that of the norm in front of it, in the tensors' own precision and differentiable."""
+    folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
+    return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
+
+
+def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
+    weight, bias = _double(weight), None if bias is None else _double(bias)
+    norm_bias = None if norm.bias is None else _double(norm.bias)
+    bias = folded_bias(weight, bias, Normalization(norm.kind, None, norm_bias, norm.eps))
+    if norm.gain is not None:
+        weight = weight * _double(norm.gain)[:, None]
+    if norm.kind == "LN":
+        weight = weight - weight.mean(1, keepdim=True)
+    return weight, bias
+
+
+def require_unclipped(limit: float | None, layer: int) -> None:
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7): past it a score is no bilinear form.
+
+    Raises:
+        UnsupportedArchitecture: there is a limit.
+    """
+    if limit is not None:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are no bilinear form of the "
+            "residual stream"
+        )
+
+
+def require_readable(value: Tensor | None, where: str) -> None:
+    """Refuse weights that are not finite floating-point numbers in memory; `where` names layer and role.
+
+    Raises:
+        BadWeights: with what was found.
+    """
+    if value is None:
+        return
+    if value.device.type == "meta":
+        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
+    if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
+        raise BadWeights(f"{where}: stored as {value.dtype}, a quantised format; load de-quantised weights instead")
+    finite = torch.isfinite(value)
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
+        raise BadWeights(f"{where}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again")

@@ -1,0 +1,164 @@
+"""Run a model from a later block on, with the residual streams of an intact run, and logits only where they are scored.
+
+The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own: the
+blocks in front only hand on what was kept.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tlspectral.models.attention.view import AttentionView, Hook, _evaluating
+
+_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+
+
+@dataclass(frozen=True)
+class IntactRun:
+    """What a run without ablation left behind.
+
+    Attributes:
+        view: of the model.
+        tokens: what it ran on.
+        scored: positions whose logits are wanted.
+        entering: by layer, the residual stream that enters it; layer 0 needs none.
+        companions: by layer, how many values its block returns beside the residual stream; -1: no tuple.
+        points: the model's hook points by name, for `hooks_on`.
+    """
+
+    view: AttentionView
+    tokens: Int[Tensor, "sequences pos"]
+    scored: slice
+    entering: dict[int, Float[Tensor, "sequences pos d_model"]]
+    companions: dict[int, int]
+    points: Mapping[str, Any]
+
+    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
+        """Logits of some sequences, from the given block on, under the hooks that are on the model.
+
+        The sequences are stacked `copies` times on the batch axis, the whole stack after the other. Gradients as the
+        caller has them.
+        """
+        tokens = self.tokens[sequences].repeat(copies, 1)
+        if layer == 0:
+            return logits_at(self.view, tokens, self.scored)
+        residual = self.entering[layer][sequences].repeat(copies, 1, 1)
+        with self._skipping(layer, residual):
+            return logits_at(self.view, tokens, self.scored)
+
+    @contextmanager
+    def _skipping(self, layer: int, residual: Tensor) -> Iterator[None]:
+        blocks = [self.view.model.blocks[index] for index in range(layer)]
+        # In __dict__, as a bridge hands attributes that are set on it to the module it wraps.
+        before = [block.__dict__.get("forward") for block in blocks]
+        for index, block in enumerate(blocks):
+            block.__dict__["forward"] = _handing_on(residual, self.companions[index])
+        try:
+            yield
+        finally:
+            for block, own in zip(blocks, before, strict=True):
+                del block.__dict__["forward"]
+                if own is not None:
+                    block.__dict__["forward"] = own
+
+
+def intact_run(
+    view: AttentionView,
+    tokens: Int[Tensor, "sequences pos"],
+    scored: slice,
+    layers: Iterable[int],
+    *,
+    batch: int,
+    reduce: Callable[[slice, Tensor], None],
+) -> IntactRun:
+    """Run the model once, without gradients, and keep the residual stream that enters each of the given layers.
+
+    Args:
+        view: of the model; hooks that are on it stay in force.
+        tokens: prompts, any length that the model takes.
+        scored: positions whose logits `reduce` is given, with the slice of sequences they belong to.
+        layers: those to replay from.
+        batch: sequences at a time.
+        reduce: called once a batch.
+    """
+    kept: dict[int, Tensor] = {}
+    companions: dict[int, int] = {}
+    now = slice(0, 0)
+
+    def keeper(layer: int) -> Callable[[Any, Any, Any], None]:
+        def keep(block: Any, inputs: Any, output: Any) -> None:
+            companions[layer] = len(output) - 1 if isinstance(output, tuple) else -1
+            if layer + 1 not in wanted:
+                return
+            residual = output[0] if isinstance(output, tuple) else output
+            if layer + 1 not in kept:
+                kept[layer + 1] = residual.new_empty(len(tokens), *residual.shape[1:])
+            kept[layer + 1][now] = residual
+
+        return keep
+
+    wanted = set(layers)
+    handles = [view.model.blocks[layer].register_forward_hook(keeper(layer)) for layer in range(max(wanted, default=0))]
+    try:
+        with torch.no_grad():
+            for start in range(0, len(tokens), batch):
+                now = slice(start, min(start + batch, len(tokens)))
+                reduce(now, logits_at(view, tokens[now], scored))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return IntactRun(view, tokens, scored, kept, companions, view.model.hook_dict)
+
+
+@contextmanager
+def hooks_on(points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+    """As `model.hooks(fwd_hooks=hooks)`, for many short runs: `points` is `model.hook_dict`, taken once.
+
+    A bridge builds that dictionary anew for every hook it is given, which for 30 layers costs as much as a block.
+    """
+    level = next(_levels)
+    found = [(points[name], hook) for name, hook in hooks]
+    try:
+        for point, hook in found:
+            point.add_hook(hook, level=level)
+        yield
+    finally:
+        for point, _ in found:
+            point.remove_hooks("fwd", level=level)
+
+
+def logits_at(
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: slice
+) -> Float[Tensor, "batch scored d_vocab"]:
+    """Logits of a whole forward pass at some positions; the others are never unembedded.
+
+    Hooks on the unembedding itself see the scored positions alone. Gradients as the caller has them.
+    """
+    with _evaluating(view.model), unembedding_only(view, scored):
+        logits = view.model(tokens.to(view.device), return_type="logits")
+    wanted = len(range(tokens.shape[1])[scored])
+    # A model that unembeds without its unembedding module gives them all.
+    return logits if logits.shape[1] == wanted else logits[:, scored]
+
+
+@contextmanager
+def unembedding_only(view: AttentionView, scored: slice) -> Iterator[None]:
+    """Passes inside unembed the scored positions alone, where the model has an unembedding module to tell."""
+    cut = view.model.unembed.register_forward_pre_hook(lambda module, given: (given[0][:, scored], *given[1:]))
+    try:
+        yield
+    finally:
+        cut.remove()
+
+
+def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:
+    def hand_on(*inputs: Any, **named: Any) -> Any:
+        return residual if companions < 0 else (residual, *[None] * companions)
+
+    return hand_on

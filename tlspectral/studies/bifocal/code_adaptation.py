@@ -1,0 +1,265 @@
+"""BA's section 5.2: spectral parameters of a pretrained model, trained on source code while its weights stay frozen.
+
+With frozen weights gain and phase are no gauge: they scale and turn M_t of a head. So the arm without omega, named
+`placebo` as on the languages, is a control for the frequencies here and can lower the loss. Frequencies are learned as
+log shifts: a flat step on omega would rewrite the slow pairs at once, which are orders of magnitude below the fast.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from tlspectral.ablation.losses import Loss, paired_effect
+from tlspectral.models.attention import attention_view
+from tlspectral.models.loading import load_model
+from tlspectral.spectral_rope import to_spectral
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.bifocal.code_text import code_rows, source_files
+from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
+from tlspectral.studies.bifocal.resonance import phase_drift
+
+CODE_ARMS = {
+    "full": ("log_omega_shift", "gain", "phase"),
+    "omega": ("log_omega_shift",),
+    "placebo": ("gain", "phase"),
+}
+
+
+@dataclass(frozen=True)
+class CodeSchedule:
+    """The experiment on code, fixed before it is run.
+
+    Attributes:
+        model: name for `load_model`, a model with a tokenizer.
+        package: whose source is read.
+        steps, batch_size, length: gradient steps, rows per step, tokens per row; every row is of another file as long
+            as there are enough, then files come again in the same order with the same rows.
+        train_files: files that training rows are taken from.
+        held_out: held-out rows, each of a file of its own.
+        evaluate_every: steps between held-out losses.
+        learning_rate: of gain and phase; the log shift of omega has a tenth of it.
+        warmup_steps: of linear warm-up.
+        log_every: steps between records of the spectral parameters.
+        seed: of the rows' places in the files.
+    """
+
+    model: str = "smollm2-135m"
+    package: str = "torch"
+    steps: int = 250
+    batch_size: int = 2
+    length: int = 128
+    train_files: int = 500
+    held_out: int = 48
+    evaluate_every: int = 50
+    learning_rate: float = 3e-3
+    warmup_steps: int = 20
+    log_every: int = 25
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        return asdict(self)
+
+
+FULL_CODE = CodeSchedule()
+QUICK_CODE = CodeSchedule(
+    steps=1, batch_size=1, length=8, train_files=1, held_out=2, evaluate_every=1, warmup_steps=1, log_every=1
+)
+
+
+def adapt(
+    model: Any,
+    learned: tuple[str, ...],
+    train: Int64[Tensor, "rows pos"],
+    held_out: Int64[Tensor, "held_out pos"],
+    schedule: CodeSchedule,
+) -> dict[str, pd.DataFrame]:
+    """Train spectral parameters on rows of text, the weights frozen; the model itself is left as it was.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer with rotary positions.
+        learned: some of `log_omega_shift`, `gain`, `phase`.
+        train: rows; `schedule.batch_size` of them per step, in order, from the top again after the last.
+        held_out: rows that are not trained on.
+        schedule: how.
+
+    Returns:
+        `losses` and `trajectory` (of `evolve`) and `held_out` (`step, row, loss`: nats per token of each row after so
+        many steps; step 0 is the intact model).
+    """
+    spectral = to_spectral(model, scope="head", log_omega=True)
+    for name, parameter in spectral.spectral.named_parameters():
+        parameter.requires_grad_(name.rsplit(".", 1)[-1] in learned)
+    measured = []
+
+    def measure(step: int) -> None:
+        losses = row_losses(spectral, held_out)
+        measured.append(pd.DataFrame({"step": step, "row": np.arange(len(losses)), "loss": losses}))
+
+    def batch_loss(step: int) -> Float[Tensor, ""]:
+        if step % schedule.evaluate_every == 0:
+            measure(step)
+        rows = torch.arange(step * schedule.batch_size, (step + 1) * schedule.batch_size) % len(train)
+        return _token_losses(spectral, train[rows]).mean()
+
+    settings = EvolutionSettings(
+        steps=schedule.steps,
+        learning_rate=schedule.learning_rate,
+        warmup_steps=schedule.warmup_steps,
+        log_every=schedule.log_every,
+    )
+    evolution = evolve(spectral, batch_loss, settings, frozen_backbone=True)
+    measure(schedule.steps)
+    return {
+        "losses": evolution.losses,
+        "trajectory": evolution.trajectory,
+        "held_out": pd.concat(measured, ignore_index=True),
+    }
+
+
+@torch.no_grad()
+def row_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float64[np.ndarray, "rows"]:
+    """Mean next-token cross-entropy of each row, in nats; two rows at a time."""
+    found = [_token_losses(model, rows[start : start + 2]).double().mean(1) for start in range(0, len(rows), 2)]
+    return torch.cat(found).cpu().numpy()
+
+
+def code_experiment(
+    folder: RunFolder,
+    schedule: CodeSchedule,
+    *,
+    n_jobs: int = 1,
+    show_progress: bool = False,
+    load: Callable[[str], Any] = load_model,
+) -> dict[str, pd.DataFrame]:
+    """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
+
+    Returns:
+        `code_losses`: `arm, step, loss, stderr` over held-out files. `code_effects`: `arm, reference, value, stderr,
+        pvalue` of the paired difference of held-out loss at the end, against the intact model and against the other
+        arms. `code_movement`: `arm, layer, head, frequency, omega_start, omega, log_ratio, gain, phase` at the end.
+        `code_by_frequency`: its means over heads, `log_ratio_abs` (mean of absolute values) and so on, with the
+        starting frequency and wavelength. `code_phase_drift`: `phase_drift` at the end. `code_training`: loss per step.
+
+    What it does not establish: that the model needed other frequencies. The files may have been in its training; one
+    run per arm says nothing about the spread between runs; intervals are over held-out files.
+    """
+    runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, arm, load)) for arm in CODE_ARMS}
+    found = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    return {
+        "code_losses": _over_rows(found),
+        "code_effects": _effects(found),
+        "code_movement": (movement := _movement(found)),
+        "code_by_frequency": by_frequency(movement),
+        "code_phase_drift": _stacked(
+            {
+                arm: phase_drift(trajectory.loc[trajectory["step"].isin([0, schedule.steps])])
+                for arm, tables in found.items()
+                for trajectory in [tables["trajectory"]]
+            }
+        ),
+        "code_training": _stacked({arm: tables["losses"] for arm, tables in found.items()}),
+    }
+
+
+def by_frequency(movement: pd.DataFrame) -> pd.DataFrame:
+    """Where in frequency the parameters moved: means over layers and heads.
+
+    Args:
+        movement: `code_movement` of `code_experiment`.
+
+    Returns:
+        `arm, frequency, omega_start` (radians per token), `wavelength` (tokens), `log_ratio` and `log_ratio_abs` (of
+        omega against its start), `log_gain`, `log_gain_abs`, `phase`, `phase_abs` (radians).
+    """
+    table = movement.assign(
+        log_ratio_abs=movement["log_ratio"].abs(),
+        log_gain=np.log(movement["gain"].abs()),
+        phase_abs=movement["phase"].abs(),
+        wavelength=2 * np.pi / movement["omega_start"],
+    )
+    table["log_gain_abs"] = table["log_gain"].abs()
+    measures = [
+        "omega_start",
+        "wavelength",
+        "log_ratio",
+        "log_ratio_abs",
+        "log_gain",
+        "log_gain_abs",
+        "phase",
+        "phase_abs",
+    ]
+    means = table.groupby(["arm", "frequency"], sort=False)[measures].mean()
+    return pd.DataFrame(means).reset_index()
+
+
+def _adapt_arm(schedule: CodeSchedule, arm: str, load: Callable[[str], Any]) -> dict[str, pd.DataFrame]:
+    model = load(schedule.model)
+    view = attention_view(model)
+    files = source_files(schedule.package)
+    amounts = {"train": min(schedule.train_files, schedule.steps * schedule.batch_size), "held_out": schedule.held_out}
+    rows = {
+        part: code_rows(
+            model.tokenizer,
+            files[part],
+            amount,
+            length=schedule.length,
+            start_token=view.start_token,
+            seed=schedule.seed,
+        )
+        for part, amount in amounts.items()
+    }
+    return adapt(model, CODE_ARMS[arm], rows["train"], rows["held_out"], schedule)
+
+
+def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, "rows targets"]:
+    logits = model(rows, return_type="logits")  # rows pos d_vocab
+    return F.cross_entropy(logits[:, :-1].mT, rows[:, 1:], reduction="none")
+
+
+def _over_rows(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    held_out = _stacked({arm: tables["held_out"] for arm, tables in found.items()})
+    return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(
+        loss=("loss", "mean"), stderr=("loss", "sem")
+    )
+
+
+def _effects(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    ends = {"intact": _row_losses_at(found["full"]["held_out"], 0)}
+    for arm, tables in found.items():
+        ends[arm] = _row_losses_at(tables["held_out"], int(tables["held_out"]["step"].max()))
+    pairs = [(arm, "intact") for arm in found] + [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]
+    rows = []
+    for arm, reference in pairs:
+        effect = paired_effect(ends[arm], ends[reference])
+        rows.append({"arm": arm, "reference": reference, **asdict(effect)})
+    return pd.DataFrame(rows)
+
+
+def _row_losses_at(held_out: pd.DataFrame, step: int) -> Loss:
+    return Loss(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
+
+
+def _movement(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    place = ["layer", "head", "frequency"]
+    tables = {}
+    for arm, run in found.items():
+        steps = run["trajectory"]["step"]
+        start = run["trajectory"].loc[steps == 0, [*place, "omega"]].rename(columns={"omega": "omega_start"})
+        table = start.merge(run["trajectory"][steps == steps.max()].drop(columns="step"), on=place)
+        table.insert(5, "log_ratio", np.log(table["omega"] / table["omega_start"]))
+        tables[arm] = table
+    return _stacked(tables)
+
+
+def _stacked(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    joined = pd.concat([table.assign(arm=arm) for arm, table in tables.items()], ignore_index=True)
+    return joined.loc[:, ["arm", *(name for name in joined.columns if name != "arm")]]

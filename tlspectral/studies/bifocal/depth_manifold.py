@@ -1,0 +1,61 @@
+"""BA's Fig. 3: where heads put the depths of nested brackets, as principal components of their outputs."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+from tlspectral.nulls import one_thread
+from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.llama import SpectralLlama
+
+
+@torch.no_grad()
+def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, seed: int = 0) -> pd.DataFrame:
+    """First two principal components of each head's output at the openers of Dyck-3 words, by nesting depth.
+
+    Depth k is the k-th opener, and so also the k-th token of the word: depth and position are one here, as in BA's
+    nested sequences.
+
+    Args:
+        model: trained on Dyck-3.
+        depth: of the words.
+        n_words: fresh words.
+        seed: of the words.
+
+    Returns:
+        `layer, head, word, depth, pc1, pc2` (in units of the output), `explained` (share of the head's variance in both
+        components together), `between` (share of the head's variance, over all columns, that lies between depths: 0
+        where depths cluster in one blob, 1 where each depth is one point).
+
+    What it does not establish: that the model uses the depth, or counts it other than by position.
+    """
+    batch = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed))
+    with one_thread():
+        outputs = model.head_outputs(batch.tokens)
+    word, place = np.divmod(np.arange(n_words * depth), depth)
+    tables = []
+    for layer, of_layer in enumerate(outputs):
+        for head in range(of_layer.shape[1]):
+            z = of_layer[:, head, 1 : depth + 1].double().numpy()  # words depth d_head; position 0 is the begin token
+            flat = z.reshape(n_words * depth, -1)
+            centred = flat - flat.mean(0)
+            _, scales, directions = np.linalg.svd(centred, full_matrices=False)
+            # A singular vector's sign is arbitrary: the largest entry is made positive.
+            signs = np.sign(directions[np.arange(2), np.abs(directions[:2]).argmax(1)])
+            components = centred @ directions[:2].T * signs
+            between = ((z.mean(0) - flat.mean(0)) ** 2).sum() * n_words
+            tables.append(
+                pd.DataFrame(
+                    {
+                        "layer": layer,
+                        "head": head,
+                        "word": word,
+                        "depth": place + 1,
+                        "pc1": components[:, 0],
+                        "pc2": components[:, 1],
+                        "explained": (scales[:2] ** 2).sum() / (scales**2).sum(),
+                        "between": between / (scales**2).sum(),
+                    }
+                )
+            )
+    return pd.concat(tables, ignore_index=True)

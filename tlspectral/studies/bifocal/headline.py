@@ -1,0 +1,123 @@
+"""Spectral Evolution where its outcome can be known: one head with one learnable frequency on a canonical task.
+
+Retrieval asks for a word wherever it is, and wants no rotation; index asks for a place, and wants about one turn over
+the places ("Decoupling Positional and Symbolic Attention Behavior", section 4, with a frequency that is learned as in
+"Bifocal Attention", section 3, instead of swept).
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.positional_symbolic.canonical import (
+    BASE_ANGLES,
+    CanonicalRun,
+    CanonicalSchedule,
+    accuracy_by_position,
+    angle_unit,
+    train_canonical,
+)
+from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.bifocal.seed_intervals import share_interval
+
+TASKS = ("retrieval", "index")
+SEEDS = (0, 1, 2, 3, 4)
+_RETRIEVAL_WITHIN, _RETRIEVAL_ACCURACY = 0.05, 0.9
+_INDEX_FROM, _INDEX_TO = 1.8, 2.1
+_TURN = 2 * np.pi / angle_unit(CanonicalTask("index"))  # units in 2 pi
+
+
+def folded(omega: Float64[np.ndarray, "runs"]) -> Float64[np.ndarray, "runs"]:
+    """Frequencies in units of pi/33 as integer positions tell them apart: modulo 2 pi (66 units), without sign.
+
+    A head with -Omega is the conjugate of one with Omega.
+    """
+    rest = np.mod(omega, _TURN)
+    return np.minimum(rest, _TURN - rest)
+
+
+def headline(
+    folder: RunFolder,
+    schedule: CanonicalSchedule,
+    *,
+    starts: tuple[float, ...] = BASE_ANGLES,
+    seeds: tuple[int, ...] = SEEDS,
+    n_jobs: int = 1,
+    show_progress: bool = False,
+) -> dict[str, pd.DataFrame]:
+    """Train heads from ten frequencies with five seeds and see where the frequencies go.
+
+    What counts was fixed beforehand: a retrieval run succeeds with |Omega| < .05 and accuracy > .9, an index run with
+    Omega within 1.8 to 2.1, in units of pi/33 and `folded`.
+
+    Args:
+        folder: where finished stacks are kept, one per task and seed.
+        schedule: of the training.
+        starts: frequencies at the start, in units of pi/33.
+        seeds: of weights and prompts.
+        n_jobs: processes; the numbers do not depend on it.
+        show_progress: a bar over stacks.
+
+    Returns:
+        `headline_runs`: `task, start, seed, learned` (Omega at the end, as it is), `accuracy, folded, success`.
+        `headline_paths`: `task, start, seed, step, omega`. `headline_shares`: `task, starts, runs, successes, share,
+        low, high` (95 %, Wilson), over all starts and over those from .1 on. Frequencies are in units of pi/33.
+
+    What it does not establish: that larger models do this. The head has one frequency and nothing else to use.
+    """
+    jobs: dict[str, tuple[int, Callable[[], dict[str, pd.DataFrame]]]] = {
+        f"headline_{task}_{seed}": (seed, partial(_stack, task, seed, starts, schedule))
+        for task in TASKS
+        for seed in seeds
+    }
+    found = finish_runs(folder, jobs, n_jobs=n_jobs, show_progress=show_progress)
+    runs = _judged(pd.concat([tables["runs"] for tables in found.values()], ignore_index=True))
+    paths = pd.concat([tables["paths"] for tables in found.values()], ignore_index=True)
+    order = ["task", "start", "seed"]
+    return {
+        "headline_runs": runs.sort_values(order, ignore_index=True),
+        "headline_paths": paths.sort_values([*order, "step"], ignore_index=True),
+        "headline_shares": _shares(runs),
+    }
+
+
+def _stack(name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalSchedule) -> dict[str, pd.DataFrame]:
+    """All starts of one task and seed, trained side by side."""
+    task = CanonicalTask(name)
+    unit = angle_unit(task)
+    trained = train_canonical(
+        task, [CanonicalRun((start * unit,), seed) for start in starts], schedule, learn_frequencies=True
+    )
+    paths = trained.frequencies.assign(
+        task=name, start=[starts[run] for run in trained.frequencies["run"]], omega=trained.frequencies["theta"] / unit
+    ).filter(["task", "start", "seed", "step", "omega"])
+    right = accuracy_by_position(trained.model, validation_prompts(task, schedule))
+    correct, counted = (np.asarray(right.groupby("run")[name].sum()) for name in ("correct", "n"))
+    learned = np.asarray(paths["omega"])[np.asarray(paths["step"] == paths["step"].max())]
+    runs = pd.DataFrame(
+        {"task": name, "start": starts, "seed": seed, "learned": learned, "accuracy": correct / counted}
+    )
+    return {"runs": runs, "paths": paths}
+
+
+def _judged(runs: pd.DataFrame) -> pd.DataFrame:
+    """With `folded`, and `success` by the rules of `headline`."""
+    at = folded(np.asarray(runs["learned"], dtype=float))
+    low = (at < _RETRIEVAL_WITHIN) & (np.asarray(runs["accuracy"]) > _RETRIEVAL_ACCURACY)
+    lap = (at >= _INDEX_FROM) & (at <= _INDEX_TO)
+    return runs.assign(folded=at, success=np.where(runs["task"] == "retrieval", low, lap))
+
+
+def _shares(runs: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for task, of_task in runs.groupby("task"):
+        for starts, kept in (("all", of_task), ("from .1", of_task[of_task["start"] >= 0.1])):
+            successes, count = int(kept["success"].sum()), len(kept)
+            low, high = share_interval(successes, count)
+            rows.append((task, starts, count, successes, successes / count, low, high))
+    return pd.DataFrame(rows, columns=["task", "starts", "runs", "successes", "share", "low", "high"])

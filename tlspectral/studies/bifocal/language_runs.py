@@ -1,0 +1,169 @@
+"""One training run on a formal language, what is measured at its end, and the choice of learning rates."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
+from tlspectral.studies.bifocal.formal_languages import UNSCORED, LanguageBatch, answers_of
+from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
+from tlspectral.studies.bifocal.schedule import LanguageSchedule
+
+# Streams of random numbers, each plus the seed of the run, so that no stream is another run's or part's.
+_TRAINING_STREAM = 10_000
+_HELD_OUT_STREAM = 20_000
+_BY_SIZE_STREAM = 30_000
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class LanguageRun:
+    """What is trained.
+
+    Attributes:
+        language: name of a plan of the schedule.
+        arm: name of an arm.
+        learning_rate: of the weights.
+        seed: of weights and data; arms of one seed share both.
+        memorise: train on the same few sequences in every step.
+    """
+
+    language: str
+    arm: str
+    learning_rate: float
+    seed: int
+    memorise: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the run's file."""
+        kind = "memorise-" if self.memorise else ""
+        return f"{kind}{self.language}-{self.arm}-{self.learning_rate:g}-seed{self.seed}"
+
+
+def train_on_language(run: LanguageRun, schedule: LanguageSchedule) -> dict[str, pd.DataFrame]:
+    """Train one model from scratch and test it on fresh sequences.
+
+    Returns:
+        Tables `losses` and `trajectory` (of `evolve`), `held_out` (one row: `loss` in nats per scored token,
+        `accuracy`, `tokens` scored) and `by_size` (the same per `size`).
+    """
+    return trained_model(run, schedule)[1]
+
+
+def trained_model(run: LanguageRun, schedule: LanguageSchedule) -> tuple[SpectralLlama, dict[str, pd.DataFrame]]:
+    """As `train_on_language`, with the model."""
+    plan = schedule.plan(run.language)
+    language = plan.language
+    config = LlamaConfig(len(language.vocabulary))
+    model = SpectralLlama(config, {**ARMS, **PHASE_NOISE_ARMS}[run.arm], seed=run.seed)
+    stream = torch.Generator().manual_seed(_TRAINING_STREAM + run.seed)
+    fixed = language.sample(plan.memorised, stream) if run.memorise else None
+
+    def batch_loss(_: int) -> Float[Tensor, ""]:
+        return answer_loss(model, language.sample(plan.batch_size, stream) if fixed is None else fixed)
+
+    settings = EvolutionSettings(
+        steps=schedule.steps,
+        learning_rate=run.learning_rate,
+        warmup_steps=schedule.warmup_steps,
+        log_every=schedule.log_every,
+    )
+    evolution = evolve(model, batch_loss, settings)
+    held_out = language.sample(plan.held_out, torch.Generator().manual_seed(_HELD_OUT_STREAM + run.seed))
+    by_size = []
+    for number, one in enumerate(plan.by_size):
+        fresh = one.sample(plan.per_size, torch.Generator().manual_seed(_BY_SIZE_STREAM + 100 * run.seed + number))
+        by_size.append({"size": int(fresh.size[0]), **score_answers(model, fresh)})
+    return model, {
+        "losses": evolution.losses,
+        "trajectory": evolution.trajectory,
+        "held_out": pd.DataFrame([score_answers(model, held_out)]),
+        "by_size": pd.DataFrame(by_size, columns=["size", "loss", "accuracy", "tokens"]),
+    }
+
+
+def answer_loss(model: SpectralLlama, batch: LanguageBatch) -> Float[Tensor, ""]:
+    """Mean cross-entropy over the scored tokens of a batch, in nats."""
+    answers = answers_of(batch)
+    logits = model(batch.tokens, answers.position)  # batch answers d_vocab
+    return F.cross_entropy(logits.flatten(0, 1), answers.token.flatten(), ignore_index=UNSCORED)
+
+
+@torch.no_grad()
+def score_answers(model: SpectralLlama, batch: LanguageBatch) -> dict[str, float]:
+    """`loss` in nats per scored token and `accuracy` (share of scored tokens with the largest logit), `tokens`."""
+    loss = correct = count = 0.0
+    for start in range(0, len(batch.tokens), _ROWS_AT_ONCE):
+        part = LanguageBatch(*(value[start : start + _ROWS_AT_ONCE] for value in batch))
+        answers = answers_of(part)
+        logits = model(part.tokens, answers.position).double()  # batch answers d_vocab
+        summed = F.cross_entropy(logits.flatten(0, 1), answers.token.flatten(), ignore_index=UNSCORED, reduction="sum")
+        loss += summed.item()
+        correct += float((logits.argmax(-1) == answers.token).sum())
+        count += float((answers.token != UNSCORED).sum())
+    return {"loss": loss / count, "accuracy": correct / count, "tokens": count}
+
+
+def tune_and_train(
+    folder: RunFolder, schedule: LanguageSchedule, arms: list[str], *, n_jobs: int = 1, show_progress: bool = False
+) -> tuple[pd.DataFrame, dict[LanguageRun, dict[str, pd.DataFrame]]]:
+    """Choose each arm's learning rate on the tuning seed, then train it on all seeds at that rate.
+
+    Returns:
+        What `chosen_rates` says, and the tables of the trainings at the chosen rates.
+    """
+    languages = [plan.language.name for plan in schedule.plans]
+    tuning = [
+        LanguageRun(language, arm, rate, schedule.tuning_seed)
+        for language in languages
+        for arm in arms
+        for rate in schedule.rates
+    ]
+    rates = chosen_rates(finish_language_runs(folder, schedule, tuning, n_jobs=n_jobs, show_progress=show_progress))
+    chosen = rates[rates["chosen"]]
+    trainings = [
+        LanguageRun(language, arm, rate, seed)
+        for language, arm, rate in zip(chosen["language"], chosen["arm"], chosen["learning_rate"], strict=True)
+        for seed in schedule.seeds
+    ]
+    return rates, finish_language_runs(folder, schedule, trainings, n_jobs=n_jobs, show_progress=show_progress)
+
+
+def finish_language_runs(
+    folder: RunFolder,
+    schedule: LanguageSchedule,
+    runs: list[LanguageRun],
+    *,
+    n_jobs: int = 1,
+    show_progress: bool = False,
+) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
+    """The tables of these runs, those that are not in the folder yet made and kept there."""
+    work = {run.name: (run.seed, partial(train_on_language, run, schedule)) for run in runs}
+    found = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
+    return {run: found[run.name] for run in runs}
+
+
+def chosen_rates(runs: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    """Held-out loss at each learning rate, and which is chosen: the lowest loss, at a tie the lowest rate.
+
+    Returns:
+        Columns `language, arm, learning_rate, seed, loss, chosen`.
+    """
+    table = pd.DataFrame(
+        {
+            "language": [run.language for run in runs],
+            "arm": [run.arm for run in runs],
+            "learning_rate": [run.learning_rate for run in runs],
+            "seed": [run.seed for run in runs],
+            "loss": [float(tables["held_out"]["loss"].iloc[0]) for tables in runs.values()],
+        }
+    )
+    lowest = table.sort_values(["loss", "learning_rate"]).drop_duplicates(["language", "arm"]).index
+    return table.assign(chosen=table.index.isin(lowest))

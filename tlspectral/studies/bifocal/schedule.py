@@ -1,0 +1,92 @@
+"""What is run on the formal languages, fixed before any of it: sizes, seeds, learning rates; and a smoke preset.
+
+BA gives 400 steps and no more. Batch sizes are such that the whole takes about an hour of one core. The grid of rates
+is the same for all arms, and so is what is spent on it.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, FormalLanguage, Modulo7
+
+
+@dataclass(frozen=True)
+class LanguagePlan:
+    """How much of one language is drawn.
+
+    Attributes:
+        language: what is trained and held out.
+        batch_size: sequences per step.
+        held_out: fresh sequences that the trained model is tested on.
+        by_size: the same language at one depth or noise length each, seen in training and beyond (the structure gap).
+        per_size: fresh sequences of each of those.
+        memorised: sequences that the memorisation control sees in every step, in place of fresh ones.
+    """
+
+    language: FormalLanguage
+    batch_size: int
+    held_out: int
+    by_size: tuple[FormalLanguage, ...]
+    per_size: int
+    memorised: int
+
+
+@dataclass(frozen=True)
+class LanguageSchedule:
+    """All language experiments.
+
+    Attributes:
+        plans: one per language.
+        steps: of every run.
+        rates: learning rates that each arm is tuned over.
+        tuning_seed: of the tuning runs: weights, training and held-out data of their own.
+        seeds: of the runs that are reported.
+        warmup_steps: of every run.
+        log_every: steps between records of the spectral parameters.
+    """
+
+    plans: tuple[LanguagePlan, ...]
+    steps: int = 400
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    tuning_seed: int = 100
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    warmup_steps: int = 20
+    log_every: int = 10
+
+    def plan(self, language: str) -> LanguagePlan:
+        """The plan of a language by its name."""
+        return next(plan for plan in self.plans if plan.language.name == language)
+
+    def settings(self) -> dict[str, Any]:
+        """All of it as JSON, the languages by name."""
+        plans = {plan.language.name: asdict(plan) for plan in self.plans}
+        return {**asdict(self), "plans": plans}
+
+
+FULL = LanguageSchedule(
+    plans=(
+        LanguagePlan(Dyck3((4, 8)), 16, 512, tuple(Dyck3((depth, depth)) for depth in range(4, 25)), 64, 16),
+        LanguagePlan(
+            BioRotation((100, 200)),
+            8,
+            128,
+            tuple(BioRotation((n, n)) for n in (100, 125, 150, 175, 200, 201, 225, 250, 275, 300, 350, 400)),
+            32,
+            8,
+        ),
+        LanguagePlan(Modulo7(), 64, 2048, (), 0, 64),
+    )
+)
+
+QUICK = LanguageSchedule(
+    plans=(
+        LanguagePlan(Dyck3((4, 5)), 4, 8, tuple(Dyck3((depth, depth)) for depth in (4, 8)), 4, 4),
+        LanguagePlan(BioRotation((6, 9)), 2, 4, tuple(BioRotation((n, n)) for n in (6, 12)), 2, 2),
+        LanguagePlan(Modulo7(), 4, 8, (), 0, 4),
+    ),
+    steps=3,
+    rates=(1e-3, 3e-3),
+    seeds=(0, 1),
+    warmup_steps=1,
+    log_every=2,
+)

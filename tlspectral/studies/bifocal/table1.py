@@ -1,0 +1,142 @@
+"""BA's Table 1 and Fig. 4: fresh held-out loss of five arms on three languages, loss per step, the lock-in step."""
+
+import pandas as pd
+
+from tlspectral.studies.common.run_folder import RunFolder
+from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
+from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig, parameter_counts
+from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.bifocal.seed_intervals import intervals, paired_differences
+
+REFERENCE = "standard"
+_WINDOW = 10
+_WITHIN = 20
+
+
+def lock_in_step(losses: pd.DataFrame, entropy_floor: float) -> int | None:
+    """First step at which the loss has lost more than half of its distance to the floor within 20 steps.
+
+    Smoothed loss: mean of the last 10 steps. The step is the first s with
+    `smooth(s) - floor < (smooth(s - 20) - floor) / 2`; the two windows share no step. BA (Fig. 4) shows such a fall at
+    step 150 and does not define it.
+
+    Args:
+        losses: columns `step, loss`, of `evolve`.
+        entropy_floor: nats per scored token that no model can go below.
+
+    Returns:
+        The step, or None where no such fall happens.
+    """
+    smooth = pd.Series(losses["loss"].rolling(_WINDOW).mean())
+    above = smooth - entropy_floor
+    fell = losses.loc[above < above.shift(_WITHIN) / 2, "step"]
+    return int(fell.iloc[0]) if len(fell) else None
+
+
+def table1(
+    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
+) -> dict[str, pd.DataFrame]:
+    """Train every arm on every language and compare.
+
+    Returns:
+        `table1_runs`: a row per run, `language, arm, learning_rate, seed, loss, accuracy, lock_in` (NaN: none).
+        `table1`: a row per language and arm, means over seeds with 95 % t intervals (`loss, loss_low, loss_high`, the
+        same of accuracy), the paired difference of loss and accuracy to `standard` (`loss_difference, _low, _high`; NaN
+        for itself), `lock_ins` (runs with one), floors, chance and numbers of parameters. `learning_rates`: the tuning.
+        `losses`: `language, arm, seed, step, loss` of every run.
+
+    What it does not establish: an arm is better where its interval of differences holds 0; nor anything about models
+    of another size, or trained for longer.
+    """
+    arms = list(ARMS)
+    rates, runs = tune_and_train(folder, schedule, arms, n_jobs=n_jobs, show_progress=show_progress)
+    measured = held_out_table(runs, schedule)
+    return {
+        "table1_runs": measured,
+        "table1": compared(measured, schedule),
+        "learning_rates": rates,
+        "losses": stacked(runs, "losses"),
+    }
+
+
+def memorisation(
+    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The control: the same few sequences in every step, one seed, the middle learning rate.
+
+    Losses of BA's size in 400 steps come about here, in every arm, and mean nothing on fresh sequences.
+
+    Returns:
+        `memorisation`: `language, arm, seed, training_loss` (mean of the last 20 steps), `loss` and `accuracy` on fresh
+        sequences. `memorisation_losses`: as `losses` of `table1`.
+    """
+    rate = sorted(schedule.rates)[len(schedule.rates) // 2]
+    wanted = [
+        LanguageRun(plan.language.name, arm, rate, schedule.seeds[0], memorise=True)
+        for plan in schedule.plans
+        for arm in ARMS
+    ]
+    runs = finish_language_runs(folder, schedule, wanted, n_jobs=n_jobs, show_progress=show_progress)
+    measured = held_out_table(runs, schedule).drop(columns=["lock_in"])
+    ends = [float(tables["losses"]["loss"].tail(20).mean()) for tables in runs.values()]
+    measured.insert(4, "training_loss", ends)
+    return {"memorisation": measured, "memorisation_losses": stacked(runs, "losses")}
+
+
+def held_out_table(runs: dict[LanguageRun, dict[str, pd.DataFrame]], schedule: LanguageSchedule) -> pd.DataFrame:
+    """A row per run: `language, arm, learning_rate, seed, loss, accuracy, lock_in`."""
+    rows = []
+    for run, tables in runs.items():
+        held_out = tables["held_out"].iloc[0]
+        floor = schedule.plan(run.language).language.entropy_floor
+        rows.append(
+            {
+                "language": run.language,
+                "arm": run.arm,
+                "learning_rate": run.learning_rate,
+                "seed": run.seed,
+                "loss": float(held_out["loss"]),
+                "accuracy": float(held_out["accuracy"]),
+                "lock_in": lock_in_step(tables["losses"], floor),
+            }
+        )
+    return pd.DataFrame(rows).astype({"lock_in": "float64"})
+
+
+def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame:
+    """The summary of `table1` from its rows per run."""
+    key = ["language", "arm"]
+    grouped = measured.groupby(key, sort=False)
+    table = grouped.agg(
+        learning_rate=("learning_rate", "first"), seeds=("seed", "count"), lock_ins=("lock_in", "count")
+    ).reset_index()
+    for measure in ("loss", "accuracy"):
+        names = {"mean": measure, "low": f"{measure}_low", "high": f"{measure}_high"}
+        table = table.merge(intervals(measured, key, measure).rename(columns=names).drop(columns="n"), on=key)
+        names = {
+            end: f"{measure}_difference{suffix}" for end, suffix in (("mean", ""), ("low", "_low"), ("high", "_high"))
+        }
+        found = paired_differences(measured, ["language"], measure, reference=REFERENCE)
+        table = table.merge(found.rename(columns=names).drop(columns="n"), on=key, how="left")
+    languages = {plan.language.name: plan.language for plan in schedule.plans}
+    for name in ("entropy_floor", "sequence_floor", "chance_loss", "chance_accuracy"):
+        table[name] = [float(getattr(languages[language], name)) for language in table["language"]]
+    counts = [
+        parameter_counts(LlamaConfig(len(languages[language].vocabulary)), ARMS[arm])
+        for language, arm in zip(table["language"], table["arm"], strict=True)
+    ]
+    return table.assign(
+        backbone_parameters=[count["backbone"] for count in counts],
+        spectral_parameters=[count["spectral"] for count in counts],
+    )
+
+
+def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.DataFrame:
+    """One table of all runs below each other, behind `language, arm, seed`."""
+    tables = []
+    for run, found in runs.items():
+        table = found[name].copy()
+        for place, (column, value) in enumerate({"language": run.language, "arm": run.arm, "seed": run.seed}.items()):
+            table.insert(place, column, value)
+        tables.append(table)
+    return pd.concat([table for table in tables if len(table)], ignore_index=True)

@@ -1,0 +1,20 @@
+"""Small transformers trained from scratch: the random-map task, a plain-torch model, its training loop.
+
+`python -m tlspectral.studies.fingerprint.packaged_models NAME` makes the packaged checkpoints with them.
+"""
+
+from tlspectral.studies.common.evaluation import evaluate
+from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+from tlspectral.studies.common.trainer import TrainingRun, TrainingSettings, train
+
+__all__ = [
+    "AttentionOnlyTransformer",
+    "RandomMapBatch",
+    "RandomMapTask",
+    "TrainingRun",
+    "TrainingSettings",
+    "TransformerConfig",
+    "evaluate",
+    "train",
+]

@@ -1,0 +1,174 @@
+"""The training loop: AdamW on fresh sequences of the task, one evaluation every so many steps."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from tlspectral.studies.common.evaluation import evaluate, token_losses
+from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+
+_TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs
+_EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared
+
+Penalty = Callable[[AttentionOnlyTransformer], Float[Tensor, ""]]
+"""What is added to the loss of a step, times its weight: a function of the model as it is, which gradients pass."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How to train; the defaults make a small model learn the random-map task in about two minutes of one core.
+
+    Attributes:
+        steps: gradient steps.
+        batch_size: sequences per step.
+        learning_rate: after the warm-up and before the decay.
+        warmup_steps: steps of linear warm-up from 0.
+        decay_share: last share of the steps, over which the learning rate falls to 0 along a cosine.
+        weight_decay: AdamW's, on all parameters.
+        clip: largest norm of the gradient.
+        evaluate_every: steps between evaluations; there is one before the first step and one after the last.
+        evaluation_sequences: sequences of an evaluation.
+        seed: of the initial weights and of the training sequences.
+    """
+
+    steps: int = 1500
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    warmup_steps: int = 200
+    decay_share: float = 0.4
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    evaluate_every: int = 100
+    evaluation_sequences: int = 64
+    seed: int = 0
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        decay_from = self.steps - round(self.decay_share * self.steps)
+        if step < decay_from:
+            return self.learning_rate * warm
+        progress = (step - decay_from) / (self.steps - decay_from)
+        return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def evaluates_after(self, done: int) -> bool:
+        """Whether there is an evaluation after so many steps."""
+        return done % self.evaluate_every == 0 or done == self.steps
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A trained model and its history: one row per evaluation, columns `step` and those of `evaluate`.
+
+    With a penalty there is its value as well, `penalty`, without the weight. `checkpoints` holds a copy of the weights
+    after every step that was to be kept, under the model's parameter names.
+    """
+
+    model: AttentionOnlyTransformer
+    history: pd.DataFrame
+    checkpoints: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+def train(
+    config: TransformerConfig,
+    task: RandomMapTask,
+    settings: TrainingSettings | None = None,
+    *,
+    penalty: Penalty | None = None,
+    penalty_weight: float = 0.0,
+    keep_steps: Iterable[int] = (),
+    show_progress: bool = False,
+) -> TrainingRun:
+    """Train a model from scratch, on the CPU.
+
+    The same arguments give the same weights on the same machine and number of threads. Another build of torch or of its
+    BLAS rounds differently, and training amplifies that: weights then differ while the circuit is the same.
+
+    Args:
+        config: the architecture.
+        task: what to learn; its vocabulary and length have to fit the architecture.
+        settings: how; None takes the defaults.
+        penalty: added to the loss of every step; see `tlspectral.studies.fingerprint.constrained`.
+        penalty_weight: factor on it.
+        keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. They change
+            nothing in the training.
+        show_progress: a bar over steps.
+
+    Raises:
+        ValueError: the task has another vocabulary than the model, or longer sequences than its context; a step to
+            keep that the training does not reach.
+    """
+    settings = settings or TrainingSettings()
+    kept = set(keep_steps)
+    if beyond := sorted(kept - set(range(settings.steps + 1))):
+        raise ValueError(f"keep_steps holds {beyond}; training reaches the whole numbers from 0 to {settings.steps}")
+    model = AttentionOnlyTransformer(config, seed=settings.seed)
+    held_out = held_out_sequences(task, settings)
+    history, checkpoints = [], {}
+    with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
+        for done in training_steps(model, task, settings, penalty=penalty, penalty_weight=penalty_weight):
+            bar.update(done - bar.n)
+            if done in kept:
+                checkpoints[done] = {name: value.detach().clone() for name, value in model.state_dict().items()}
+            if settings.evaluates_after(done):
+                found = evaluate(model, held_out)
+                if penalty is not None:
+                    found["penalty"] = penalty(model).item()
+                history.append({"step": done, **found})
+                bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
+    return TrainingRun(model, pd.DataFrame(history), checkpoints)
+
+
+def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> RandomMapBatch:
+    """The sequences of every evaluation, the same whatever the seed."""
+    return task.sample(settings.evaluation_sequences, torch.Generator().manual_seed(_EVALUATION_STREAM))
+
+
+def training_steps(
+    model: AttentionOnlyTransformer,
+    task: RandomMapTask,
+    settings: TrainingSettings,
+    *,
+    penalty: Penalty | None = None,
+    penalty_weight: float = 0.0,
+) -> Iterator[int]:
+    """Train a model in place; yields how many steps are done, 0 first, so that the caller can look, and stop.
+
+    Args:
+        model: with its initial weights.
+        task: what to learn.
+        settings: how.
+        penalty: added to the loss of every step.
+        penalty_weight: factor on it.
+
+    Raises:
+        ValueError: the task has another vocabulary than the model, or longer sequences than its context.
+    """
+    config = model.config
+    if task.vocabulary != config.d_vocab or task.length > config.n_ctx:
+        raise ValueError(
+            f"the task has {task.vocabulary} tokens in sequences of {task.length}, the model d_vocab={config.d_vocab}"
+            f" and n_ctx={config.n_ctx}"
+        )
+    stream = torch.Generator().manual_seed(_TRAINING_STREAM + settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    yield 0
+    for step in range(settings.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        tokens = task.sample(settings.batch_size, stream).tokens
+        loss = token_losses(model(tokens), tokens).mean()
+        if penalty is not None:
+            loss = loss + penalty_weight * penalty(model)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimizer.step()
+        yield step + 1

@@ -1,0 +1,30 @@
+"""Constrained training: which spectral channels of the query-key operator a circuit needs while it forms.
+
+Two-layer attention-only models learn the random-map task freely, with a symmetric `M = W_Q W_K^T`, or without phase
+`Im(M_t)` ("Fingerprint, Not Blueprint", FP, section 10). `python -m tlspectral.studies.fingerprint.constrained -o FOLDER` trains
+the grid.
+"""
+
+from tlspectral.studies.fingerprint.constrained.cell import CellRun, train_cell
+from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
+from tlspectral.studies.fingerprint.constrained.formation import formation
+from tlspectral.studies.fingerprint.constrained.grid import constrained_grid
+from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
+from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
+from tlspectral.studies.fingerprint.constrained.rerouting import previous_token_heads, rerouting
+
+__all__ = [
+    "ARMS",
+    "PRESETS",
+    "Arm",
+    "CellRun",
+    "Preset",
+    "constrained_grid",
+    "formation",
+    "formation_tests",
+    "phase_penalty",
+    "previous_token_heads",
+    "rerouting",
+    "symmetric_penalty",
+    "train_cell",
+]

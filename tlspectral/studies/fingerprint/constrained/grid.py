@@ -1,0 +1,126 @@
+"""The grid of constrained training: arms x seeds, one resumable cell each, and the tables that are made of them."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from tlspectral.tables import write_table
+from tlspectral.studies.fingerprint.constrained.cell import train_cell
+from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
+from tlspectral.studies.fingerprint.constrained.formation import formation
+from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
+from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
+from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
+
+
+def constrained_grid(
+    output: Path,
+    preset: str | Preset = "quick",
+    *,
+    arms: Sequence[str | Arm] = tuple(ARMS),
+    seeds: int = 5,
+    n_jobs: int = 1,
+    command: str = "",
+    show_progress: bool = True,
+) -> dict[str, pd.DataFrame]:
+    """Train every arm with every seed, or finish a grid that was interrupted, and write its tables (FP section 10).
+
+    A cell is kept in the folder `cells` of `output` as soon as it is finished, so that a grid which is stopped and
+    continued gives the tables it would have given. More arms or seeds can be added to a folder later.
+
+    Args:
+        output: folder for cells and tables.
+        preset: `"quick"`, `"paper"` (FP's own sizes: many hours), or a `Preset`.
+        arms: names of `ARMS`, or an `Arm` with a penalty of one's own. What such a penalty computes is not recorded:
+            give a changed one a new name.
+        seeds: how many, 0, 1, ...; two at least, since contrasts and spreads are over seeds.
+        n_jobs: workers among which cells are shared out, by joblib (processes with one thread each) or whatever
+            `joblib.parallel_config` says, Dask included. The tables do not depend on it.
+        command: for the record in the tables' `attrs`.
+        show_progress: a bar over cells.
+
+    Returns:
+        The tables, which lie in `output` as parquet files of these names too: `evaluations`, `heads` and `kernels` (see
+        `CellRun`), `formation`, `table4` (of `formation_tests`: a row where both arms of a contrast are there),
+        `rerouting`.
+
+    Raises:
+        ValueError: an unknown preset or arm, an arm that comes twice or takes the name of another one, fewer than two
+            seeds.
+        IncompatibleCheckpoint: the folder's cells were made with other settings or another version of torch.
+
+    What it does not establish: what the constraints cost a larger model, another task, or another optimiser.
+    """
+    preset, chosen = _preset(preset), _arms(arms)
+    if seeds < 2:
+        raise ValueError(f"seeds={seeds}: contrasts and spreads are over seeds, and need two at least")
+    folder = open_run_folder(output / "cells", preset.settings(), command=command)
+    runs = {
+        f"{arm.name}_lam{arm.penalty_weight}_seed{seed}": (seed, partial(_cell_tables, preset, arm, seed))
+        # Seeds outside, so that an unfinished grid has some of each arm.
+        for seed in range(seeds)
+        for arm in chosen
+    }
+    cells = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    order = {arm.name: place for place, arm in enumerate(chosen)}
+    tables = {}
+    for name in ("evaluations", "heads", "kernels"):
+        joined = pd.concat([cells[run][name] for run in runs])
+        tables[name] = joined.sort_values(
+            ["arm", "seed"], key=partial(_placed, order), kind="stable", ignore_index=True
+        )
+    tables["formation"] = formation(tables["evaluations"], vocabulary=preset.task.vocabulary)
+    tables["table4"] = formation_tests(tables["formation"])
+    tables["rerouting"] = rerouting(tables["heads"], tables["kernels"])
+    for name, table in tables.items():
+        table.attrs = {
+            **folder.provenance,
+            "preset": preset.settings(),
+            "arms": {
+                arm.name: {
+                    "positional_embedding_type": arm.positional_embedding_type,
+                    "penalty": None if arm.penalty is None else getattr(arm.penalty, "__name__", repr(arm.penalty)),
+                    "penalty_weight": arm.penalty_weight,
+                }
+                for arm in chosen
+            },
+            "seeds": list(range(seeds)),
+        }
+        write_table(table, output / f"{name}.parquet")
+    return tables
+
+
+def _cell_tables(preset: Preset, arm: Arm, seed: int) -> dict[str, pd.DataFrame]:
+    return train_cell(preset, arm, seed).tables()
+
+
+def _placed(order: dict[str, int], column: pd.Series) -> pd.Series:
+    """Arms by their place in the grid, numbers as they are."""
+    return column.map(order) if column.name == "arm" else column
+
+
+def _preset(preset: str | Preset) -> Preset:
+    if isinstance(preset, Preset):
+        return preset
+    if preset not in PRESETS:
+        raise ValueError(f"{preset!r} is no preset; there are {', '.join(PRESETS)}")
+    return PRESETS[preset]
+
+
+def _arms(arms: Sequence[str | Arm]) -> list[Arm]:
+    chosen: list[Arm] = []
+    for arm in arms:
+        if isinstance(arm, str):
+            if arm not in ARMS:
+                raise ValueError(f"{arm!r} is no arm; there are {', '.join(ARMS)}")
+            arm = ARMS[arm]
+        elif arm.name in ARMS and arm != ARMS[arm.name]:
+            raise ValueError(f"{arm.name!r} is the name of another arm: give yours its own")
+        if arm.name in {other.name for other in chosen}:
+            raise ValueError(f"arm {arm.name!r} comes twice")
+        chosen.append(arm)
+    if not chosen:
+        raise ValueError(f"no arms were given; there are {', '.join(ARMS)}")
+    return chosen

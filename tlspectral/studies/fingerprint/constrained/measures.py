@@ -1,0 +1,142 @@
+"""What is written down at each evaluation of a constrained run: losses, attention, kernels, spectra of every head."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from tlspectral.rotary import RotaryGeometry, pair_columns, phase_metrics, phase_norms
+from tlspectral.spectra import head_metrics
+from tlspectral.studies.common.evaluation import induction_attention, previous_token_attention, token_losses
+from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.random_map import RandomMapBatch
+from tlspectral.studies.common.trainer import Penalty
+
+KERNEL_OFFSETS = range(-8, 1)
+_SPECTRA = ("dir_frac", "D_head", "rope_imag_frac")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Rows of the three tables for one evaluation, without arm, seed and step."""
+
+    evaluation: dict[str, Any]
+    heads: list[dict[str, Any]]
+    kernels: list[dict[str, Any]]
+
+
+@torch.no_grad()
+def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Penalty | None) -> Measurement:
+    """Look at a model in training on sequences of the task (FP section 10).
+
+    Args:
+        model: as it is; nothing of it is changed.
+        batch: the sequences.
+        penalty: whose value is to be written down; None leaves NaN.
+
+    Returns:
+        `evaluation`: `loss` over all targets, `ce_pred` over predictable ones, `ce_unpred` over noise, `prev_best` and
+        `ind_best` over heads, `penalty`. `heads`: `layer, head, prev, ind` and `dir_frac, D_head, rope_imag_frac` of
+        the operator with the norm's gain folded in and centred; with `_raw` those of the weights as they are stored,
+        which FP reports. `kernels`: mean score by offset = key - query. Attention and kernels are means over the
+        queries from a quarter of the sequence on.
+
+    What it does not establish: that a head with a high `prev` or `ind` is what the loss depends on.
+    """
+    logits, layers = model.with_attention(batch.tokens)
+    losses = token_losses(logits, batch.tokens)
+    prev, ind = previous_token_attention(layers), induction_attention(layers, batch.tokens)
+    kernels = position_kernels(layers)
+    spectra = {**spectral_columns(model, folded=True), **spectral_columns(model, folded=False)}
+    places = list(product(range(model.config.n_layers), range(model.config.n_heads)))
+    return Measurement(
+        {
+            "loss": losses.mean().item(),
+            "ce_pred": losses[batch.predictable].mean().item(),
+            "ce_unpred": losses[batch.noise].mean().item(),
+            "prev_best": prev.max().item(),
+            "ind_best": ind.max().item(),
+            "penalty": float("nan") if penalty is None else penalty(model).item(),
+        },
+        [
+            {
+                "layer": layer,
+                "head": head,
+                "prev": prev[layer, head].item(),
+                "ind": ind[layer, head].item(),
+                **{name: float(values[layer, head]) for name, values in spectra.items()},
+            }
+            for layer, head in places
+        ],
+        [
+            {"layer": layer, "head": head, "offset": offset, "score": kernels[layer, head, column].item()}
+            for layer, head in places
+            for column, offset in enumerate(KERNEL_OFFSETS)
+        ],
+    )
+
+
+def position_kernels(layers: list[Attended]) -> Float[Tensor, "layers heads offsets"]:
+    """Mean score before the softmax by `KERNEL_OFFSETS`, over sequences and queries from a quarter of them on."""
+    first = layers[0].scores.shape[-1] // 4
+    # Entry i of the diagonal is query i - offset, key i.
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    layer.scores.diagonal(offset, dim1=-2, dim2=-1)[..., max(first + offset, 0) :].mean((0, -1))
+                    for offset in KERNEL_OFFSETS
+                ],
+                dim=-1,
+            )
+            for layer in layers
+        ]
+    )
+
+
+def spectral_columns(
+    model: AttentionOnlyTransformer, *, folded: bool
+) -> dict[str, Float64[np.ndarray, "layers heads"]]:
+    """`dir_frac`, `D_head` and `rope_imag_frac` of every head, in float64.
+
+    Args:
+        model: whose `W_Q`, `W_K` are read.
+        folded: with the gain of the norm in front folded in, and centred as LayerNorm centres; names are then plain.
+            Else of the weights as they are stored (FP section 10), and names end in `_raw`.
+
+    Returns:
+        [layers, heads] by name; `rope_imag_frac` is NaN without rotary positions.
+    """
+    config = model.config
+    geometry = _pairs(config)
+    found: dict[str, list[Any]] = {name: [] for name in _SPECTRA}
+    for block in model.layers:
+        w_q, w_k = (weight.detach().double() for weight in (block.attn.W_Q, block.attn.W_K))
+        if folded:
+            gain = block.ln1.w.detach().double()[:, None]
+            w_q, w_k = (gain * weight for weight in (w_q, w_k))
+            w_q, w_k = (weight - weight.mean(1, keepdim=True) for weight in (w_q, w_k))
+        metrics = head_metrics(
+            w_q, w_k, storage_dtype=torch.float32, effective_dimension=config.d_model - (1 if folded else 0)
+        )
+        found["dir_frac"].append(metrics.dir_frac)
+        found["D_head"].append(metrics.D_head)
+        if geometry is None:
+            found["rope_imag_frac"].append(np.full(config.n_heads, np.nan))
+        else:
+            found["rope_imag_frac"].append(
+                phase_metrics(phase_norms(w_q, w_k, geometry), geometry).rope_imag_frac.numpy()
+            )
+    return {name if folded else f"{name}_raw": np.stack(values) for name, values in found.items()}
+
+
+def _pairs(config: TransformerConfig) -> RotaryGeometry | None:
+    """Which columns turn together; how fast they turn does not enter what is measured here."""
+    if config.positional_embedding_type != "rotary":
+        return None
+    pairs = pair_columns(config.d_head, adjacent=config.rotary_adjacent_pairs)
+    return RotaryGeometry(torch.ones(config.d_head // 2, dtype=torch.float64), *pairs, config.d_head)

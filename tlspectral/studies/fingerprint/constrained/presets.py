@@ -1,0 +1,117 @@
+"""Arms and sizes of constrained training: which models are trained, under which constraint, for how long."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
+from tlspectral.studies.common.model import TransformerConfig
+from tlspectral.studies.common.random_map import RandomMapTask
+from tlspectral.studies.common.trainer import Penalty, TrainingSettings
+
+INDUCTION_THRESHOLD = 0.5
+_FLOOR_LOSS = 0.15  # nats, about what a finished model reaches on predictable targets; half-way to it is "formed"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One kind of model of the grid.
+
+    Attributes:
+        name: in the tables.
+        positional_embedding_type: `"rotary"` or `"standard"` (learned absolute positions).
+        penalty: added to the loss of every step, a function of the model; None trains freely.
+        penalty_weight: factor on it.
+    """
+
+    name: str
+    positional_embedding_type: str
+    penalty: Penalty | None = None
+    penalty_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.penalty is None) != (self.penalty_weight == 0):
+            raise ValueError(
+                f"arm {self.name!r} has penalty={self.penalty} with penalty_weight={self.penalty_weight}: give both, or"
+                " neither for a free arm"
+            )
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("ape_free", "standard"),
+        Arm("ape_sym", "standard", symmetric_penalty, 10.0),
+        Arm("rope_free", "rotary"),
+        Arm("rope_sym", "rotary", symmetric_penalty, 10.0),
+        Arm("rope_imag", "rotary", phase_penalty, 10.0),
+    )
+}
+"""The grid of "Fingerprint, Not Blueprint" (FP, section 10)."""
+
+
+def loss_threshold(vocabulary: int) -> float:
+    """Loss on predictable targets, in nats, below which the circuit counts as formed: half-way down from ln V."""
+    return 0.5 * (math.log(vocabulary) + _FLOOR_LOSS)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes and schedule of a grid.
+
+    Attributes:
+        name: `"quick"` or `"paper"`, or a user's own.
+        config: the architecture; an arm says which positions.
+        task: what is learned.
+        training: steps, batches, learning rate and how often is evaluated; a cell says which seed.
+        stop_after: steps that a cell goes on after both criteria of formation hold; None: always all steps.
+    """
+
+    name: str
+    config: TransformerConfig
+    task: RandomMapTask
+    training: TrainingSettings
+    stop_after: int | None
+
+    @property
+    def loss_threshold(self) -> float:
+        """Of the task's vocabulary."""
+        return loss_threshold(self.task.vocabulary)
+
+    def config_of(self, arm: Arm) -> TransformerConfig:
+        """The architecture with the arm's positions."""
+        return replace(self.config, positional_embedding_type=arm.positional_embedding_type)
+
+    def training_of(self, seed: int) -> TrainingSettings:
+        """The schedule with the cell's seed."""
+        return replace(self.training, seed=seed)
+
+    def settings(self) -> dict[str, Any]:
+        """All that the numbers depend on beside arm and seed, as JSON."""
+        settings = asdict(self)
+        # Cells have positions and a seed of their own.
+        del settings["config"]["positional_embedding_type"], settings["training"]["seed"]
+        return {**settings, "loss_threshold": self.loss_threshold, "induction_threshold": INDUCTION_THRESHOLD}
+
+
+PAPER = Preset(
+    "paper",
+    TransformerConfig(
+        d_model=128, n_heads=4, d_head=32, d_vocab=64, n_ctx=256, rotary_adjacent_pairs=False, unembed_bias=True
+    ),
+    RandomMapTask(vocabulary=64, length=256),
+    TrainingSettings(steps=6000, batch_size=64, learning_rate=1e-3, decay_share=0.0, evaluate_every=100),
+    stop_after=None,
+)
+"""FP's own runs: some 14 hours for 5 arms x 5 seeds on two cores."""
+
+QUICK = Preset(
+    "quick",
+    TransformerConfig(),
+    RandomMapTask(),
+    TrainingSettings(steps=4000, batch_size=32, learning_rate=2e-3, decay_share=0.0, evaluate_every=25),
+    stop_after=200,
+)
+"""Smaller models that stop soon after the circuit has formed: 18 minutes for 5 arms x 5 seeds on two free cores."""
+
+PRESETS = {preset.name: preset for preset in (PAPER, QUICK)}

@@ -1,0 +1,148 @@
+"""Figures of training histories: a head and the heads around it over the steps of one or several trainings.
+
+Tables are those of `HeadHistory.track()` in `tlspectral.history`, or published ones with the same columns.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from tlspectral.studies.fingerprint.history_questions import formation_crossing
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.tables.required import require
+
+# Colour, dash and marker of each model: apart from one another without colour as well.
+_LOOKS: tuple[dict[str, Any], ...] = tuple(
+    {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 3.5, "linewidth": 1.3}
+    for colour, dashes, marker in ((BLUE, "-", "o"), (ORANGE, "--", "s"), (INK, ":", "^"), (GREY, "-.", "D"))
+)
+_WORDS = {
+    "prev": "attention to the previous token",
+    "rope_imag_frac_pct": "phase percentile within the model",
+    "D_head_median": r"median $D_{head}$ of all heads",
+}
+_LOGARITHMIC = 100.0  # a grid whose last step is so many times its first above 0 is one of ratios
+
+
+def checkpoint_acts(
+    tracks: pd.DataFrame | Mapping[str, pd.DataFrame],
+    *,
+    behaviour: str = "prev",
+    phase: str = "rope_imag_frac_pct",
+    median: str = "D_head_median",
+    null: str | float = "D_head_null_median",
+    formed: float = 0.5,
+    window: tuple[int | float, int | float] | None = None,
+) -> Figure:
+    """The three acts of a training: a head's behaviour, its phase percentile, and the median head against its null.
+
+    Args:
+        tracks: one row per step with rising `step`, of one head: `HeadHistory.track()`; or several by name.
+        behaviour, phase, median: columns of the three panels.
+        null: column of the median's null, or one number for all. Where `D_head_null_low` and `D_head_null_high` go
+            with the column, their range is shaded.
+        formed: level of the behaviour that counts as formed.
+        window: steps to shade as the formation window; None shades those between which the first behaviour of all
+            crosses `formed` and those between which the last does, and nothing if none does.
+
+    Returns:
+        A figure outside pyplot. Steps whose grid is one of ratios are on a logarithmic axis that begins with 0.
+
+    Raises:
+        ValueError: a column is missing or NaN, steps do not rise, no table, or more than four.
+
+    Source: "Fingerprint, Not Blueprint" (FP, Fig. 4), whose formation window is 1 to 4 thousand million tokens.
+
+    What it does not establish: an order inside the shaded window, which is as fine as the saved steps are; nor that the
+    head drawn is special, as it is the one that hindsight chose.
+    """
+    named = {"": tracks} if isinstance(tracks, pd.DataFrame) else dict(tracks)
+    if not 1 <= len(named) <= len(_LOOKS):
+        raise ValueError(f"the figure holds one to {len(_LOOKS)} models, found {len(named)}")
+    crossings = [
+        formation_crossing(track, behaviour=behaviour, phase=phase, behaviour_level=formed) for track in named.values()
+    ]
+    for name, track in named.items():
+        _require_numbers(track, [median, *([null] if isinstance(null, str) else [])], name)
+    if window is None:
+        bounds = [(at.behaviour.after or 0, at.behaviour.step) for at in crossings if at.behaviour.step is not None]
+        window = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
+    figure = new_figure(10.2, 3.5)
+    panels = figure.subplots(1, 3)
+    banded = False
+    for (name, track), look in zip(named.items(), _LOOKS, strict=False):
+        steps = track["step"].to_numpy(dtype=float)
+        for axes, column in zip(panels, (behaviour, phase, median), strict=True):
+            axes.plot(steps, track[column].to_numpy(dtype=float), label=name or column, **look)
+        if isinstance(null, str):
+            panels[2].plot(steps, track[null].to_numpy(dtype=float), color=look["color"], linewidth=0.8, gid="null")
+            banded |= _shade_null(panels[2], track, null, look["color"])
+    if not isinstance(null, str):
+        panels[2].axhline(null, color=GREY, linewidth=0.8, gid="null")
+    panels[1].axhline(0.5, color=GREY, linewidth=0.8, linestyle=":", gid="middle")
+    steps = np.concatenate([track["step"].to_numpy(dtype=float) for track in named.values()])
+    for axes, letter, column in zip(panels, "abc", (behaviour, phase, median), strict=True):
+        if window is not None:
+            axes.axvspan(*window, color=PALE, linewidth=0, zorder=0, gid="window")
+        _lay_out_steps(axes, steps)
+        axes.set_title(f"({letter}) {_WORDS.get(column, column)}", color=INK, fontsize=10, loc="left")
+        dress(axes)
+    for axes in panels[:2]:
+        axes.set_ylim(-0.03, 1.03)
+    _legend(figure, list(named), window=window is not None, banded=banded)
+    return figure
+
+
+def _lay_out_steps(axes: Axes, steps: Float64[np.ndarray, " steps"]) -> None:
+    """A linear axis, or for a grid of ratios a logarithmic one that begins with 0 if the grid does."""
+    low, high, positive = steps.min(), steps.max(), steps[steps > 0]
+    axes.set_xlabel("training step")
+    if len(positive) and high >= _LOGARITHMIC * positive.min():
+        axes.set_xscale("symlog", base=10, linthresh=max(1.0, positive.min()), linscale=0.4)
+        axes.set_xlim(-0.2 * positive.min() if low == 0 else low / 1.2, high * 1.2)
+
+
+def _shade_null(axes: Axes, track: pd.DataFrame, null: str, colour: str) -> bool:
+    """Shade the range that goes with the null's column, if the table has it."""
+    low, high = (null.replace("_median", f"_{end}") for end in ("low", "high"))
+    if low == null or low not in track or high not in track:
+        return False
+    axes.fill_between(
+        track["step"].to_numpy(dtype=float),
+        track[low].to_numpy(dtype=float),
+        track[high].to_numpy(dtype=float),
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+        gid="null range",
+    )
+    return True
+
+
+def _legend(figure: Figure, names: list[str], *, window: bool, banded: bool) -> None:
+    entries: list[tuple[Artist, str]] = []
+    if len(names) > 1:
+        entries += [(Line2D([], [], **look), name) for name, look in zip(names, _LOOKS, strict=False)]
+    if window:
+        entries.append((Patch(color=PALE), "formation window"))
+    entries.append((Line2D([], [], color=GREY, linewidth=0.8, linestyle=":"), "middle of the heads"))
+    entries.append((Line2D([], [], color=GREY, linewidth=0.8), "null of the median"))
+    if banded:
+        entries.append((Patch(color=GREY, alpha=0.15), "95 % of medians under the null"))
+    legend_below(figure, entries, [], columns=min(len(entries), 6))
+
+
+def _require_numbers(track: pd.DataFrame, columns: list[str], name: str) -> None:
+    called = f"table of {name}" if name else "table"
+    require(track, columns, "HeadHistory.track()", name=called)
+    for column in columns:
+        if track[column].isna().any():
+            raise ValueError(f"the {called} has NaN in column {column!r}")

@@ -1,0 +1,252 @@
+"""FP section 10, Table 4 and Fig. 5: formation, dissociation and kernels of the constrained two-layer runs."""
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.tables.published import published_constrained
+from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.tables.required import require
+from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
+
+VOCABULARY = 64
+"""Tokens of the published runs' task."""
+
+_SYMMETRIC = ("ape_sym", "rope_sym")
+_SECTION, _TABLE = "FP, section 10", "FP, Table 4"
+_FORMATION, _DISSOCIATION, _KERNELS = (f"FP, section 10 and Fig. 5{panel}" for panel in "bcd")
+
+
+def formation_steps(tables: PublishedTables) -> list[Claim]:
+    """Steps until formation by the loss, mean and standard deviation over seeds (Fig. 5b)."""
+    steps = formation(tables.constrained.evaluations, vocabulary=VOCABULARY)
+    mean, deviation = (_over_seeds(steps, "formed_loss", statistic) for statistic in ("mean", "std"))
+    means = {"ape_free": ("600", "0"), "rope_free": ("940", "55"), "ape_sym": ("1740", "241")}
+    claims = []
+    for arm, (of_mean, of_deviation) in means.items():
+        claims += [
+            Claim(f"section10/{arm}/mean", _FORMATION, f"{arm}: mean formation, steps", of_mean, mean[arm]),
+            Claim(
+                f"section10/{arm}/sd",
+                _FORMATION,
+                f"{arm}: standard deviation over seeds, steps",
+                of_deviation,
+                deviation[arm],
+                remark="evaluations are 100 steps apart" if arm == "ape_free" else "",
+            ),
+        ]
+    ratios = (
+        ("ape_sym", "ape_free", "2.9"),
+        ("rope_sym", "rope_free", "1.66"),
+        ("rope_imag", "rope_free", "~1.4"),
+    )
+    for arm, free, text in ratios:
+        what = f"{arm}: mean formation over that of {free}"
+        claims.append(Claim(f"section10/{arm}/ratio", _FORMATION, what, text, float(np.divide(mean[arm], mean[free]))))
+    formed = float(steps["formed_loss"].notna().sum())
+    return [*claims, Claim("section10/formed", _SECTION, "runs that form the circuit, of 25", "25", formed)]
+
+
+def delays(tables: PublishedTables) -> list[Claim]:
+    """Table 4: one-sided tests of the four pre-registered contrasts on formation by the loss."""
+    steps = formation(tables.constrained.evaluations, vocabulary=VOCABULARY)
+    tests = formation_tests(steps)
+    of_loss = [test for _, test in tests.loc[tests["criterion"] == "loss"].iterrows()]
+    printed = {
+        "P1": ("0.0040", "0.016", "+1.00", "+300"),
+        "P3": ("0.0040", "0.008", "+1.00", "+1200"),
+        "P4": ("0.0040", "0.005", "+1.00", "+600"),
+        "P2": ("0.0079", "0.008", "+0.92", "+400"),
+    }
+    claims = []
+    of_paper = benjamini_hochberg(np.array([test["pvalue_paper"] for test in of_loss])).q
+    for test, proper in zip(of_loss, of_paper, strict=True):
+        prediction = test["prediction"]
+        p, q, effect, shift = printed[prediction]
+        what = f"{prediction} {test['slower']} > {test['faster']}"
+        row = f"table4/{prediction}"
+        claims += [
+            Claim(
+                f"{row}/p",
+                _TABLE,
+                f"{what}: exact Mann-Whitney p",
+                p,
+                test["pvalue"],
+                if_differs=f"{test['pvalue_paper']:.4f} is exact as if there were no ties; runs that form at the same "
+                "evaluation are tied",
+            ),
+            Claim(
+                f"{row}/q",
+                _TABLE,
+                f"{what}: q (BH over four)",
+                q,
+                test["q"],
+                if_differs=f"{test['q_paper']:.4f} is p n / rank without the cumulative minimum of BH"
+                if test["q_paper"] > proper
+                else f"{test['q_paper']:.4f} goes with the p that takes no account of ties",
+            ),
+            Claim(f"{row}/effect", _TABLE, f"{what}: rank-biserial", effect, test["rank_biserial"]),
+            Claim(f"{row}/shift", _TABLE, f"{what}: Hodges-Lehmann shift, steps", shift, test["hodges_lehmann"]),
+        ]
+    worst = max(test["q"] for test in of_loss)
+    return [*claims, Claim("table4/q", "FP, abstract", "largest q of the four contrasts", "<= 0.016", worst)]
+
+
+def penalties(tables: PublishedTables) -> list[Claim]:
+    """Both penalties enforce what they ask for, as the section says before its results."""
+    last = _last(tables.constrained.evaluations)
+    share = _values(last, "rope_imag", "penalty").max()
+    heads, every = previous_token_heads(tables.constrained.heads), _last(tables.constrained.heads)
+    own = [_values(heads, arm, "dir_frac_raw") for arm in _SYMMETRIC]
+    medians = [float(np.median(values)) for values in own]
+    largest = max(_values(every, arm, "dir_frac_raw").max() for arm in _SYMMETRIC)
+    least, most = min(values.min() for values in own), max(values.max() for values in own)
+    remark = f"median over seeds; single runs {least:.4f} to {most:.4f}, all eight heads up to {largest:.3f}"
+    what = "symmetric arms: dir_frac of the previous-token head at the end, {} of two arms"
+    return [
+        Claim("section10/phase_share", _SECTION, "rope_imag: largest phase share at the end", "0.000", float(share)),
+        Claim("section10/dir/low", _SECTION, what.format("lower"), "0.004", min(medians), remark=remark),
+        Claim("section10/dir/high", _SECTION, what.format("higher"), "0.006", max(medians), remark=remark),
+    ]
+
+
+def dissociation(tables: PublishedTables) -> list[Claim]:
+    """Static antisymmetry and phase apart: rope_sym keeps the phase, rope_imag does without it (Fig. 5c)."""
+    heads = previous_token_heads(tables.constrained.heads)
+    without, kept = (_values(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
+    symmetric = _values(heads, "rope_sym", "dir_frac_raw")
+    seed = int(_values(heads, "rope_sym", "seed")[symmetric.argmin()])
+    return [
+        Claim(
+            "section10/rope_imag/phase",
+            _DISSOCIATION,
+            "rope_imag: rope_imag_frac of the previous-token head",
+            "0.005",
+            float(without.mean()),
+            remark=f"mean of the previous-token heads, single runs {without.min():.4f} to {without.max():.4f}",
+        ),
+        Claim(
+            "section10/rope_sym/phase",
+            _DISSOCIATION,
+            "rope_sym: rope_imag_frac of the previous-token head",
+            "0.52",
+            float(kept.mean()),
+        ),
+        Claim(
+            "section10/rope_sym/dir/low",
+            _DISSOCIATION,
+            "rope_sym: smallest dir_frac of the previous-token head among seeds",
+            "0.004",
+            float(symmetric.min()),
+            if_differs=f"seed {seed} is at {symmetric.min():.4f}",
+        ),
+        Claim(
+            "section10/rope_sym/dir/high",
+            _DISSOCIATION,
+            "rope_sym: largest dir_frac of the previous-token head among seeds",
+            "0.005",
+            float(symmetric.max()),
+        ),
+    ]
+
+
+def kernels(tables: PublishedTables) -> list[Claim]:
+    """The previous-token head's kernel: same as free under symmetry, another one without phase (Fig. 5d)."""
+    constrained = tables.constrained
+    found = rerouting(constrained.heads, constrained.kernels)
+    distance = _over_seeds(found, "distance_ratio", "mean")
+    chosen = previous_token_heads(constrained.heads)[["arm", "seed", "step", "layer", "head"]]
+    curves = constrained.kernels.merge(chosen, on=list(chosen))
+    least = {arm: float(_offset_tests(curves, arm, "rope_free").min()) for arm in ("rope_sym", "rope_imag")}
+    peaks = float((_values(found, "rope_imag", "peak_offset") == -1).sum())
+    what = "smallest q (BH over 9 offsets) of Mann-Whitney tests of its kernels against those of rope_free"
+    times = "root-mean-square distance from the free kernels over that among them: {:.1f}"
+    return [
+        Claim("section10/peaks", _KERNELS, "rope_imag: runs, of 5, whose kernel peaks at offset -1", "5", peaks),
+        Claim(
+            "section10/rope_sym/kernel",
+            _KERNELS,
+            f"rope_sym: {what}, indistinguishable",
+            "> 0.05",
+            least["rope_sym"],
+            remark=times.format(distance["rope_sym"]),
+        ),
+        Claim(
+            "section10/rope_imag/kernel",
+            _KERNELS,
+            f"rope_imag: {what}, different",
+            "< 0.05",
+            least["rope_imag"],
+            remark=times.format(distance["rope_imag"]),
+        ),
+    ]
+
+
+def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
+    """Formation in the published runs beside that of a grid of one's own.
+
+    Args:
+        steps: `formation.parquet` of `tlspectral.studies.fingerprint.constrained`: `arm, seed, formed_loss, formed_both`, in
+            steps.
+
+    Returns:
+        DataFrame, an arm a row: `arm`; for the published runs and for the grid's two criteria the mean over seeds, its
+        standard deviation (ddof 1) and the quotient to the free arm with the same positions, as `published_mean,
+        published_sd, published_ratio, loss_mean, ...`; `seeds` and `unformed`, runs of the grid that did not form.
+        Means are over the runs that formed: with `unformed` above 0 they are too low.
+
+    Raises:
+        ValueError: a column is missing.
+
+    What it does not establish: the same experiment. A quick grid is smaller, learns faster and stops early; steps of
+    the two cannot be compared, quotients can.
+    """
+    require(steps, ("arm", "seed", "formed_loss", "formed_both"), "a constrained grid, formation.parquet")
+    published = formation(published_constrained().evaluations, vocabulary=VOCABULARY)
+    over_seeds = {
+        name: [_over_seeds(table, column, statistic) for statistic in ("mean", "std")]
+        for name, table, column in (
+            ("published", published, "formed_loss"),
+            ("loss", steps, "formed_loss"),
+            ("both", steps, "formed_both"),
+        )
+    }
+    rows = []
+    for arm in pd.unique(steps["arm"]):
+        runs = _values(steps, arm, "formed_both")
+        row: dict[str, object] = {"arm": arm, "seeds": len(runs), "unformed": int(np.isnan(runs).sum())}
+        for name, (mean, deviation) in over_seeds.items():
+            free = mean.get(f"{str(arm).split('_')[0]}_free", np.nan)
+            row[f"{name}_mean"] = mean.get(arm, np.nan)
+            row[f"{name}_sd"] = deviation.get(arm, np.nan)
+            row[f"{name}_ratio"] = mean.get(arm, np.nan) / free
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndarray, "offsets"]:
+    """q-values of the two arms' scores at each offset."""
+    pvalues = [
+        mann_whitney(
+            _values(at, arm, "score"),
+            _values(at, other, "score"),
+        ).pvalue
+        for _, at in curves.groupby("offset")
+    ]
+    return benjamini_hochberg(np.array(pvalues)).q
+
+
+def _values(table: pd.DataFrame, arm: str, column: str) -> Float64[np.ndarray, "rows"]:
+    """A column's numbers in the rows of an arm."""
+    return np.asarray(table.loc[table["arm"] == arm, column], dtype=np.float64)
+
+
+def _over_seeds(table: pd.DataFrame, column: str, statistic: str) -> dict[str, float]:
+    """Mean or standard deviation (ddof 1) by arm."""
+    return table.groupby("arm")[column].agg(statistic).to_dict()
+
+
+def _last(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of each run's last evaluation."""
+    return table.loc[table["step"] == table.groupby(["arm", "seed"])["step"].transform("max")]

@@ -1,0 +1,78 @@
+"""FP section 3: the random-orientation null of GPT-2."""
+
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
+from tlspectral.tables.published import PUBLISHED_HEADS
+from tlspectral.stats import partial_spearman
+
+_WHERE = "FP, section 3"
+_HEADS = {
+    "gpt2": "144",
+    "opt-1.3b": "768",
+    "gpt-neo-1.3b": "384",
+    "bloom-1b1": "384",
+    "pythia-410m": "384",
+    "pythia-1.4b": "384",
+    "llama-3-8b": "1024",
+}
+
+
+def numbers_of_heads(tables: PublishedTables) -> list[Claim]:
+    """Heads per model, the n of everything below."""
+    return [
+        Claim(f"heads/{name}", _WHERE, f"{name}: heads", _HEADS[name], float(len(tables.heads[name])))
+        for name in PUBLISHED_HEADS
+    ]
+
+
+def null_levels(tables: PublishedTables) -> list[Claim]:
+    """Mean over GPT-2's heads of each head's own null mean."""
+    heads = tables.heads["gpt2"]
+    return [
+        Claim(
+            f"null/{metric}",
+            _WHERE,
+            f"GPT-2: {metric} of random orientations, mean over heads",
+            printed,
+            float(heads[f"{metric}_null_mean"].mean()),
+        )
+        for metric, printed in (("dir_frac", "0.707"), ("D_head", "0.608"))
+    ]
+
+
+def heads_off_the_null(tables: PublishedTables) -> list[Claim]:
+    """GPT-2 heads more than two standard deviations of their null away from its mean."""
+    heads = tables.heads["gpt2"]
+    by_direction, by_rotation = heads["dir_frac_z"].abs() > 2, heads["D_head_z"].abs() > 2
+    found = (
+        ("either", "by dir_frac or D_head", "141", by_direction | by_rotation),
+        ("dir_frac", "by dir_frac", "140", by_direction),
+    )
+    return [
+        Claim(f"null/off/{name}", _WHERE, f"GPT-2: heads with |z| > 2 {how}", printed, float(off.sum()))
+        for name, how, printed, off in found
+    ]
+
+
+def null_referenced_partial(tables: PublishedTables) -> list[Claim]:
+    """The partial correlation of Table 2 with metrics as deviations from their null instead of raw ones."""
+    heads = tables.heads["gpt2"]
+    above = {metric: heads[metric] - heads[f"{metric}_null_mean"] for metric in ("D_head", "dir_frac")}
+    found = partial_spearman(above["D_head"], heads["prev"], above["dir_frac"]).statistic
+    z = partial_spearman(heads["D_head_z"], heads["prev"], heads["dir_frac_z"])
+    return [
+        Claim(
+            "null/partial",
+            _WHERE,
+            "GPT-2: partial correlation with null-referenced metrics",
+            "-0.204",
+            found,
+            remark=f"as deviations from the null mean; with z-scores {z.statistic:.3f} (p = {z.pvalue:.2f})",
+        )
+    ]
+
+
+def self_checks(tables: PublishedTables) -> list[Claim]:
+    """Reconstruction of scores, which needs a model."""
+    del tables
+    what = "largest error of scores reconstructed from M, learned-absolute positions"
+    return [needs_weights("check/scores", _WHERE, what, "<= 1e-4", "tlspectral.operators.verify_scores")]

@@ -1,0 +1,134 @@
+"""FP section 7 and Table 3: how much of D_head's association goes with the RoPE phase."""
+
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
+from tlspectral.stats import attenuation, partial_spearman, spearman_table
+
+_TABLE, _SECTION = "FP, Table 3", "FP, section 7"
+# partial, with phase controls, attenuation in per cent by the hybrid and by the rank estimator.
+_PRINTED = {
+    "pythia-410m": ("+0.35", "+0.14", "61", "47"),
+    "pythia-1.4b": ("+0.50", "+0.31", "38", "10"),
+    "llama-3-8b": ("+0.33", "+0.006", "98", "70"),
+}
+
+
+def attenuations(tables: PublishedTables) -> list[Claim]:
+    """Table 3: the partial correlation before and after rope_imag_frac and freq_centroid are controls."""
+    claims = []
+    for name, (before, after, hybrid_share, rank_share) in _PRINTED.items():
+        hybrid = attenuation(tables.heads[name])
+        rank = attenuation(tables.heads[name], method="rank")
+        claims += [
+            Claim(f"table3/{name}/before", _TABLE, f"{name}: partial correlation", before, hybrid.before.statistic),
+            Claim(f"table3/{name}/after", _TABLE, f"{name}: with phase controls", after, hybrid.after.statistic),
+            Claim(
+                f"table3/{name}/hybrid",
+                "FP, Table 3 and Fig. 2b",
+                f"{name}: attenuation, hybrid, %",
+                hybrid_share,
+                100 * hybrid.statistic,
+            ),
+            Claim(
+                f"table3/{name}/rank",
+                _TABLE,
+                f"{name}: attenuation, rank, %",
+                rank_share,
+                100 * rank.statistic,
+                remark=f"{rank.before.statistic:+.3f} to {rank.after.statistic:+.3f}",
+            ),
+        ]
+    return claims
+
+
+def llama_residual(tables: PublishedTables) -> list[Claim]:
+    """What is left on Llama, by either estimator."""
+    heads = tables.heads["llama-3-8b"]
+    hybrid, rank = attenuation(heads).after, attenuation(heads, method="rank").after
+    what = "llama-3-8b: {} with phase controls"
+    freedom = "with n - 2 degrees of freedom; controls taken off, p is {:.3f}"
+    return [
+        Claim(
+            "table3/llama-3-8b/p",
+            _TABLE,
+            what.format("p of the partial correlation"),
+            "0.84",
+            hybrid.pvalue_paper,
+            remark=freedom.format(hybrid.pvalue),
+        ),
+        Claim("table3/llama-3-8b/rank_after", _TABLE, what.format("rank-based partial"), "+0.075", rank.statistic),
+        Claim(
+            "table3/llama-3-8b/rank_p",
+            _TABLE,
+            what.format("p of the rank-based partial"),
+            "0.016",
+            rank.pvalue_paper,
+            remark=freedom.format(rank.pvalue),
+        ),
+    ]
+
+
+def range_at_a_quarter(tables: PublishedTables) -> list[Claim]:
+    """The introduction's 47 to 61 % at 25 % RoPE and 70 to 98 % at 100 %, over estimators and models."""
+    shares = {
+        name: [100 * attenuation(tables.heads[name], method=method).statistic for method in ("hybrid", "rank")]
+        for name in _PRINTED
+    }
+    quarter = shares["pythia-410m"] + shares["pythia-1.4b"]
+    left_out = f"{' and '.join(f'{value:.0f}' for value in shares['pythia-1.4b'])} % on pythia-1.4b are left out"
+    where, what = "FP, section 1, item 5", "attenuation at {} % RoPE over models and estimators, {}, %"
+    return [
+        Claim("section1/quarter/low", where, what.format(25, "smallest"), "47", min(quarter), if_differs=left_out),
+        Claim("section1/quarter/high", where, what.format(25, "largest"), "61", max(quarter)),
+        Claim("section1/full/low", where, what.format(100, "smallest"), "70", min(shares["llama-3-8b"])),
+        Claim("section1/full/high", where, what.format(100, "largest"), "98", max(shares["llama-3-8b"])),
+    ]
+
+
+def single_controls(tables: PublishedTables) -> list[Claim]:
+    """One phase summary at a time: amount on partial RoPE, frequency on full RoPE."""
+    printed = (
+        ("pythia-410m", "freq_centroid", "+0.35"),
+        ("llama-3-8b", "freq_centroid", "0.00"),
+        ("llama-3-8b", "rope_imag_frac", "+0.32"),
+    )
+    claims = []
+    for name, control, text in printed:
+        heads = tables.heads[name]
+        found = partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac", control]])
+        what = f"{name}: partial correlation with {control} as the only phase control"
+        claims.append(Claim(f"section7/{name}/{control}", _SECTION, what, text, found.statistic))
+    return claims
+
+
+def phase_against_behaviour(tables: PublishedTables) -> list[Claim]:
+    """Previous-token heads have phase content, and at high frequencies."""
+    claims = []
+    for name, text in (("pythia-410m", "+0.53"), ("pythia-1.4b", "+0.42"), ("llama-3-8b", "+0.50")):
+        found = spearman_table(tables.heads[name], "rope_imag_frac", "prev")["statistic"].iloc[0]
+        what = f"{name}: rank correlation of rope_imag_frac with prev"
+        claims.append(Claim(f"section7/{name}/phase", _SECTION, what, text, float(found)))
+    high = spearman_table(tables.heads["llama-3-8b"], "hi_freq_dir", "prev")["statistic"].iloc[0]
+    what = "llama-3-8b: rank correlation of the share at high frequencies with prev"
+    return [*claims, Claim("section7/llama-3-8b/high", _SECTION, what, "+0.68", float(high))]
+
+
+def placebos(tables: PublishedTables) -> list[Claim]:
+    """Pseudo-phase where there is no RoPE, and permuted pairings: both need W_Q and W_K."""
+    del tables
+    pseudo, permuted = "tlspectral.placebos.pseudo_rope", "tlspectral.placebos.permuted_pairing"
+    printed = [
+        (f"pseudo/{name}", f"{name}: rank correlation of the pseudo-phase with prev", text, pseudo)
+        for name, text in (("gpt2", "-0.14"), ("opt-1.3b", "-0.06"), ("gpt-neo-1.3b", "-0.09"))
+    ]
+    printed += [
+        ("pseudo/low", "attenuation by pseudo-phase, smallest, %", "4", pseudo),
+        ("pseudo/high", "attenuation by pseudo-phase, largest, %", "22", pseudo),
+        ("permuted/low", "mean attenuation with permuted pairings, smaller, %", "31", permuted),
+        ("permuted/high", "mean attenuation with permuted pairings, larger, %", "38", permuted),
+        ("permuted/pythia-410m/p", "pythia-410m: p of the true pairing, 50 permutations", "0.039", permuted),
+        ("permuted/pythia-1.4b/p", "pythia-1.4b: p of the true pairing, 50 permutations", "0.12", permuted),
+    ]
+    return [
+        needs_weights(f"section7/{row}", _SECTION, what, text, function, "needs the columns of W_Q and W_K")
+        for row, what, text, function in printed
+    ]

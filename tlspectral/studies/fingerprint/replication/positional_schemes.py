@@ -1,0 +1,238 @@
+"""FP Table 2 and the inference of section 6: seven models, three positional schemes."""
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.stats import (
+    benjamini_hochberg,
+    layer_bootstrap,
+    leave_one_model_out,
+    mann_whitney,
+    model_permutation_test,
+    partial_spearman,
+    spearman_table,
+    top_head_percentile,
+    top_k_sensitivity,
+)
+
+POSITIONS = {
+    "gpt2": "absolute",
+    "opt-1.3b": "absolute",
+    "gpt-neo-1.3b": "absolute",
+    "bloom-1b1": "ALiBi",
+    "pythia-410m": "RoPE",
+    "pythia-1.4b": "RoPE",
+    "llama-3-8b": "RoPE",
+}
+"""Positional scheme of each model."""
+
+BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 4000, 0
+
+_TABLE, _SECTION = "FP, Table 2", "FP, section 6"
+# rho_dir, rho_D, partial, low and high end of its interval, percentile of the top five.
+_PRINTED = {
+    "gpt2": ("+0.47", "+0.29", "-0.21", "-0.51", "+0.08", "0.21"),
+    "opt-1.3b": ("+0.08", "+0.28", "+0.35", "+0.19", "+0.48", "0.23"),
+    "gpt-neo-1.3b": ("+0.35", "+0.41", "+0.20", "+0.07", "+0.33", "0.14"),
+    "bloom-1b1": ("+0.13", "+0.25", "+0.34", "+0.22", "+0.47", "0.26"),
+    "pythia-410m": ("+0.57", "+0.62", "+0.35", "+0.21", "+0.47", "0.89"),
+    "pythia-1.4b": ("+0.31", "+0.60", "+0.50", "+0.38", "+0.59", "0.85"),
+    "llama-3-8b": ("+0.32", "+0.38", "+0.33", "+0.21", "+0.45", "0.79"),
+}
+
+
+def scheme(name: str) -> str:
+    """`RoPE` or `not RoPE`, the two groups of the model-level test."""
+    return "RoPE" if POSITIONS[name] == "RoPE" else "not RoPE"
+
+
+def correlations(tables: PublishedTables) -> list[Claim]:
+    """Table 2's rank correlations of dir_frac and D_head with prev."""
+    claims = []
+    for name, printed in _PRINTED.items():
+        found = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
+        claims += [
+            Claim(f"table2/{name}/rho_{short}", _TABLE, f"{name}: rank correlation of {metric} with prev", text, value)
+            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, found, strict=False)
+        ]
+    return claims
+
+
+def partials(tables: PublishedTables) -> list[Claim]:
+    """Table 2's partial correlation of D_head with prev given dir_frac; RoPE models survive BH over the seven."""
+    claims, pvalues = [], {}
+    for name, printed in _PRINTED.items():
+        heads = tables.heads[name]
+        hybrid, rank, within_layer = (
+            partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]]),
+            partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]], method="rank"),
+            partial_spearman(heads["D_head"], heads["prev"], _with_layers(heads)),
+        )
+        pvalues[name] = hybrid.pvalue
+        claims.append(
+            Claim(
+                f"table2/{name}/partial",
+                _TABLE,
+                f"{name}: partial correlation of D_head with prev given dir_frac",
+                printed[2],
+                hybrid.statistic,
+                remark=f"{rank.statistic:+.2f} on ranks; {within_layer.statistic:+.2f} with layers as controls too",
+            )
+        )
+    q = benjamini_hochberg(np.array(list(pvalues.values()))).q
+    worst = max(value for name, value in zip(pvalues, q, strict=True) if scheme(name) == "RoPE")
+    what = "RoPE models: largest q (BH over seven models) of the partial correlation"
+    return [*claims, Claim("table2/q", _TABLE, what, "< 0.05", float(worst))]
+
+
+def intervals(tables: PublishedTables) -> list[Claim]:
+    """Table 2's intervals: layers resampled, controls refitted in each resample."""
+    claims, ends = [], {}
+    for name, printed in _PRINTED.items():
+        found = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
+        ends[name] = found.interval
+        claims += [
+            Claim(
+                f"table2/{name}/{end}",
+                _TABLE,
+                f"{name}: {end} end of the interval over layers of the partial correlation",
+                text,
+                value,
+                seed=BOOTSTRAP_SEED,
+            )
+            for end, text, value in zip(("low", "high"), printed[3:5], found.interval, strict=True)
+        ]
+    rope = [ends[name] for name in ends if scheme(name) == "RoPE"]
+    claims += [
+        Claim(
+            f"section6/rope/{end}",
+            _SECTION,
+            f"RoPE models: {end}est end of all three intervals",
+            text,
+            value,
+            seed=BOOTSTRAP_SEED,
+        )
+        for end, text, value in (
+            ("low", "+0.21", min(low for low, _ in rope)),
+            ("high", "+0.59", max(high for _, high in rope)),
+        )
+    ]
+    return claims
+
+
+def top_five(tables: PublishedTables) -> list[Claim]:
+    """Table 2's last column and Fig. 2a: where the five strongest previous-token heads stand by D_head."""
+    claims = []
+    for name, printed in _PRINTED.items():
+        found = top_head_percentile(tables.heads[name])
+        each = ", ".join(f"{value:.2f}" for value in found.percentiles)
+        claims.append(
+            Claim(
+                f"table2/{name}/top5",
+                "FP, Table 2 and Fig. 2a",
+                f"{name}: median percentile of D_head among the top 5 by prev",
+                printed[5],
+                found.statistic,
+                remark=f"the five: {each}",
+            )
+        )
+    return claims
+
+
+def quartile_and_quintile(tables: PublishedTables) -> list[Claim]:
+    """The words of the abstract and of section 6: bottom quartile without RoPE, top quintile under it."""
+    values = top_percentiles(tables)
+    low = {name: value for name, value in values.items() if scheme(name) == "not RoPE"}
+    high = {name: value for name, value in values.items() if scheme(name) == "RoPE"}
+    above = ", ".join(f"{name} is at {value:.3f}" for name, value in low.items() if value > 0.25)
+    below = ", ".join(f"{name} is at {value:.3f}" for name, value in high.items() if value < 0.8)
+    return [
+        Claim(
+            "section6/bottom_quartile",
+            _SECTION,
+            "models without RoPE whose top 5 are in the bottom quartile",
+            "4",
+            float(sum(value <= 0.25 for value in low.values())),
+            if_differs=f"{above}: above the quartile, though below all RoPE models",
+        ),
+        Claim(
+            "section6/top_quintile",
+            _SECTION,
+            "RoPE models whose top 5 are in the top quintile",
+            "3",
+            float(sum(value >= 0.8 for value in high.values())),
+            if_differs=f"{below}: below the quintile, though above all other models",
+        ),
+    ]
+
+
+def model_level_test(tables: PublishedTables) -> list[Claim]:
+    """The contrast with models as the unit: permutation, other numbers of top heads, each model left out."""
+    values = top_percentiles(tables)
+    groups = {name: scheme(name) for name in values}
+    rope, others = (
+        np.array([value for name, value in values.items() if (groups[name] == "RoPE") is rotary])
+        for rotary in (True, False)
+    )
+    test = model_permutation_test(rope, others, alternative="greater")
+    by_k = top_k_sensitivity(tables.heads, groups, ks=(1, 3, 5, 10)).set_index("k")
+    further = top_k_sensitivity(tables.heads, groups, ks=(2, 4, 7, 15, 20, 30, 50)).set_index("k")
+    left_out = leave_one_model_out(values, groups)
+    fails = ", ".join(str(k) for k in further.index[~further["separated"]])
+    right_way = (by_k["upper"] == "RoPE") & by_k["separated"]
+    return [
+        Claim(
+            "section6/permutation",
+            _SECTION,
+            "exact model-level permutation p",
+            "0.029",
+            test.pvalue_paper,
+            remark="one-sided; 1/35 is the smallest there is with seven models",
+        ),
+        Claim(
+            "section6/ks",
+            _SECTION,
+            "numbers of top heads, of 1, 3, 5 and 10, at which the separation is perfect",
+            "4",
+            float(right_way.sum()),
+            remark=f"of {', '.join(str(k) for k in further.index)} it fails at {fails or 'none'}",
+        ),
+        Claim(
+            "section6/leave_one_out",
+            _SECTION,
+            "models that can be left out with separation perfect, of 7",
+            "7",
+            float(left_out["separated"].sum()),
+            remark=f"p is then {left_out['pvalue_paper'].min():.3f} to {left_out['pvalue_paper'].max():.3f}",
+        ),
+    ]
+
+
+def head_level_test(tables: PublishedTables) -> list[Claim]:
+    """All top-five heads of RoPE models against all of the others, as if heads were independent."""
+    pooled: dict[str, list[float]] = {"RoPE": [], "not RoPE": []}
+    for name, heads in tables.heads.items():
+        pooled[scheme(name)] += top_head_percentile(heads).percentiles
+    found = mann_whitney(np.array(pooled["RoPE"]), np.array(pooled["not RoPE"]))
+    return [
+        Claim(
+            "section6/head_level",
+            _SECTION,
+            "head-level Mann-Whitney p, 15 heads against 20",
+            "2.5e-5",
+            found.pvalue_paper,
+            remark=f"asymptotic; the exact p is {found.pvalue:.1e}, and heads of a model are not independent",
+        )
+    ]
+
+
+def top_percentiles(tables: PublishedTables) -> dict[str, float]:
+    """Median percentile of each model's top five."""
+    return {name: top_head_percentile(heads).statistic for name, heads in tables.heads.items()}
+
+
+def _with_layers(heads: pd.DataFrame) -> pd.DataFrame:
+    """dir_frac and a column per layer but the first."""
+    layers = pd.get_dummies(heads["layer"], drop_first=True, dtype=float).add_prefix("layer_")
+    return pd.concat([heads[["dir_frac"]], layers], axis=1)

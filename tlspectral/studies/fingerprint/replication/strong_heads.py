@@ -1,0 +1,194 @@
+"""FP section 6 beyond Table 2: the class of previous-token heads, the bulk, other metrics, and heads as units."""
+
+import pandas as pd
+
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
+from tlspectral.studies.fingerprint.replication.positional_schemes import scheme
+from tlspectral.tables.published import PUBLISHED_HEADS
+from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
+
+_WHERE = "FP, section 6"
+_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == "RoPE"]
+_KV_GROUP = 4  # query heads of Llama-3-8B that share keys
+
+
+def head_4_11(tables: PublishedTables) -> list[Claim]:
+    """GPT-2's strongest previous-token head."""
+    heads = tables.heads["gpt2"]
+    percentile = heads["D_head"].rank(pct=True)
+    here = (heads["layer"] == 4) & (heads["head"] == 11)
+    value = float(heads.loc[here, "D_head"].iloc[0])
+    return [
+        Claim(
+            "section6/4.11",
+            _WHERE,
+            "GPT-2: percentile of D_head of head 4.11",
+            "0.22",
+            float(percentile[here].iloc[0]),
+            if_differs=f"{value:.2f} is its D_head, not the percentile",
+        )
+    ]
+
+
+def content_of_top_five(tables: PublishedTables) -> list[Claim]:
+    """Mean content_pos_frac of the top five under learned absolute positions."""
+    of_model = {
+        name: tables.heads[name].nlargest(5, "prev")["content_pos_frac"]
+        for name in ("gpt2", "opt-1.3b", "gpt-neo-1.3b")
+    }
+    means = [float(values.mean()) for values in of_model.values()]
+    medians = [float(values.median()) for values in of_model.values()]
+    what = "learned absolute positions: {} content_pos_frac of the top 5 among three models"
+    remark = f"means over the five; medians are {min(medians):.2f} to {max(medians):.2f}"
+    return [
+        Claim("section6/content/low", _WHERE, what.format("lowest"), "0.46", min(means), remark=remark),
+        Claim("section6/content/high", _WHERE, what.format("highest"), "0.57", max(means), remark=remark),
+    ]
+
+
+def rotational_profile(tables: PublishedTables) -> list[Claim]:
+    """Under RoPE: where the strongest heads and the median head stand."""
+    tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ROPE])
+    medians = [float(tables.heads[name]["D_head"].median()) for name in _ROPE]
+    what = "RoPE models: {}"
+    return [
+        Claim("section6/population/low", _WHERE, what.format("lowest median D_head"), "0.40", min(medians)),
+        Claim("section6/population/high", _WHERE, what.format("highest median D_head"), "0.45", max(medians)),
+        Claim(
+            "section6/top_dir",
+            _WHERE,
+            what.format("median dir_frac of the 15 heads that are a model's top 5"),
+            "~0.70",
+            float(tops["dir_frac"].median()),
+        ),
+        Claim(
+            "section6/top_D",
+            _WHERE,
+            what.format("median D_head of the 15 heads that are a model's top 5"),
+            "~0.61",
+            float(tops["D_head"].median()),
+            remark=f"from {tops['D_head'].min():.2f} to {tops['D_head'].max():.2f}",
+        ),
+    ]
+
+
+def other_metrics(tables: PublishedTables) -> list[Claim]:
+    """Partial correlations of imag_mass and henrici with prev, which have one sign on all models."""
+    counts = {}
+    for metric, sign in (("imag_mass", 1), ("henrici", -1)):
+        found = [
+            partial_spearman(heads[metric], heads["prev"], heads[["dir_frac"]]).statistic
+            for heads in tables.heads.values()
+        ]
+        counts[metric] = float(sum(sign * value > 0 for value in found))
+    what = "models, of 7, on which the partial correlation with prev is"
+    return [
+        Claim("section6/imag_mass", _WHERE, f"{what} positive for imag_mass", "7", counts["imag_mass"]),
+        Claim("section6/henrici", _WHERE, f"{what} negative for henrici", "7", counts["henrici"]),
+    ]
+
+
+def classes(tables: PublishedTables) -> list[Claim]:
+    """Previous-token heads against the rest, by the residual of D_head."""
+    printed = (
+        ("pythia-410m", 0.2, "+0.44"),
+        ("pythia-1.4b", 0.2, "+0.60"),
+        ("llama-3-8b", 0.1, "+0.29"),
+        ("gpt2", 0.2, "-0.39"),
+        ("opt-1.3b", 0.2, "-0.11"),
+        ("gpt-neo-1.3b", 0.2, "+0.13"),
+        ("gpt-neo-1.3b", 0.1, "+0.34"),
+    )
+    significant = {"gpt2": "< 0.05", "opt-1.3b": "> 0.05", "gpt-neo-1.3b": "> 0.05"}
+    claims = []
+    for name, threshold, text in printed:
+        found = class_test(tables.heads[name], threshold=threshold)
+        what = f"{name}: rank-biserial of heads with prev > {threshold} against the rest"
+        row = f"section6/class/{name}/{threshold}"
+        claims.append(Claim(row, _WHERE, what, text, found.statistic, remark=f"{found.n_class} heads"))
+        if threshold == 0.2 and name in significant:
+            claims.append(Claim(f"{row}/p", _WHERE, f"{what}, p", significant[name], found.pvalue_paper))
+    return claims
+
+
+def bulk_and_candidates(tables: PublishedTables) -> list[Claim]:
+    """The partial correlation among heads with and without previous-token attention."""
+    gpt2, opt = tables.heads["gpt2"], tables.heads["opt-1.3b"]
+    parts = (
+        ("gpt2/bulk", "gpt2: partial correlation among heads with prev <= 0.05", "+0.25", gpt2[gpt2["prev"] <= 0.05]),
+        ("opt-1.3b/candidates", "opt-1.3b: the same with prev > 0.05", "-0.18", opt[opt["prev"] > 0.05]),
+    )
+    claims = []
+    for row, what, text, part in parts:
+        found = partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]])
+        claims.append(Claim(f"section6/{row}", _WHERE, what, text, found.statistic, remark=f"{found.n} heads"))
+    within = [
+        partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]]).pvalue
+        for part in (heads[heads["prev"] > 0.2] for heads in (tables.heads[name] for name in _ROPE))
+    ]
+    what = "RoPE models: smallest p of the partial correlation within heads with prev > 0.2"
+    return [*claims, Claim("section6/within_class", _WHERE, what, "> 0.05", min(within))]
+
+
+def heads_as_units(tables: PublishedTables) -> list[Claim]:
+    """How much heads of a layer, and heads that share keys, have in common."""
+    llama = tables.heads["llama-3-8b"]
+    llama = llama.assign(kv_head=llama["head"] // _KV_GROUP)
+    shared = {
+        column: intraclass_correlation(llama, column, ("layer", "kv_head"))
+        for column in ("prev", "dir_frac", "freq_centroid", "D_head", "rope_imag_frac")
+    }
+    share = {column: found.eta_squared for column, found in shared.items()}
+    corrected = [found.statistic for found in shared.values()]
+    least, most = min(share, key=share.__getitem__), max(share, key=share.__getitem__)
+    chance = shared[least].eta_squared_chance
+    remark = (
+        f"share of the sum of squares, {chance:.2f} by chance; corrected for chance {min(corrected):.2f} to "
+        f"{max(corrected):.2f}"
+    )
+    of_layer = [intraclass_correlation(heads, "D_head").design_effect for heads in tables.heads.values()]
+    convention = (
+        f"1 + (m - 1) ICC of D_head by layer gives {min(of_layer):.1f} to {max(of_layer):.1f} over the seven models; "
+        "which convention was used is not said"
+    )
+    group = "Llama-3-8B: {} share of variance between groups of shared keys"
+    return [
+        Claim(
+            "section6/groups/low", _WHERE, f"{group.format('smallest')} ({least})", "0.55", share[least], remark=remark
+        ),
+        Claim(
+            "section6/groups/high", _WHERE, f"{group.format('largest')} ({most})", "0.79", share[most], remark=remark
+        ),
+        Claim(
+            "section6/design/low",
+            "FP, Table 2 and limitation iii",
+            "smallest design effect of layers among the models",
+            "3.6",
+            min(of_layer),
+            if_differs=convention,
+        ),
+        Claim(
+            "section6/design/high",
+            "FP, Table 2 and limitation iii",
+            "largest design effect of layers among the models",
+            "6.9",
+            max(of_layer),
+            if_differs=convention,
+        ),
+    ]
+
+
+def z_scores(tables: PublishedTables) -> list[Claim]:
+    """z-scores against each head's own null: the tables hold a null for GPT-2 alone."""
+    del tables
+    printed = (
+        ("pythia-410m/population", "pythia-410m: median z of D_head over all heads", "-11"),
+        ("pythia-410m/low", "pythia-410m: lowest z of D_head among previous-token heads", "-0.1"),
+        ("pythia-410m/high", "pythia-410m: highest z of D_head among previous-token heads", "+5.0"),
+        ("pythia-1.4b/top", "pythia-1.4b: median z of D_head among previous-token heads", "-3.7"),
+        ("pythia-1.4b/population", "pythia-1.4b: median z of D_head over all heads", "-13.9"),
+    )
+    return [
+        needs_weights(f"section6/z/{row}", _WHERE, what, text, "tlspectral.heads.analyze_heads", "no null was released")
+        for row, what, text in printed
+    ]

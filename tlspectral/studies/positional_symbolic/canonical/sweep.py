@@ -1,0 +1,189 @@
+"""`canonical_sweep`: what one head learns of each canonical task, rotary frequency by rotary frequency."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import joblib
+import pandas as pd
+from tqdm.auto import tqdm
+
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
+from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
+from tlspectral.studies.positional_symbolic.canonical.trainer import (
+    accuracy_by_position,
+    train_canonical,
+    validation_prompts,
+)
+
+BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
+_FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
+
+
+@dataclass(frozen=True)
+class CanonicalSweep:
+    """What a sweep over tasks, frequencies and seeds found; both tables are tidy and can be written and plotted.
+
+    Attributes:
+        accuracy: one row per trained head: `task, n_frequencies, angle` (in units of pi/33), `theta` (the same in
+            radians per token), `seed, n` (validation prompts), `accuracy, chance` (1 over the number of classes).
+        by_position: the same heads, one row per position of the answer: `task, n_frequencies, angle, theta, seed,
+            position` (from 0), `n, correct, accuracy`; NaN where the task has no answer at that position. `n` and
+            `correct` are counts, so that positions can be pooled.
+    """
+
+    accuracy: pd.DataFrame
+    by_position: pd.DataFrame
+
+
+def canonical_sweep(
+    tasks: tuple[str, ...] = TASKS,
+    *,
+    preset: str | CanonicalSchedule = "quick",
+    angles: tuple[float, ...] = BASE_ANGLES,
+    seeds: int = 3,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
+    show_progress: bool = True,
+) -> CanonicalSweep:
+    """Train one-layer one-head models on canonical tasks at each rotary frequency (PS sections 4, 5 and D.1).
+
+    Index and retrieval get heads of one frequency, the angle; partial induction those and heads of two, 0 and the
+    angle. A seed decides the initial weights and the prompts at all angles, so that angles are compared on equal terms,
+    and points of one seed vary together.
+
+    Args:
+        tasks: names of the tasks.
+        preset: `"quick"` (1200 steps of 256 fresh prompts, about 2 s a head on one core), `"paper"` (100 epochs of
+            40,960 prompts in batches of 64, about a minute a head), or a schedule of your own.
+        angles: frequencies in units of pi/33; 2 turns once in the 33 tokens of a prompt.
+        seeds: how many runs at each angle, with the seeds 0, 1, ....
+        checkpoint_dir: a folder for one file per task, number of frequencies and seed; a sweep that was stopped
+            continues there and gives the tables it would have given, to the bit on the same machine. Sweeps of other
+            tasks or more seeds may share it; other angles or another schedule may not.
+        n_jobs: workers among which these pieces are shared out, by joblib.
+        show_progress: bars over pieces and steps.
+
+    Returns:
+        The two tables, sorted by task (in the order given), n_frequencies, angle and seed. `attrs` say how the heads
+        were trained.
+
+    Raises:
+        ValueError: an unknown task or preset, no angles, angles or tasks given twice, or no seeds.
+        IncompatibleCheckpoint: the folder holds a sweep with another schedule or other angles, or other files.
+
+    What it does not establish: that a task cannot be learned at an angle where it was not: this is one architecture
+    under one schedule. PS leaves out the width, the optimizer and the initial weights; see `CanonicalHeads` and
+    `CanonicalSchedule` for what stands in their place. The seeds' spread is that of weights and training prompts; the
+    validation prompts are the same for all.
+    """
+    for name, given in (("tasks", tasks), ("angles", angles)):
+        if not given or len(set(given)) < len(given):
+            raise ValueError(f"{name}={given}: give at least one, and each once")
+    if seeds < 1:
+        raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
+    plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)))
+    pieces = [
+        _Piece(CanonicalTask(task), n_frequencies, seed)
+        for task in tasks
+        for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
+        for seed in range(seeds)
+    ]
+    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles)}
+    folder = None
+    if checkpoint_dir is not None:
+        # The loss guards against hooks on a caller's model; here there is no such model.
+        folder = open_pieces(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
+    found = _measure(plan, pieces, folder, n_jobs, show_progress)
+    return _assembled(found, {**settings, "seeds": seeds})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all pieces have in common."""
+
+    schedule: CanonicalSchedule
+    angles: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Heads that are trained in one stack: all angles of a task, a number of frequencies and a seed."""
+
+    task: CanonicalTask
+    n_frequencies: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the piece's file."""
+        return f"{self.task.name}_{self.n_frequencies}f_seed{self.seed:03d}"
+
+
+def _measure(
+    plan: _Plan, pieces: list[_Piece], folder: PieceFolder | None, n_jobs: int, show_progress: bool
+) -> list[pd.DataFrame]:
+    """The table of each piece, in order; from the folder where it is there already."""
+    found = {piece: table for piece in pieces if folder is not None and (table := folder.read(piece.name)) is not None}
+    missing = [piece for piece in pieces if piece not in found]
+    bar = partial(tqdm, desc="canonical sweep", unit="stack", leave=False, disable=not show_progress)
+    with bar(total=len(pieces), initial=len(found)) as progress:
+        if n_jobs == 1:
+            for piece in missing:
+                found[piece] = _trained(plan, piece, folder, show_progress)
+                progress.update()
+        else:
+            jobs = (joblib.delayed(_trained)(plan, piece, folder, False) for piece in missing)
+            done: Any = joblib.Parallel(n_jobs=n_jobs)(jobs)
+            found |= dict(zip(missing, done, strict=True))
+            progress.update(len(missing))
+    return [found[piece] for piece in pieces]
+
+
+def _trained(plan: _Plan, piece: _Piece, folder: PieceFolder | None, show_progress: bool) -> pd.DataFrame:
+    """Train one stack and count its right answers by angle and position."""
+    task, schedule = piece.task, plan.schedule
+    fixed = (0.0,) * (piece.n_frequencies - 1)
+    runs = [CanonicalRun((*fixed, angle * angle_unit(task)), piece.seed) for angle in plan.angles]
+    model = train_canonical(task, runs, schedule, show_progress=show_progress).model
+    counts = accuracy_by_position(model, validation_prompts(task, schedule))
+    angle = counts["run"].map(dict(enumerate(plan.angles)))
+    table = pd.DataFrame(
+        {
+            "task": task.name,
+            "n_frequencies": piece.n_frequencies,
+            "angle": angle,
+            "theta": angle * angle_unit(task),
+            "seed": piece.seed,
+            "position": counts["position"],
+            "n": counts["n"],
+            "correct": counts["correct"],
+            "accuracy": counts["correct"] / counts["n"].where(counts["n"] > 0),
+        }
+    )
+    if folder is not None:
+        folder.write(piece.name, table)
+    return table
+
+
+def _assembled(pieces: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
+    bare = [piece.copy(deep=False) for piece in pieces]
+    for piece in bare:
+        piece.attrs = {}
+    by_position = pd.concat(bare, ignore_index=True)
+    order = {task: place for place, task in enumerate(by_position["task"].unique())}
+    by_position = by_position.sort_values(
+        ["task", "n_frequencies", "angle", "seed", "position"],
+        key=lambda column: column.map(order) if column.name == "task" else column,
+        ignore_index=True,
+    )
+    heads = ["task", "n_frequencies", "angle", "theta", "seed"]
+    accuracy = by_position.groupby(heads, sort=False, as_index=False).agg({"n": "sum", "correct": "sum"})
+    accuracy["accuracy"] = accuracy.pop("correct") / accuracy["n"]
+    accuracy["chance"] = accuracy["task"].map({task: 1 / CanonicalTask(task).n_answers for task in order})
+    by_position.attrs, accuracy.attrs = attrs, dict(attrs)
+    return CanonicalSweep(accuracy, by_position)

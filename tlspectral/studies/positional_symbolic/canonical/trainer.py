@@ -1,0 +1,200 @@
+"""Training of stacked heads on a canonical task, and their accuracy by the position of the answer."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.nulls import one_thread
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
+from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
+from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
+
+_TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
+_VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared
+_PROMPTS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class CanonicalTraining:
+    """Trained heads and how they came about; `run` counts the stacked runs from 0.
+
+    Attributes:
+        model: the heads.
+        history: one row per run and logged step, `run, seed, step, loss`: mean cross-entropy in nats over the steps
+            since the row before.
+        frequencies: one row per run, logged step and rotary pair, the start included: `run, seed, step, pair, theta`
+            in radians per token. They move only if they were learned.
+    """
+
+    model: CanonicalHeads
+    history: pd.DataFrame
+    frequencies: pd.DataFrame
+
+
+def train_canonical(
+    task: CanonicalTask,
+    runs: list[CanonicalRun],
+    schedule: CanonicalSchedule | None = None,
+    *,
+    learn_frequencies: bool = False,
+    observe: Callable[[int, CanonicalHeads], None] | None = None,
+    show_progress: bool = False,
+) -> CanonicalTraining:
+    """Train one-layer one-head models on a canonical task, all runs at once, on one thread of the CPU (PS D.1).
+
+    A run becomes to the bit what it becomes alone: the loss is the sum over runs of each run's mean, nothing is clipped
+    across runs, and each run has its own seed. Runs of the same seed see the same prompts and start from the same
+    weights, as far as they have the same shape: they differ by their frequencies alone.
+
+    Args:
+        task: what to learn.
+        runs: frequencies and seed of each model, all with the same number of frequencies.
+        schedule: how; None takes the preset `"quick"`.
+        learn_frequencies: train the frequencies too, at `schedule.frequency_rate` of the weights' learning rate.
+        observe: called with the number of steps done and the heads, before the first step, after every
+            `schedule.log_every` steps and after the last. It must not change the heads.
+        show_progress: a bar over steps.
+
+    Returns:
+        The heads, losses, and frequencies over the steps.
+
+    Raises:
+        ValueError: no run, or runs with different numbers of frequencies.
+
+    What it does not establish: that a head which does not learn a task cannot do it. Another schedule, seed or initial
+    scale may succeed. Bitwise equality holds on one machine and version of torch.
+    """
+    schedule = schedule or CanonicalSchedule()
+    with one_thread():
+        model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies)
+        weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
+        groups = [{"params": weights}, {"params": list(model.learned_frequencies)}]
+        shares = (1.0, schedule.frequency_rate)
+        optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        seeds = sorted({run.seed for run in runs})
+        of_run = torch.tensor([seeds.index(run.seed) for run in runs])
+        streams = [training_prompts(task, schedule, seed) for seed in seeds]
+        losses, frequencies = [], [_frequency_rows(model, 0)]
+        since = np.zeros(len(runs))
+        logged = 0
+        if observe is not None:
+            observe(0, model)
+        with tqdm(total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress) as bar:
+            for step in range(schedule.steps):
+                for group, share in zip(optimizer.param_groups, shares, strict=False):
+                    group["lr"] = share * schedule.learning_rate_at(step)
+                loss = _losses(model, *_stacked([next(stream) for stream in streams], of_run))  # runs
+                optimizer.zero_grad()
+                loss.sum().backward()
+                optimizer.step()
+                since += loss.detach().double().numpy()
+                bar.update()
+                done = step + 1
+                if done % schedule.log_every == 0 or done == schedule.steps:
+                    losses.append(_rows(model, step=done, loss=since / (done - logged)))
+                    frequencies.append(_frequency_rows(model, done))
+                    since, logged = np.zeros(len(runs)), done
+                    if observe is not None:
+                        observe(done, model)
+    return CanonicalTraining(model, pd.concat(losses, ignore_index=True), pd.concat(frequencies, ignore_index=True))
+
+
+@torch.no_grad()
+def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame:
+    """How often each run is right, by where in the context the answer stands.
+
+    Args:
+        model: trained heads.
+        batch: prompts of the model's task, [n] of them, the same for every run.
+
+    Returns:
+        DataFrame sorted by run and position: `run, seed, position, n` (prompts with the answer there), `correct` (how
+        many of them are answered rightly: the right class has the largest logit). Every position of the context has a
+        row, also one where no answer stands.
+
+    What it does not establish: where the head looks. A right answer can come from several keys together.
+    """
+    length, n_runs = model.task.length, len(model.runs)
+    n = torch.bincount(batch.answer_position, minlength=length).numpy()
+    correct = np.zeros((n_runs, length), dtype=np.int64)
+    with one_thread():
+        for rows in torch.arange(len(batch.query)).split(_PROMPTS_AT_ONCE):
+            now = CanonicalBatch(*(one[rows] for one in batch))
+            context, query, answer = _stacked([now], torch.zeros(n_runs, dtype=torch.int64))
+            right = model(context, query).argmax(-1) == answer  # runs batch
+            for run in range(n_runs):
+                correct[run] += torch.bincount(now.answer_position[right[run]], minlength=length).numpy()
+    return pd.DataFrame(
+        {
+            "run": np.repeat(np.arange(n_runs), length),
+            "seed": np.repeat([run.seed for run in model.runs], length),
+            "position": np.tile(np.arange(length), n_runs),
+            "n": np.tile(n, n_runs),
+            "correct": correct.ravel(),
+        }
+    )
+
+
+def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int) -> Iterator[CanonicalBatch]:
+    """Batches without end: fresh ones, or a fixed set in a new order each epoch, less what does not fill a batch."""
+    stream = torch.Generator().manual_seed(_TRAINING_STREAM + seed)
+    if schedule.training_samples is None:
+        while True:
+            yield task.sample(schedule.batch_size, stream)
+    fixed = task.sample(schedule.training_samples, stream)
+    n_batches = schedule.training_samples // schedule.batch_size
+    while True:
+        order = torch.randperm(schedule.training_samples, generator=stream)
+        for rows in order.split(schedule.batch_size)[:n_batches]:
+            yield CanonicalBatch(*(one[rows] for one in fixed))
+
+
+def validation_prompts(task: CanonicalTask, schedule: CanonicalSchedule) -> CanonicalBatch:
+    """The prompts on which every run of a task is measured."""
+    return task.sample(schedule.validation_samples, torch.Generator().manual_seed(_VALIDATION_STREAM))
+
+
+def _stacked(
+    batches: list[CanonicalBatch], of_run: Int64[Tensor, "runs"]
+) -> tuple[Int64[Tensor, "runs batch length"], Int64[Tensor, "runs batch"], Int64[Tensor, "runs batch"]]:
+    """Contexts, queries and answers of the batch that each run sees."""
+    context, query, answer = (
+        torch.stack([getattr(batch, name) for batch in batches])[of_run] for name in ("context", "query", "answer")
+    )
+    return context, query, answer
+
+
+def _losses(
+    model: CanonicalHeads,
+    context: Int64[Tensor, "runs batch length"],
+    query: Int64[Tensor, "runs batch"],
+    answer: Int64[Tensor, "runs batch"],
+) -> Float[Tensor, "runs"]:
+    """Mean cross-entropy of every run, in nats."""
+    log_probabilities = model(context, query).log_softmax(-1)  # runs batch answers
+    return -log_probabilities.gather(-1, answer[..., None]).squeeze(-1).mean(-1)
+
+
+def _rows(model: CanonicalHeads, *, step: int, loss: np.ndarray) -> pd.DataFrame:
+    seeds = [run.seed for run in model.runs]
+    return pd.DataFrame({"run": np.arange(len(seeds)), "seed": seeds, "step": step, "loss": loss})
+
+
+def _frequency_rows(model: CanonicalHeads, step: int) -> pd.DataFrame:
+    frequencies = model.frequencies.numpy()
+    n_runs, n_pairs = frequencies.shape
+    return pd.DataFrame(
+        {
+            "run": np.repeat(np.arange(n_runs), n_pairs),
+            "seed": np.repeat([run.seed for run in model.runs], n_pairs),
+            "step": step,
+            "pair": np.tile(np.arange(n_pairs), n_runs),
+            "theta": frequencies.ravel(),
+        }
+    )
