@@ -6,14 +6,14 @@ import zipfile
 from pathlib import Path
 
 NEEDED = (
-    "tlspectral/models/tiny-rope.safetensors",
-    "tlspectral/models/tiny-rope.json",
+    "tlspectral/data/models/tiny-rope.safetensors",
+    "tlspectral/data/models/tiny-rope.json",
     "tlspectral/py.typed",
     "tlspectral/data/text/alice.txt",
     "tlspectral/data/binding/names.txt",
     "tlspectral/data/published/NOTICE.md",
     "tlspectral/data/published/gpt2_head_full.parquet",
-    "tlspectral/models/tiny-rope-sym.safetensors",
+    "tlspectral/data/models/tiny-rope-sym.safetensors",
     "tlspectral/report/page.html",
     "tlspectral/report/script.js",
     "tlspectral/report/style.css",

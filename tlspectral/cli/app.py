@@ -17,9 +17,8 @@ TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file w
 
 _CONTENTS = {
     "A model": ("analyze", "verify", "ablate", "positional"),
-    "A table of heads": ("show", "report", "plane", "compare", "statistics"),
-    "The literature": ("replicate",),
-    "Models trained from scratch": ("canonical", "evolution", "formation"),
+    "A table of heads": ("show", "report", "plane", "statistics"),
+    "The three papers": ("study",),
 }
 
 

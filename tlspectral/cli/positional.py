@@ -1,4 +1,4 @@
-"""Commands around "Decoupling Positional and Symbolic Attention Behavior" (PS): `positional` and `canonical`."""
+"""The command that scores heads as positional or symbolic: `positional`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,49 +154,3 @@ def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", 
     for name, figure in figures.items():
         with whole_file(folder / f"{name}_{way}.png") as partial:
             figure.savefig(partial, dpi=200)
-
-
-@app.command(short_help="train one-head models on tasks with a known answer")
-def canonical(
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for runs, tables and figures; it is resumed."),
-    ],
-    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs at each frequency.")] = 3,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes; the numbers do not depend on it.")] = 1,
-) -> None:
-    """Train one-head models on the index, retrieval and partial induction tasks at each rotary frequency.
-
-    Example: tlspectral canonical -o out/canonical --jobs 2
-    """
-    require_writable(output / "accuracy.parquet")
-    from tlspectral.studies.positional_symbolic.figures import (
-        accuracy_against_angle,
-        accuracy_against_position,
-        query_key_paths,
-    )
-    from tlspectral.tables import whole_file, write_table
-    from tlspectral.studies.positional_symbolic.canonical import canonical_sweep, query_key_trajectories
-
-    sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
-    trajectories = query_key_trajectories(preset=preset)
-    for name, one in (
-        ("accuracy", sweep.accuracy),
-        ("by_position", sweep.by_position),
-        ("trajectories", trajectories),
-    ):
-        write_table(one, output / f"{name}.parquet")
-    figures = {
-        "accuracy_against_angle": accuracy_against_angle(sweep.accuracy),
-        "accuracy_against_position": accuracy_against_position(sweep.by_position),
-        "trajectories": query_key_paths(trajectories),
-    }
-    for name, figure in figures.items():
-        with whole_file(output / f"{name}.png") as partial:
-            figure.savefig(partial, dpi=200)
-    groups = sweep.accuracy.groupby(["task", "n_frequencies", "angle"])["accuracy"]
-    shown = groups.agg(lambda values: f"{values.mean():.3f} ({values.std():.3f})").unstack("angle")
-    typer.echo(f"Accuracy by base angle (x pi/33): mean and, in brackets, standard deviation over {seeds} seeds")
-    typer.echo(shown.to_string())
-    typer.echo(str(output))

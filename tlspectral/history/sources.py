@@ -1,21 +1,16 @@
-"""Where the checkpoints of a training lie, each loaded when its turn comes: on the hub, in a folder, in a run."""
+"""Where the checkpoints of a training lie, on the hub or in a folder, each loaded when its turn comes."""
 
 import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 
-from tlspectral.models.attention import digest_of_named
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.packaged import bridge_from_weights
-from tlspectral.studies.common.trainer import TrainingRun
 
 PYTHIA_STEPS = (
     0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 48000, 64000, 96000, 128000, 143000,
@@ -110,30 +105,6 @@ def folder_checkpoints(
         (step, LazyCheckpoint(partial(load_model, folder, checkpoint=step), partial(_files_digest, found[step])))
         for step in wanted
     ]
-
-
-def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
-    """The steps that a training run kept, as TransformerLens models.
-
-    Args:
-        run: of `train(..., keep_steps=...)`.
-
-    Raises:
-        ValueError: the run kept no steps.
-    """
-    if not run.checkpoints:
-        raise ValueError("the run kept no checkpoints: name the steps to train(..., keep_steps=...)")
-    config = asdict(run.model.config)
-    return [
-        (step, LazyCheckpoint(partial(_trained_model, config, weights, step), partial(digest_of_named, weights)))
-        for step, weights in sorted(run.checkpoints.items())
-    ]
-
-
-def _trained_model(config: dict[str, Any], weights: dict[str, Tensor], step: int) -> Any:
-    model = bridge_from_weights({**config, "model_name": "own training"}, weights, torch.device("cpu"), torch.float32)
-    model.tlspectral_source = {"model": "own training", "revision": f"step{step}"}
-    return model
 
 
 def _files_digest(folder: Path) -> str:

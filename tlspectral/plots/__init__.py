@@ -1,8 +1,6 @@
 """Figures of the tables: a DataFrame in, a matplotlib Figure out."""
 
-from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.plots.effects import ablation_effects, kernel
-from tlspectral.studies.fingerprint.figures.formation import formation
 from tlspectral.plots.head_grid import head_grid
 from tlspectral.plots.percentile_strip import percentile_strip
 from tlspectral.plots.plane import content_direction_plane
@@ -19,15 +17,11 @@ from tlspectral.plots.positional import (
     score_heatmaps,
     score_histograms,
 )
-from tlspectral.studies.bifocal.figures.training import evolution
 
 __all__ = [
     "ablation_effects",
     "attention_traces",
-    "checkpoint_acts",
     "content_direction_plane",
-    "evolution",
-    "formation",
     "frequency_grid",
     "frequency_norms",
     "frequency_path",

@@ -22,7 +22,7 @@ from tlspectral.models.loading.source import Source
 
 def models_folder() -> Path:
     """Where the checkpoints lie in the installed package."""
-    return Path(str(files("tlspectral") / "models"))
+    return Path(str(files("tlspectral") / "data" / "models"))
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tlspectral.cli.app import app, require_writable
+from tlspectral.cli.app import require_writable
+from tlspectral.studies.fingerprint.commands.app import app
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,7 @@ def replicate(
 ) -> None:
     """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and say which differ and why.
 
-    Example: tlspectral replicate -o out/replication
+    Example: tlspectral study replicate -o out/replication
     """
     if output is not None:
         require_writable(output / "replication.parquet")

@@ -1,12 +1,13 @@
-"""The command that puts models side by side: `compare`."""
+"""The command that compares previous-token heads between positional schemes: `schemes`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tlspectral.cli.app import app, require_writable
+from tlspectral.cli.app import require_writable
 from tlspectral.cli.summary import head_table
+from tlspectral.studies.fingerprint.commands.app import app
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +16,7 @@ _PUBLISHED = "published:"
 
 
 @app.command(short_help="previous-token heads of several models side by side")
-def compare(
+def schemes(
     tables: Annotated[
         list[str],
         typer.Argument(metavar="TABLE...", help="Tables of heads, or published ones such as published:gpt2."),
@@ -27,7 +28,7 @@ def compare(
 ) -> None:
     """Compare where the strongest previous-token heads of models stand by D_head, with rotary positions and without.
 
-    Example: tlspectral compare heads.parquet published:gpt2 published:pythia-410m -o compare.png
+    Example: tlspectral study schemes heads.parquet published:gpt2 published:pythia-410m -o compare.png
     """
     if output is not None:
         require_writable(output)

@@ -1,30 +1,11 @@
-"""Commands that draw figures from tables: `plane`, `evolution`, `formation`."""
+"""Command of the study of "Bifocal Attention": `evolution`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import TableFile, app
-
-
-@app.command(short_help="dir_frac against D_head, with the null")
-def plane(
-    table: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
-    highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
-) -> None:
-    """Draw dir_frac against D_head with the null, the strongest previous-token heads ringed.
-
-    Example: tlspectral plane heads.parquet -o plane.png
-    """
-    from tlspectral.plots import content_direction_plane
-    from tlspectral.tables import read_table, whole_file
-
-    figure = content_direction_plane(read_table(table), highlight_previous_token=highlight)
-    with whole_file(output) as partial:
-        figure.savefig(partial, dpi=200)
-    typer.echo(str(output))
+app = typer.Typer()
 
 
 @app.command(short_help="figures of training with learnable frequencies")
@@ -33,7 +14,7 @@ def evolution(
 ) -> None:
     """Draw what `python -m tlspectral.studies.bifocal.experiments` found: every figure whose tables are there.
 
-    Example: tlspectral evolution out/spectral
+    Example: tlspectral study evolution out/spectral
     """
     import pandas as pd
 
@@ -78,21 +59,3 @@ def evolution(
         with whole_file(folder / f"{name}.png") as partial:
             figure.savefig(partial, dpi=150)
         typer.echo(str(folder / f"{name}.png"))
-
-
-@app.command(short_help="figure of constrained training")
-def formation(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
-) -> None:
-    """Draw what `python -m tlspectral.studies.fingerprint.constrained` found: curves, formation times, dissociation, kernels.
-
-    Example: tlspectral formation out/constrained -o formation.png
-    """
-    from tlspectral.studies.fingerprint.figures import formation as draw
-    from tlspectral.tables import read_table, whole_file
-
-    tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]
-    with whole_file(output) as partial:
-        draw(*tables).savefig(partial, dpi=200)
-    typer.echo(str(output))

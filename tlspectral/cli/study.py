@@ -1,0 +1,38 @@
+"""`tlspectral study`: the commands of the studies of three papers, loaded only when one of them is asked for."""
+
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import typer.main
+from typer.core import TyperGroup
+
+from tlspectral.cli.app import app
+
+_STUDIES = ("fingerprint", "positional_symbolic", "bifocal")
+
+
+class _StudyCommands(TyperGroup):
+    """The commands of every study. Each study has a module `commands` with a typer application `app`."""
+
+    @cached_property
+    def _mounted(self) -> dict[str, Any]:
+        groups = (import_module(f"tlspectral.studies.{study}.commands").app for study in _STUDIES)
+        return {name: command for group in groups for name, command in typer.main.get_group(group).commands.items()}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._mounted)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._mounted.get(cmd_name)
+
+
+study = typer.Typer(cls=_StudyCommands, no_args_is_help=True, rich_markup_mode=None)
+
+
+@study.callback(short_help="published numbers, trained models: the three papers")
+def _about() -> None:
+    """Studies of three papers: published numbers computed again, models trained from scratch, their figures."""
+
+
+app.add_typer(study, name="study")

@@ -1,0 +1,5 @@
+"""The application that the commands of the fingerprint study belong to."""
+
+import typer
+
+app = typer.Typer()
