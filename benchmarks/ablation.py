@@ -18,9 +18,9 @@ import tlspectral as tls
 from tlspectral.ablation.effects import layer_effects
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
 from tlspectral.ablation.screen import gradient_screen
+from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import hooks_on, intact_run, logits_at
-from tlspectral.hooks import ablation_hooks
 
 PART = "rope_phase"
 

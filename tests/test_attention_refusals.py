@@ -6,8 +6,8 @@ import zoo
 from attention_models import fresh, poke, shared
 from torch import nn
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.operators import QKOperators, qk_operators, verify_scores
 
 REFUSALS = {

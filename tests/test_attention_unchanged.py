@@ -7,8 +7,8 @@ import torch
 import zoo
 from attention_models import every_model, fresh, shared
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.operators import verify_scores
 
 

@@ -10,11 +10,11 @@ import zoo
 from tlspectral.ablation import band_effects, induction_loss
 from tlspectral.ablation.bands import BANDS, equal_sets
 from tlspectral.ablation.control import root_mean_square
-from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.models.attention import attention_view
 
 effects = functools.partial(band_effects, show_progress=False)
 MODELS = ("llama", "mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs

@@ -7,8 +7,8 @@ import torch
 from streamed_checkpoints import analyze
 
 import tlspectral as tls
-from tlspectral.models import checkpoints
 from tlspectral.errors import BadHead
+from tlspectral.models import checkpoints
 
 
 @pytest.mark.parametrize("layers", [[1], [3, 0]])

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 import tlspectral as tls
-from tlspectral.models import checkpoints
 from tlspectral.errors import BadHead
+from tlspectral.models import checkpoints
 
 
 @pytest.mark.parametrize("kind", ["k", "q", "v"])

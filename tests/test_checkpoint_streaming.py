@@ -13,9 +13,9 @@ from streamed_checkpoints import analyze, assert_streamed_equals_loaded
 from zoo_shapes import LLAMA_SHAPE, MORE_SHAPES, SHAPES
 
 import tlspectral as tls
+from tlspectral.errors import ScoreMismatch
 from tlspectral.models import checkpoints
 from tlspectral.models.attention import bridge as reader
-from tlspectral.errors import ScoreMismatch
 
 REFUSED = ("falcon_alibi", "stablelm")
 

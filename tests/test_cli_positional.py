@@ -9,8 +9,8 @@ import tlspectral
 import tlspectral.cli.positional as command
 from tlspectral.cli import app
 from tlspectral.positional import positional_symbolic_profile
-from tlspectral.tables import read_table, write_table
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
+from tlspectral.tables import read_table, write_table
 
 SMALL = ["--pairs", "5", "--blocks", "4", "--queries", "2"]
 
@@ -94,7 +94,7 @@ def test_refusals_are_one_line(table, tmp_path):
 def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     short = CanonicalSchedule(steps=3, batch_size=8, warmup_steps=1, validation_samples=64, log_every=1)
     monkeypatch.setitem(PRESETS, "quick", short)
-    done = run("canonical", "-o", tmp_path, "--seeds", 2)
+    done = run("study", "canonical", "-o", tmp_path, "--seeds", 2)
     assert done.exit_code == 0, done.output
     accuracy = read_table(tmp_path / "accuracy.parquet")
     assert len(accuracy) == 4 * 10 * 2
@@ -103,8 +103,10 @@ def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     assert f"{values.mean():.3f} ({values.std():.3f})" in row
     for figure in ("accuracy_against_angle", "accuracy_against_position", "trajectories"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
-    monkeypatch.setattr("tlspectral.studies.positional_symbolic.canonical.sweep.train_canonical", None)  # resumed: nothing is trained
-    again = run("canonical", "-o", tmp_path, "--seeds", 2)
+    monkeypatch.setattr(
+        "tlspectral.studies.positional_symbolic.canonical.sweep.train_canonical", None
+    )  # resumed: nothing is trained
+    again = run("study", "canonical", "-o", tmp_path, "--seeds", 2)
     assert again.stdout == done.stdout
 
 

@@ -12,19 +12,38 @@ from zoo_words import reader
 
 import tlspectral as tls
 import tlspectral.cli.positional as positional_command
-from tlspectral import placebos, positional, stats
-from tlspectral.studies.fingerprint import replication
-from tlspectral.models.attention import attention_view
+from tlspectral import positional, stats
 from tlspectral.cli import app
 from tlspectral.detectors import repeated_sequences
-from tlspectral.history import training_checkpoints
-from tlspectral.studies.fingerprint.history_questions import eventual_head_rank
 from tlspectral.heads import statistic_noise, weight_noise_draws
+from tlspectral.heads.model_statistics import another_model
+from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.bifocal import code_adaptation
+from tlspectral.studies.bifocal.experiments import LANGUAGE_EXPERIMENTS, QUICK_HEADLINE, run_experiment
+from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.language_runs import LanguageRun, train_on_language
+from tlspectral.studies.bifocal.schedule import LanguagePlan, LanguageSchedule
+from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral.studies.common.checkpoints import training_checkpoints
+from tlspectral.studies.common.run_folder import open_run_folder
+from tlspectral.studies.fingerprint import replication
+from tlspectral.studies.fingerprint.constrained import Preset, constrained_grid, symmetric_penalty
+from tlspectral.studies.fingerprint.history_questions import eventual_head_rank
 from tlspectral.studies.fingerprint.replication import exact_heads, matched_null
 from tlspectral.studies.fingerprint.replication import table as replication_table
-from tlspectral.tables import COLUMNS, TABLES, describe_columns, describe_table, read_table, write_table
+from tlspectral.studies.positional_symbolic.canonical import (
+    CanonicalRun,
+    CanonicalSchedule,
+    accuracy_by_position,
+    canonical_sweep,
+    query_key_trajectories,
+    train_canonical,
+)
+from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.tables import COLUMNS, TABLES, describe_columns, describe_table, published, read_table, write_table
 from tlspectral.tables.columns.ablation import ABLATION_TABLES
 from tlspectral.tables.columns.binding import BINDING_TABLES
 from tlspectral.tables.columns.canonical import CANONICAL_TABLES
@@ -36,23 +55,6 @@ from tlspectral.tables.columns.model import MODEL_TABLES
 from tlspectral.tables.columns.replication import REPLICATION_TABLES
 from tlspectral.tables.columns.spectral import SPECTRAL_TABLES
 from tlspectral.tables.columns.statistics import STATISTICS_TABLES
-from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
-from tlspectral.studies.positional_symbolic.canonical import (
-    CanonicalRun,
-    CanonicalSchedule,
-    accuracy_by_position,
-    canonical_sweep,
-    query_key_trajectories,
-    train_canonical,
-)
-from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
-from tlspectral.studies.fingerprint.constrained import Preset, constrained_grid, symmetric_penalty
-from tlspectral.studies.common.run_folder import open_run_folder
-from tlspectral.studies.bifocal import code_adaptation
-from tlspectral.studies.bifocal.experiments import LANGUAGE_EXPERIMENTS, QUICK_HEADLINE, run_experiment
-from tlspectral.studies.bifocal.formal_languages import Dyck3
-from tlspectral.studies.bifocal.language_runs import LanguageRun, train_on_language
-from tlspectral.studies.bifocal.schedule import LanguagePlan, LanguageSchedule
 
 FIRST = ("analyze_heads", "frequency_table", "positional_symbolic")
 QUIET = {"show_progress": False}
@@ -202,8 +204,8 @@ def test_tables_of_a_model(model, heads):
         "statistic_noise": [statistic_noise(heads, draws, {"largest": lambda table: table["D_head"].max()})],
         "compare_heads": [tls.compare_heads(heads, heads), tls.compare_heads(heads, heads, noise_b=noise)],
         "permuted_pairing": [
-            placebos.permuted_pairing(model, draws=2),
-            placebos.pseudo_rope(tls.load_model("tiny-ape")),
+            permuted_pairing(model, draws=2),
+            pseudo_rope(tls.load_model("tiny-ape")),
         ],
     }
     assert_documented(found, names(MODEL_TABLES))
@@ -243,7 +245,7 @@ def test_tables_around_positional_scores(command_folder):
 
 
 def test_tables_of_statistics():
-    tables = {name: replication.published_heads(name) for name in ("gpt2", "opt-1.3b", "pythia-410m", "pythia-1.4b")}
+    tables = {name: published.published_heads(name) for name in ("gpt2", "opt-1.3b", "pythia-410m", "pythia-1.4b")}
     groups = {name: name.startswith("pythia") for name in tables}
     found = {
         "spearman_table": [stats.spearman_table(tables["gpt2"], ["D_head"], ["prev"])],
@@ -257,25 +259,23 @@ def test_tables_of_statistics():
 
 
 def test_tables_around_published_numbers(monkeypatch):
-    tables = {name: replication.published_heads(name) for name in replication.PUBLISHED_HEADS}
+    tables = {name: published.published_heads(name) for name in published.PUBLISHED_HEADS}
     contrast = replication.scheme_contrast({name: tables[name] for name in ("gpt2", "pythia-410m")})
     monkeypatch.setattr(
         replication_table, "RECOMPUTED", (matched_null.numbers_of_heads, exact_heads.printed_constructions)
     )
     grid = pd.DataFrame({"arm": ["ape_free"], "seed": [0], "formed_loss": [100.0], "formed_both": [125.0]})
-    constrained = replication.published_constrained()
+    constrained = published.published_constrained()
     found = {
-        "another_model": [replication.another_model(tables["pythia-410m"], bootstrap_draws=5)],
+        "another_model": [another_model(tables["pythia-410m"], bootstrap_draws=5)],
         "replicate": [replication.replicate()],
         "scheme_contrast.models": [contrast.models],
         "scheme_contrast.heads": [contrast.heads],
         "ioi_classes": [replication.ioi_classes()],
         "side_by_side": [replication.side_by_side(grid)],
         "published_heads": list(tables.values()),
-        "published_checkpoints": [
-            replication.published_checkpoints(name) for name in replication.PUBLISHED_CHECKPOINTS
-        ],
-        "published_kernels": [replication.published_kernels()],
+        "published_checkpoints": [published.published_checkpoints(name) for name in published.PUBLISHED_CHECKPOINTS],
+        "published_kernels": [published.published_kernels()],
         "published_constrained.evaluations": [constrained.evaluations],
         "published_constrained.heads": [constrained.heads],
         "published_constrained.kernels": [constrained.kernels],

@@ -14,9 +14,9 @@ import zoo
 
 import tlspectral as tls
 from tlspectral import detectors
-from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 # GPT-2: learned positions; qwen3: grouped keys, query/key norm; mistral: a window; opt: attention left to transformers.

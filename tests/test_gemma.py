@@ -9,9 +9,9 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.noise import storage_steps
+from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.source import PACKAGED
 
 LAYERS, HEADS, GLOBAL = 18, 4, (5, 11, 17)

@@ -6,8 +6,8 @@ import zoo
 from head_tables import analyze, built
 from reference_circuits import edited
 
-from tlspectral.models.attention import bridge as bridge_reader
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.attention import bridge as bridge_reader
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
-from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
+from tlspectral.errors import BadHead, IncompatibleCheckpoint
 from tlspectral.history import (
     head_history,
     in_context_score,
     population_medians,
-    training_checkpoints,
     within_model_percentile,
 )
-from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.studies.common import (
@@ -34,6 +33,7 @@ from tlspectral.studies.common import (
     TransformerConfig,
     train,
 )
+from tlspectral.studies.common.checkpoints import training_checkpoints
 
 CONFIG = TransformerConfig(d_model=24, n_heads=3, d_head=8, d_vocab=20, n_ctx=40)
 STEPS = (0, 3, 10)

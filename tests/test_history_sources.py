@@ -6,16 +6,16 @@ import pytest
 import torch
 import zoo
 
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import (
     PYTHIA_STEPS,
     folder_checkpoints,
     head_history,
     hub_checkpoints,
     sources,
-    training_checkpoints,
 )
-from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral.studies.common.checkpoints import training_checkpoints
 
 QUICK = {"null_draws": 8, "detectors": False, "show_progress": False}
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from ablation_runs import NO_ROPE, intact, logits, rotary_layers, rotary_parts, shared
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate, ablation, ablation_hooks
+from tlspectral.models.attention import attention_view
 
 # --- heads and frequencies, however they are given ---
 

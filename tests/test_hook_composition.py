@@ -18,8 +18,8 @@ from ablation_runs import (
     some_models,
 )
 
-from tlspectral.models.attention import attention_view
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.models.attention import attention_view
 
 
 @some_models

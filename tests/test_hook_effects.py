@@ -23,8 +23,8 @@ from ablation_runs import (
     skip_without_rope,
 )
 
-from tlspectral.models.attention import attention_view
 from tlspectral.hooks import PARTS, ablate
+from tlspectral.models.attention import attention_view
 
 
 @every_model

@@ -5,8 +5,8 @@ import torch
 import zoo
 from ablation_runs import a_part, skip_without_rope, some_models
 
-from tlspectral.models.attention import attention_view
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 
 GRADIENTS = [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "neox"), ("bridge", "gptj")]
 GRADIENTS += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]

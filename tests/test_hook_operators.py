@@ -17,9 +17,9 @@ from ablation_runs import (
     skip_without_rope,
 )
 
+from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.alibi import alibi_slopes
-from tlspectral.hooks import ablate
 from tlspectral.rotary import per_pair
 
 cuda = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))

@@ -5,9 +5,9 @@ import torch
 import zoo
 from ablation_runs import DELEGATED, a_part, every_model, in_dtype, logits, observed, rotary_layers, shared
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 
 
 @every_model

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.hooks.parts import Projection, Rotation, project, removal, whole_scores
+from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 invariant = settings(max_examples=30, deadline=None, derandomize=True)

@@ -8,9 +8,9 @@ import torch
 import zoo
 from ablation_runs import DELEGATED, SCORES, assert_same_state, intact, logits, some_models, state_of
 
-from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.models.attention import AttentionView, attention_view
 
 
 def make_deaf(model, name):

@@ -351,9 +351,8 @@ def test_a_broken_tokenizer_is_left_out_with_a_warning(tmp_path):
 
 
 def test_import_is_light():
-    code = (
-        "import sys, tlspectral.models.loading; print([m for m in ('transformers', 'transformer_lens') if m in sys.modules])"
-    )
+    heavy = "('transformers', 'transformer_lens')"
+    code = f"import sys, tlspectral.models.loading; print([m for m in {heavy} if m in sys.modules])"
     assert _python(code) == "[]"
 
 

@@ -7,8 +7,8 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from zoo_shapes import FALCONS
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 
 READ = tuple(name for name in FALCONS if name != "falcon_alibi")
 NEWER = tuple(name for name in READ if name != "falcon")

@@ -18,9 +18,9 @@ from tlspectral.ablation import (
     paired_effect,
 )
 from tlspectral.ablation.text import text_tokens
-from tlspectral.models.attention import attention_view
 from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 MODELS = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import ScoreMismatch
+from tlspectral.models.attention import attention_view
 
 SHAPE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_head": 8, "d_vocab": 40, "n_ctx": 64, "attn_only": True}
 FEATURES = {

@@ -9,8 +9,8 @@ import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.models.attention import attention_view, view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view, view
 from tlspectral.operators import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.rotary import RotaryGeometry, pair_columns
 

@@ -12,10 +12,9 @@ from test_rotary import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats
-from tlspectral.models.attention import attention_view
 from tlspectral.heads.placebo_attenuation import placebo_attenuation
-from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
-from tlspectral.heads.placebos import PHASE_COLUMNS, permuted_geometries
+from tlspectral.heads.placebos import PHASE_COLUMNS, permuted_geometries, permuted_pairing, pseudo_rope
+from tlspectral.models.attention import attention_view
 from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 
 PLACES = ["draw", "layer", "head"]

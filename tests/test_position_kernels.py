@@ -8,10 +8,10 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.models.attention import attention_view
 from tlspectral.detectors import relative_position_kernel
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 MODELS = [

@@ -7,8 +7,8 @@ import pytest
 import zoo
 from positional_measurements import WITHOUT_ROPE, block_prompt, measured, modes, shared
 
-from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.positional.measure import measure_queries
 
 

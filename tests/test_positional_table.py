@@ -9,8 +9,8 @@ import zoo
 from positional_measurements import SCORES, block_prompt, differ, measured, modes, shared
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.measure import measure_queries
 

@@ -11,8 +11,8 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores

@@ -9,10 +9,10 @@ from tlspectral.tables.published import (
     PUBLISHED_HEADS,
     published_checkpoints,
     published_constrained,
+    published_folder,
     published_heads,
     published_kernels,
 )
-from tlspectral.tables.published import published_folder
 
 HEADS = {
     "gpt2": (12, 12),

@@ -9,8 +9,8 @@ from reference_circuits import NAMES, bridge, dense_model, dense_self_match, edi
 
 import tlspectral as tls
 from tlspectral import composition
-from tlspectral.models.attention import attention_view
 from tlspectral.composition import EmbeddingMoments
+from tlspectral.models.attention import attention_view
 
 
 def self_match(model):

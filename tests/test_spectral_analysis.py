@@ -12,12 +12,12 @@ from reference_keys import normed
 from spectral_zoo import base, move
 
 from tlspectral.ablation import ablation_sweep, band_effects, induction_loss
-from tlspectral.models.attention import attention_view
 from tlspectral.composition import k_composition
 from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.heads import analyze_heads, frequency_table
 from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.operators import qk_operators, verify_scores
 from tlspectral.positional import BlockPrompt, positional_symbolic

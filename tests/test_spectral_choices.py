@@ -6,8 +6,8 @@ import torch
 import zoo
 from spectral_zoo import NO_ROPE, base, logits, move, moved, same_to_the_bit, some_models, train
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import model as spectral_model
 from tlspectral.spectral_rope import to_spectral
 

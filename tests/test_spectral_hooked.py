@@ -6,8 +6,8 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, save_spectral, to_spectral
 
 

@@ -7,8 +7,8 @@ import torch
 import zoo
 from spectral_zoo import NORMED, everything_about, logits, move, moved, some_models
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
 
 

@@ -14,12 +14,12 @@ import tlspectral.ablation.scoring as scoring
 import tlspectral.ablation.sweep as sweep_module
 from tlspectral.ablation import ablation_sweep, induction_loss, language_loss, paired_effect
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.replay import intact_run, logits_at
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}

@@ -10,9 +10,9 @@ import pytest
 import torch
 import zoo
 
+from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Normalization, attention_view, bridge
 from tlspectral.models.attention.alibi import alibi_slopes
-from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.operators import check_scores, verify_scores
 from tlspectral.operators.verification import check_prompt
 from tlspectral.rotary import pair_columns

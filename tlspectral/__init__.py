@@ -11,12 +11,14 @@ Names are imported when first used, so that `import tlspectral` costs nothing an
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tlspectral.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
-    from tlspectral.history import head_history
     from tlspectral.heads import analyze_heads, compare_heads, frequency_table, weight_noise_band
+    from tlspectral.history import head_history
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     )
     from tlspectral.tables import read_table, write_table
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "BlockPrompt": "positional",
@@ -67,6 +68,30 @@ _HOMES = {
     "weight_noise_band": "heads",
     "write_table": "tables",
 }
+
+_SUBMODULES = frozenset(
+    {
+        "ablation",
+        "composition",
+        "detectors",
+        "errors",
+        "heads",
+        "history",
+        "hooks",
+        "models",
+        "nulls",
+        "operators",
+        "plots",
+        "positional",
+        "report",
+        "rotary",
+        "spectra",
+        "spectral_rope",
+        "stats",
+        "studies",
+        "tables",
+    }
+)
 
 __all__ = [
     "BlockPrompt",
@@ -105,7 +130,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
+    """Import a public name, or a documented submodule such as `plots`, when it is first asked for."""
+    if name in _SUBMODULES:
+        return import_module(f"tlspectral.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tlspectral' has no attribute {name!r}")
     value = getattr(import_module(f"tlspectral.{_HOMES[name]}"), name)
@@ -114,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return __all__

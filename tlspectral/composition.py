@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.errors import BadHead
 from tlspectral.models.attention import (
     AttentionView,
     OutputFactors,
@@ -23,7 +24,6 @@ from tlspectral.models.attention import (
     vocabulary_chunks,
 )
 from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
-from tlspectral.errors import BadHead
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct

@@ -14,9 +14,9 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.errors import UnsupportedArchitecture
 
 DETECTORS = ("prev", "dup", "ind")
 SMALL_VOCABULARY = 64

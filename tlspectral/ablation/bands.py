@@ -14,11 +14,11 @@ from tlspectral.ablation.effects import intact_losses
 from tlspectral.ablation.losses import standard_error
 from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.ablation.sweep import task_sequences
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun, hooks_on
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.ablation import LayerAblation, Removal
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set

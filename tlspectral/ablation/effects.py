@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun, hooks_on, intact_run
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import IntactRun, hooks_on, intact_run
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
 from tlspectral.detectors import repeated_sequences
+from tlspectral.models.attention import AttentionView
 
 # Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.
 _CPU_TOKENS, _CPU_LOGITS = 2**11, 2**26

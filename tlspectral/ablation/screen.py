@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tlspectral.ablation.control import root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import hooks_on, logits_at
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import hooks_on, logits_at
 
 _GRAPH_TOKENS = 4  # a graph of all layers is kept: fewer rows at once than without gradients
 

@@ -20,10 +20,10 @@ from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.text import text_tokens
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.tables import PieceFolder
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral import __version__
 from tlspectral.errors import TlspectralError
+from tlspectral.version import __version__
 
 _REFUSAL = 2
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."

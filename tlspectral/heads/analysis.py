@@ -14,9 +14,6 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral import __version__
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.errors import BadHead
@@ -24,10 +21,13 @@ from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
 from tlspectral.heads.streamed import streamed_layers
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS
+from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 
@@ -55,8 +55,9 @@ def analyze_heads(
         model: a TransformerBridge or HookedTransformer, or a name or path for `load_model`. With `detectors=False` a
             folder of safetensors or a hub model is read from its files instead, layer by layer, without loading it: of
             each layer queries, keys and norms, of the hub only the files that hold them. Architectures:
-            `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual streams.
-            `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was read.
+            `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
+            streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
+            read.
         layers: layers to tabulate, None for all.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.rotary import phase_norms
 from tlspectral.tables import FREQUENCY_COLUMNS
 

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionLayer
 from tlspectral.composition import EmbeddingMoments
 from tlspectral.heads.extras import position_shares
 from tlspectral.heads.null import LayerSpectra
+from tlspectral.models.attention import AttentionLayer
 from tlspectral.nulls import NULL_COLUMNS
 from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import HeadMetrics, head_metrics

@@ -152,7 +152,7 @@ def _placebo(
         pvalue=found.pvalue,
         pvalue_of="the model's own phase takes no more (low and high: range of draws)",
         n=found.n,
-        function="tlspectral.placebos.placebo_attenuation",
+        function="tlspectral.heads.placebo_attenuation.placebo_attenuation",
         reason=found.reason,
     )
 

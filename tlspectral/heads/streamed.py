@@ -12,16 +12,16 @@ from jaxtyping import Float64
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral import __version__
-from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
-from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.extras import position_directions
 from tlspectral.heads.measure import joined, measure_heads
 from tlspectral.heads.null import forget_blocks, layer_null
+from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
+from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.version import __version__
 
 
 @dataclass(frozen=True)

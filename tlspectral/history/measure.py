@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.models.attention import AttentionView
 from tlspectral.composition import k_composition
-from tlspectral.history.result import Head
-from tlspectral.history.in_context import in_context_score
-from tlspectral.history.population import PERCENTILES, within_model_percentile
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
+from tlspectral.history.in_context import in_context_score
+from tlspectral.history.population import PERCENTILES, within_model_percentile
+from tlspectral.history.result import Head
+from tlspectral.models.attention import AttentionView
 
 _COMPOSITION = {
     "source_layer": np.int64,

@@ -13,12 +13,12 @@ import pandas as pd
 from torch import nn
 from tqdm.auto import tqdm
 
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.history.result import Head, HeadHistory
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history.measure import MeasuredStep, measure_step, no_composition
 from tlspectral.history.population import population_medians
+from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
-from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.tables import PieceFolder, open_pieces
 
 _OF_A_STEP = (

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-
 from tlspectral.models.loading import load_model
 
 PYTHIA_STEPS = (

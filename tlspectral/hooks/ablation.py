@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm, attention_view, folded_bias
-from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores, widened
 from tlspectral.hooks.probe import require_honoured
+from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm, attention_view, folded_bias
+from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.rotary import RotaryGeometry, per_pair
 
 PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
 from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention import AttentionView
 
 _PROBE_LENGTH = 4
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()

@@ -12,8 +12,8 @@ from jaxtyping import Complex128, Float64
 from torch import Tensor
 
 from tlspectral import spectra
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectra import ThinProduct
 

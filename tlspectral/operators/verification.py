@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
@@ -19,7 +20,6 @@ from tlspectral.models.attention import (
     fold_attention,
     key_value_groups,
 )
-from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
 CHECK_LENGTH = 24

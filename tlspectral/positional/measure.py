@@ -12,9 +12,9 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional.exclusion import ExclusionSplit
 from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.passes import QueryPasses

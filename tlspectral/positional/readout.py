@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
 from tlspectral.models.attention.view import Hook
-from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]

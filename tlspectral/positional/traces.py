@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, LastQueryReader, Reduce, normed, require_reproduced

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE
 

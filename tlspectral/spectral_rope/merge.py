@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.probe import without_hooks
+from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.spectral_rope.layers import layers_of

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.selection import Heads
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import without_hooks
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import Heads
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
 from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention import AttentionView
 from tlspectral.spectral_rope.module import Side, SpectralRoPE
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.models.attention import attention_view
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope.layers import by_layer, layers_of
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral
 from tlspectral.tables.whole_file import whole_file

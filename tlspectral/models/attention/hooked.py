@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.layer import (
     NO_NORM,
@@ -16,7 +17,6 @@ from tlspectral.models.attention.layer import (
     require_unclipped,
 )
 from tlspectral.models.attention.query_key_norm import QueryKeyNorm
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 _NORM_KINDS: dict[str, NormalizationKind] = {

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.query_key_norm import QueryKeyNorm
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 NormalizationKind = Literal["LN", "RMS", "none"]

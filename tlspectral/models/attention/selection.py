@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.models.attention.view import AttentionView
 from tlspectral.errors import BadHead
+from tlspectral.models.attention.view import AttentionView
 
 Heads = Iterable[Any] | pd.DataFrame
 

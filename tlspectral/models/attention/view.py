@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import bridge, hooked
 from tlspectral.models.attention.layer import (
     AttentionLayer,
@@ -22,7 +23,6 @@ from tlspectral.models.attention.layer import (
     fold_output,
     require_readable,
 )
-from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 Hook = tuple[str, Callable[..., Any]]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tlspectral.models.attention import stored_bytes
 from tlspectral.errors import BadWeights
+from tlspectral.models.attention import stored_bytes
 from tlspectral.models.loading.source import Source
 
 INDEX = "model.safetensors.index.json"

@@ -21,10 +21,10 @@ from tlspectral.ablation.losses import Loss, paired_effect
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.spectral_rope import to_spectral
-from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.resonance import phase_drift
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 
 CODE_ARMS = {
     "full": ("log_omega_shift", "gain", "phase"),

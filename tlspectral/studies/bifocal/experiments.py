@@ -15,9 +15,6 @@ import typer
 
 from tlspectral.errors import TlspectralError
 from tlspectral.nulls import one_thread
-from tlspectral.tables import read_table, write_table
-from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
-from tlspectral.studies.common.run_folder import RunFolder, open_run_folder
 from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, QUICK_CODE, CodeSchedule, code_experiment
 from tlspectral.studies.bifocal.depth_manifold import depth_manifold
 from tlspectral.studies.bifocal.headline import SEEDS, headline
@@ -27,6 +24,9 @@ from tlspectral.studies.bifocal.resonance import resonance_experiment
 from tlspectral.studies.bifocal.schedule import FULL, QUICK, LanguageSchedule
 from tlspectral.studies.bifocal.structure_gap import structure_gap
 from tlspectral.studies.bifocal.table1 import memorisation, table1
+from tlspectral.studies.common.run_folder import RunFolder, open_run_folder
+from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
+from tlspectral.tables import read_table, write_table
 
 _SHOWN = 30  # rows of a table that is short enough for a terminal
 _MODULE = "tlspectral.studies.bifocal.experiments"

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.bifocal.seed_intervals import share_interval
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.positional_symbolic.canonical import (
     BASE_ANGLES,
     CanonicalRun,
@@ -22,8 +23,7 @@ from tlspectral.studies.positional_symbolic.canonical import (
     train_canonical,
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
-from tlspectral.studies.common.run_folder import RunFolder, finish_runs
-from tlspectral.studies.bifocal.seed_intervals import share_interval
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 
 TASKS = ("retrieval", "index")
 SEEDS = (0, 1, 2, 3, 4)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, LanguageBatch, answers_of
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 
 # Streams of random numbers, each plus the seed of the run, so that no stream is another run's or part's.
 _TRAINING_STREAM = 10_000

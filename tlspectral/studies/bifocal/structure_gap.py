@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.bifocal.language_runs import tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.bifocal.seed_intervals import intervals, paired_differences
 from tlspectral.studies.bifocal.table1 import REFERENCE, stacked
+from tlspectral.studies.common.run_folder import RunFolder
 
 
 def structure_gap(

@@ -11,9 +11,9 @@ import pandas as pd
 from joblib import Parallel, delayed
 from tqdm.auto import tqdm
 
-from tlspectral import __version__
 from tlspectral.nulls import one_thread
 from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.version import __version__
 
 
 @dataclass(frozen=True)

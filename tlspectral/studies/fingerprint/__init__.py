@@ -1,1 +1,1 @@
-"""The study of "Fingerprint, Not Blueprint" (FP): its published numbers, constrained training, questions to histories."""
+"""The study of "Fingerprint, Not Blueprint" (FP): its numbers, constrained training, questions to histories."""

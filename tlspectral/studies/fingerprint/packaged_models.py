@@ -19,16 +19,16 @@ import typer
 from safetensors.torch import save
 from torch import Tensor
 
-from tlspectral import __version__
 from tlspectral.detectors import detect_heads
 from tlspectral.models.loading.packaged import bridge_from_weights, models_folder
 from tlspectral.nulls import one_thread
-from tlspectral.tables import whole_file
-from tlspectral.studies.fingerprint.constrained.measures import spectral_columns
-from tlspectral.studies.fingerprint.constrained.presets import ARMS, Arm
 from tlspectral.studies.common.model import TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapTask
 from tlspectral.studies.common.trainer import Penalty, TrainingRun, TrainingSettings, train
+from tlspectral.studies.fingerprint.constrained.measures import spectral_columns
+from tlspectral.studies.fingerprint.constrained.presets import ARMS, Arm
+from tlspectral.tables import whole_file
+from tlspectral.version import __version__
 
 _DIGITS = 5  # of the numbers in a record
 # Measured: at most 1.2e-5 on logits of up to 6, float32 sums in another order; a wrong pairing or scale is off by more

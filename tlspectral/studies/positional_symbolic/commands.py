@@ -25,13 +25,13 @@ def canonical(
     Example: tlspectral study canonical -o out/canonical --jobs 2
     """
     require_writable(output / "accuracy.parquet")
+    from tlspectral.studies.positional_symbolic.canonical import canonical_sweep, query_key_trajectories
     from tlspectral.studies.positional_symbolic.figures import (
         accuracy_against_angle,
         accuracy_against_position,
         query_key_paths,
     )
     from tlspectral.tables import whole_file, write_table
-    from tlspectral.studies.positional_symbolic.canonical import canonical_sweep, query_key_trajectories
 
     sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
     trajectories = query_key_trajectories(preset=preset)

@@ -157,14 +157,18 @@ _RANDOM_MAP = (
     ),
 )  # fmt: skip
 
-_SWEEP = "`tlspectral.studies.positional_symbolic.canonical.canonical_sweep`; `tlspectral canonical -o FOLDER` writes it as "
+_SWEEP = (
+    "`tlspectral.studies.positional_symbolic.canonical.canonical_sweep`; `tlspectral study canonical -o FOLDER` writes "
+    "it as "
+)
 
 CANONICAL_TABLES = (
     Table("canonical_sweep.accuracy", f"{_SWEEP}accuracy.parquet", (*_HEADS, _N, _ACCURACY, _CHANCE)),
     Table("canonical_sweep.by_position", f"{_SWEEP}by_position.parquet", (*_HEADS, _POSITION, _N, _CORRECT, _ACCURACY)),
     Table(
         "query_key_trajectories",
-        "`tlspectral.studies.positional_symbolic.canonical.query_key_trajectories`; `tlspectral canonical -o FOLDER` writes it as "
+        "`tlspectral.studies.positional_symbolic.canonical.query_key_trajectories`; `tlspectral study canonical -o "
+        "FOLDER` writes it as "
         "trajectories.parquet",
         _TRAJECTORIES,
     ),

@@ -221,7 +221,7 @@ MODEL_TABLES = (
     ),
     Table(
         "permuted_pairing",
-        "`tlspectral.placebos.permuted_pairing` and, with one draw, `tlspectral.placebos.pseudo_rope`",
+        "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
         (
             replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"),
             *_HEAD,

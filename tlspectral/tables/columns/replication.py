@@ -347,7 +347,7 @@ def _published_run(columns: tuple[Column, ...], left_out: tuple[str, ...] = ()) 
     return (kept[0], _STRENGTH, *kept[1:])
 
 
-_CONSTRAINED = "`tlspectral.studies.fingerprint.replication.published_constrained`: "
+_CONSTRAINED = "`tlspectral.tables.published.published_constrained`: "
 
 REPLICATION_TABLES = (
     Table(
@@ -357,24 +357,31 @@ REPLICATION_TABLES = (
     ),
     Table(
         "replicate",
-        "`tlspectral.studies.fingerprint.replication.replicate`; `tlspectral replicate -o FOLDER` writes it as replication.parquet",
+        "`tlspectral.studies.fingerprint.replication.replicate`; `tlspectral study replicate -o FOLDER` writes it as "
+        "replication.parquet",
         _CLAIMS,
     ),
     Table(
         "scheme_contrast.models",
-        "`tlspectral.studies.fingerprint.replication.scheme_contrast`: `.models`; `tlspectral compare` prints it without k",
+        "`tlspectral.studies.fingerprint.replication.scheme_contrast`: `.models`; `tlspectral study schemes` prints it "
+        "without k",
         _MODELS,
     ),
     Table("scheme_contrast.heads", "`tlspectral.studies.fingerprint.replication.scheme_contrast`: `.heads`", _MEMBERS),
     Table("ioi_classes", "`tlspectral.studies.fingerprint.replication.ioi_classes`", _IOI),
     Table(
         "side_by_side",
-        "`tlspectral.studies.fingerprint.replication.side_by_side`; `tlspectral replicate --grid TABLE` prints it",
+        "`tlspectral.studies.fingerprint.replication.side_by_side`; `tlspectral study replicate --grid TABLE` prints "
+        "it",
         _SIDE,
     ),
-    Table("published_heads", "`tlspectral.studies.fingerprint.replication.published_heads`; models have some of them", _PUBLISHED),
-    Table("published_checkpoints", "`tlspectral.studies.fingerprint.replication.published_checkpoints`", _CHECKPOINTS),
-    Table("published_kernels", "`tlspectral.studies.fingerprint.replication.published_kernels`", _CURVES),
+    Table(
+        "published_heads",
+        "`tlspectral.tables.published.published_heads`; models have some of them",
+        _PUBLISHED,
+    ),
+    Table("published_checkpoints", "`tlspectral.tables.published.published_checkpoints`", _CHECKPOINTS),
+    Table("published_kernels", "`tlspectral.tables.published.published_kernels`", _CURVES),
     Table(
         "published_constrained.evaluations", f"{_CONSTRAINED}`.evaluations`", _published_run(_EVALUATIONS, ("loss",))
     ),

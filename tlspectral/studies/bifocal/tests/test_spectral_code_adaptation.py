@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tlspectral as tls
-from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.studies.bifocal import code_adaptation
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
+from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 
 
 class Letters:

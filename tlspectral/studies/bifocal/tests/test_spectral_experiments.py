@@ -11,13 +11,13 @@ from spectral_arms import LANGUAGE, generator
 from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import read_table
-from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.bifocal import experiments, language_runs
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modulo7
 from tlspectral.studies.bifocal.language_runs import LanguageRun
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
 from tlspectral.studies.bifocal.schedule import FULL, LanguagePlan, LanguageSchedule
+from tlspectral.studies.common.run_folder import open_run_folder
+from tlspectral.tables import read_table
 
 PLAN = LanguagePlan(LANGUAGE, 4, 8, tuple(Dyck3((depth, depth)) for depth in (3, 5)), 4, 4)
 MODULO_PLAN = LanguagePlan(Modulo7(), 4, 8, (), 0, 4)

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
+from tlspectral.studies.bifocal.experiments import QUICK_HEADLINE, run_experiment
 from tlspectral.studies.bifocal.figures.headline import headline_paths
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
-from tlspectral.tables import read_table, write_table
+from tlspectral.studies.bifocal.headline import _judged, folded
+from tlspectral.studies.bifocal.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalRun,
     accuracy_by_position,
@@ -23,9 +24,8 @@ from tlspectral.studies.positional_symbolic.canonical import (
     train_canonical,
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
-from tlspectral.studies.bifocal.experiments import QUICK_HEADLINE, run_experiment
-from tlspectral.studies.bifocal.headline import _judged, folded
-from tlspectral.studies.bifocal.seed_intervals import share_interval
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.tables import read_table, write_table
 
 UNIT = math.pi / 33
 
@@ -153,7 +153,7 @@ def test_the_figure_refuses_what_it_cannot_draw(found):
 
 def test_the_command_draws_what_is_there(found, tmp_path):
     folder, *_ = found
-    done = CliRunner().invoke(app, ["evolution", str(folder)])
+    done = CliRunner().invoke(app, ["study", "evolution", str(folder)])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines() == [str(folder / "headline.png")]
     assert (folder / "headline.png").stat().st_size > 10_000
@@ -162,10 +162,10 @@ def test_the_command_draws_what_is_there(found, tmp_path):
     write_table(rows.assign(layer=0, head=0, frequency=0, omega=1.0), tmp_path / "some" / "trajectories.parquet")
     write_table(rows.assign(pairs="all", resonance=0.5), tmp_path / "some" / "resonance_steps.parquet")
     write_table(rows.assign(mean_abs=0.1, start_abs=0.1, drift=0.0), tmp_path / "some" / "phase_steps.parquet")
-    done = CliRunner().invoke(app, ["evolution", str(tmp_path / "some")])
+    done = CliRunner().invoke(app, ["study", "evolution", str(tmp_path / "some")])
     names = [Path(line).name for line in done.stdout.splitlines()]
     assert names == ["frequencies_dyck3.png", "resonance_dyck3.png", "phases_dyck3.png"]
-    refused = CliRunner().invoke(app, ["evolution", str(tmp_path)])
+    refused = CliRunner().invoke(app, ["study", "evolution", str(tmp_path)])
     assert refused.exit_code == 2
     assert "has no tables to draw" in refused.output
 

@@ -23,8 +23,8 @@ from tlspectral.studies.common import (
     evaluate,
     train,
 )
-from tlspectral.studies.fingerprint import packaged_models as package
 from tlspectral.studies.common.evaluation import follows_a_copy, token_losses
+from tlspectral.studies.fingerprint import packaged_models as package
 
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16)

@@ -13,7 +13,7 @@ def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
 ) -> None:
-    """Draw what `python -m tlspectral.studies.fingerprint.constrained` found: curves, formation times, dissociation, kernels.
+    """Draw what `python -m tlspectral.studies.fingerprint.constrained` found: curves, times, dissociation, kernels.
 
     Example: tlspectral study formation out/constrained -o formation.png
     """

@@ -59,8 +59,8 @@ def schemes(
 
 def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
     """The tables by the name of their model; a name that comes twice is followed by the file's."""
-    from tlspectral.tables.published import published_heads
     from tlspectral.tables import read_table
+    from tlspectral.tables.published import published_heads
 
     again = [given for place, given in enumerate(tables) if given in tables[:place]]
     if again:

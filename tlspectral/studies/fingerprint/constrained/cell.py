@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pandas as pd
 from tqdm.auto import tqdm
 
-from tlspectral.studies.fingerprint.constrained.measures import measure
-from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, Arm, Preset
 from tlspectral.studies.common.model import AttentionOnlyTransformer
 from tlspectral.studies.common.trainer import held_out_sequences, training_steps
+from tlspectral.studies.fingerprint.constrained.measures import measure
+from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, Arm, Preset
 
 
 @dataclass(frozen=True)

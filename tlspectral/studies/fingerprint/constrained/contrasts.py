@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.stats import benjamini_hochberg, mann_whitney
-from tlspectral.tables.required import require
 from tlspectral.studies.fingerprint.constrained.formation import CRITERIA
+from tlspectral.tables.required import require
 
 _LEVEL = 0.05
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from tlspectral.tables.required import require
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
+from tlspectral.tables.required import require
 
 CRITERIA = ("both", "loss")
 

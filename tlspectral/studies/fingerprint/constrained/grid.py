@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from tlspectral.tables import write_table
+from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.studies.fingerprint.constrained.cell import train_cell
 from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
 from tlspectral.studies.fingerprint.constrained.formation import formation
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
-from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
+from tlspectral.tables import write_table
 
 
 def constrained_grid(

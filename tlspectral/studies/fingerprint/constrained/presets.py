@@ -4,10 +4,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
 from tlspectral.studies.common.model import TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapTask
 from tlspectral.studies.common.trainer import Penalty, TrainingSettings
+from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
 
 INDUCTION_THRESHOLD = 0.5
 _FLOOR_LOSS = 0.15  # nats, about what a finished model reaches on predictable targets; half-way to it is "formed"

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.tables.required import require
 
 # Colour, dash and marker of each model: apart from one another without colour as well.

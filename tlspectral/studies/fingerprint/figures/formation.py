@@ -40,8 +40,8 @@ def formation(
     Args:
         evaluations: `arm, seed, step, ce_pred`.
         formation: of `tlspectral.studies.fingerprint.constrained.formation`.
-        rerouting: of `tlspectral.studies.fingerprint.constrained.rerouting`. Columns of the folded operator are drawn where they
-            are there, else those of the raw weights; the axes say which.
+        rerouting: of `tlspectral.studies.fingerprint.constrained.rerouting`. Columns of the folded operator are drawn
+            where they are there, else those of the raw weights; the axes say which.
         kernels: `arm, seed, step, layer, head, offset, score`.
         loss_threshold: the level of formation, drawn in (a); None takes it from the preset in `evaluations.attrs`, and
             draws none where there is none.

@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
-from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 from tlspectral.plots.plane import content_direction_plane
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure, places_around
-from tlspectral.studies.fingerprint.replication.claims import PublishedTables
-from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
-from tlspectral.studies.fingerprint.replication.contrast import NOT_ROPE, ROPE, SchemeContrast, scheme_contrast
 from tlspectral.stats import attenuation
 from tlspectral.stats.correlations import Method
 from tlspectral.studies.fingerprint.constrained import formation, rerouting
 from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
+from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
+from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
+from tlspectral.studies.fingerprint.replication.claims import PublishedTables
+from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
+from tlspectral.studies.fingerprint.replication.contrast import NOT_ROPE, ROPE, SchemeContrast, scheme_contrast
 
 _LOOKS = {ROPE: (BLUE, "o"), NOT_ROPE: (ORANGE, "s")}
 _SHOWN = ("model", "scheme", "percentile")

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 from tlspectral.stats import hypergeometric_overlap, nested_r_squared, partial_spearman, spearman_table
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.tables.published import published_constrained
-from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.tables.required import require
-from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 
 VOCABULARY = 64
 """Tokens of the published runs' task."""
@@ -187,8 +187,8 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
     """Formation in the published runs beside that of a grid of one's own.
 
     Args:
-        steps: `formation.parquet` of `tlspectral.studies.fingerprint.constrained`: `arm, seed, formed_loss, formed_both`, in
-            steps.
+        steps: `formation.parquet` of `tlspectral.studies.fingerprint.constrained`: `arm, seed, formed_loss,
+            formed_both`, in steps.
 
     Returns:
         DataFrame, an arm a row: `arm`; for the published runs and for the grid's two criteria the mean over seeds, its

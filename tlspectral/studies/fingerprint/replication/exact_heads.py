@@ -7,11 +7,11 @@ import math
 
 import torch
 
+from tlspectral.positional.exclusion import exclusion_split
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
-from tlspectral.positional.exclusion import exclusion_split
 from tlspectral.studies.positional_symbolic.peak_weights import positional_peak_weight, symbolic_peak_weight
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 
 PROMPTS, SEED = 3000, 0
 

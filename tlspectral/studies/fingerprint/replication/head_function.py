@@ -1,7 +1,7 @@
 """FP section 4 and Table 1: spectral metrics against what heads do, on GPT-2."""
 
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 from tlspectral.stats import spearman_table
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 
 _TABLE, _SECTION = "FP, Table 1", "FP, section 4"
 _BEHAVIOURS = {"prev": "previous token", "dup": "duplicate token", "ind": "induction"}

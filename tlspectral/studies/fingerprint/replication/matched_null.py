@@ -1,8 +1,8 @@
 """FP section 3: the random-orientation null of GPT-2."""
 
+from tlspectral.stats import partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.tables.published import PUBLISHED_HEADS
-from tlspectral.stats import partial_spearman
 
 _WHERE = "FP, section 3"
 _HEADS = {

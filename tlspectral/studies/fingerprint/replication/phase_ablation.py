@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.stats import benjamini_hochberg, spearman_table
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 
 _WHERE, _FIGURE = "FP, section 8", "FP, Fig. 3"
 # Induction loss intact and ablated, as printed; the tables hold differences alone.

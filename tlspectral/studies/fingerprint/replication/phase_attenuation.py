@@ -1,7 +1,7 @@
 """FP section 7 and Table 3: how much of D_head's association goes with the RoPE phase."""
 
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.stats import attenuation, partial_spearman, spearman_table
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 
 _TABLE, _SECTION = "FP, Table 3", "FP, section 7"
 # partial, with phase controls, attenuation in per cent by the hybrid and by the rank estimator.
@@ -115,7 +115,7 @@ def phase_against_behaviour(tables: PublishedTables) -> list[Claim]:
 def placebos(tables: PublishedTables) -> list[Claim]:
     """Pseudo-phase where there is no RoPE, and permuted pairings: both need W_Q and W_K."""
     del tables
-    pseudo, permuted = "tlspectral.placebos.pseudo_rope", "tlspectral.placebos.permuted_pairing"
+    pseudo, permuted = "tlspectral.heads.placebos.pseudo_rope", "tlspectral.heads.placebos.permuted_pairing"
     printed = [
         (f"pseudo/{name}", f"{name}: rank correlation of the pseudo-phase with prev", text, pseudo)
         for name, text in (("gpt2", "-0.14"), ("opt-1.3b", "-0.06"), ("gpt-neo-1.3b", "-0.09"))

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.stats import (
     benjamini_hochberg,
     layer_bootstrap,
@@ -15,6 +14,7 @@ from tlspectral.stats import (
     top_head_percentile,
     top_k_sensitivity,
 )
+from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 
 POSITIONS = {
     "gpt2": "absolute",

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
+from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.studies.fingerprint.replication.positional_schemes import scheme
 from tlspectral.tables.published import PUBLISHED_HEADS
-from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
 
 _WHERE = "FP, section 6"
 _ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == "RoPE"]

@@ -9,7 +9,6 @@ from constrained_preset import TINY
 from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import read_table
 from tlspectral.studies.fingerprint.constrained import (
     ARMS,
     PRESETS,
@@ -20,6 +19,7 @@ from tlspectral.studies.fingerprint.constrained import (
     train_cell,
 )
 from tlspectral.studies.fingerprint.constrained import __main__ as command
+from tlspectral.tables import read_table
 
 TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
 

@@ -19,6 +19,8 @@ from tlspectral.studies.common import (
     TransformerConfig,
     train,
 )
+from tlspectral.studies.common.evaluation import evaluate, token_losses
+from tlspectral.studies.common.trainer import held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.measures import (
     KERNEL_OFFSETS,
@@ -26,8 +28,6 @@ from tlspectral.studies.fingerprint.constrained.measures import (
     position_kernels,
     spectral_columns,
 )
-from tlspectral.studies.common.evaluation import evaluate, token_losses
-from tlspectral.studies.common.trainer import held_out_sequences, training_steps
 
 POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(

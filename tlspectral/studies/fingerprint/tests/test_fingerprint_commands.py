@@ -6,14 +6,14 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from tlspectral.studies.fingerprint import replication
 from tlspectral.cli import app
+from tlspectral.studies.fingerprint import replication
 from tlspectral.studies.fingerprint.figures import replication as drawn
 from tlspectral.studies.fingerprint.replication import scheme_contrast
-from tlspectral.tables.published import published_heads, published_kernels
 from tlspectral.tables import read_table, write_table
+from tlspectral.tables.published import PUBLISHED_HEADS, published_heads, published_kernels
 
-ALL = [f"published:{name}" for name in replication.PUBLISHED_HEADS]
+ALL = [f"published:{name}" for name in PUBLISHED_HEADS]
 
 
 def run(*arguments):
@@ -34,7 +34,7 @@ def few_claims(monkeypatch):
 
 
 def test_replicate_says_what_differs_and_why(few_claims):
-    done = run("replicate")
+    done = run("study", "replicate")
     assert done.exit_code == 0, done.output
     said = done.output
     assert "differs: 1\n  FP, section 6: GPT-2: percentile of D_head of head 4.11: printed 0.22, here 0.0833" in said
@@ -43,11 +43,11 @@ def test_replicate_says_what_differs_and_why(few_claims):
     assert "4 published numbers in" in said
     assert said.rstrip().endswith("2 reproduced, 1 differs, 1 cannot be checked without weights")
     assert "0.707" not in said
-    assert "printed 0.707, here 0.7066" in run("replicate", "--all").output
+    assert "printed 0.707, here 0.7066" in run("study", "replicate", "--all").output
 
 
 def test_replicate_writes_table_and_figures(few_claims, tmp_path):
-    done = run("replicate", "-o", tmp_path / "out")
+    done = run("study", "replicate", "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
     table = read_table(tmp_path / "out" / "replication.parquet")
     assert list(table) == list(replication.table.COLUMNS)
@@ -73,11 +73,11 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
     assert own["unformed"].tolist() == [0, 1, 1]
     assert own.loc["rope_free", "loss_sd"] == pytest.approx(50 * 2**0.5)
     assert np.isnan(own.loc["own", "published_mean"])
-    done = run("replicate", "--grid", tmp_path / "formation.parquet")
+    done = run("study", "replicate", "--grid", tmp_path / "formation.parquet")
     assert done.exit_code == 0, done.output
     assert "rope_imag" in done.output
     write_table(steps.drop(columns="formed_both"), tmp_path / "less.parquet")
-    refused = run("replicate", "--grid", tmp_path / "less.parquet")
+    refused = run("study", "replicate", "--grid", tmp_path / "less.parquet")
     assert refused.exit_code == 2
     assert "no column formed_both" in refused.stderr
 
@@ -86,7 +86,7 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
 
 
 def test_compare_repeats_the_published_contrast(tmp_path):
-    done = run("compare", *ALL, "-o", tmp_path / "compare.png")
+    done = run("study", "schemes", *ALL, "-o", tmp_path / "compare.png")
     assert done.exit_code == 0, done.output
     assert (
         "7 models: separated by 0.527; exact permutation p = 0.029, one-sided, smallest possible 0.029" in done.output
@@ -100,15 +100,15 @@ def test_compare_repeats_the_published_contrast(tmp_path):
 def test_compare_takes_tables_of_ones_own(tmp_path):
     heads = published_heads("pythia-410m")
     write_table(heads, tmp_path / "mine.parquet")
-    again = run("compare", tmp_path / "mine.parquet", tmp_path / "mine.parquet")
+    again = run("study", "schemes", tmp_path / "mine.parquet", tmp_path / "mine.parquet")
     assert again.exit_code == 2
     assert "mine.parquet is named twice" in again.stderr
     write_table(heads, tmp_path / "copy.parquet")
     assert (
         f"pythia-410m ({tmp_path / 'copy.parquet'})"
-        in run("compare", tmp_path / "mine.parquet", tmp_path / "copy.parquet").output
+        in run("study", "schemes", tmp_path / "mine.parquet", tmp_path / "copy.parquet").output
     )
-    done = run("compare", tmp_path / "mine.parquet", "published:pythia-1.4b", "--top", 3)
+    done = run("study", "schemes", tmp_path / "mine.parquet", "published:pythia-1.4b", "--top", 3)
     assert done.exit_code == 0, done.output
     assert "median of the top 3" in done.output
     assert "All models are RoPE: no test" in done.output
@@ -123,7 +123,7 @@ def test_compare_takes_tables_of_ones_own(tmp_path):
     ],
 )
 def test_compare_refuses_in_one_line(arguments, said):
-    done = run("compare", *arguments)
+    done = run("study", "schemes", *arguments)
     assert done.exit_code == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

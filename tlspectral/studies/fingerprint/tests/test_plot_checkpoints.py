@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
+from tlspectral.studies.fingerprint.history_questions import formation_crossing
 
 PUBLISHED = {
     "pythia-410m": {"prev_beh": "prev", "rif_pct_52": "rope_imag_frac_pct", "pop_med_D": "D_head_median"},

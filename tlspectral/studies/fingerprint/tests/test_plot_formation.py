@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from constrained_preset import TINY
 
-from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 from tlspectral.studies.fingerprint.constrained import ARMS
+from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 
 
 def test_the_figure_stands_where_the_tables_say(tiny_grid):

@@ -10,8 +10,6 @@ import joblib
 import pandas as pd
 from tqdm.auto import tqdm
 
-from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
-from tlspectral.tables import PieceFolder, open_pieces
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
@@ -19,6 +17,8 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
     train_canonical,
     validation_prompts,
 )
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.tables import PieceFolder, open_pieces
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}

@@ -11,9 +11,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
 _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared

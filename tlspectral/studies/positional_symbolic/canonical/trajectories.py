@@ -5,10 +5,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import train_canonical
+from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 
 
 def query_key_trajectories(

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import tlspectral.studies.positional_symbolic.canonical.sweep as sweep_module
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.canonical import (
     BASE_ANGLES,
     PRESETS,
@@ -25,6 +24,7 @@ from tlspectral.studies.positional_symbolic.canonical import (
     train_canonical,
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import training_prompts, validation_prompts
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
 
 SHORT = CanonicalSchedule(steps=12, batch_size=32, warmup_steps=3, validation_samples=500, log_every=5)
 SMALL = {name: CanonicalTask(name, length=6, n_symbols=3, n_integers=4) for name in TASKS}

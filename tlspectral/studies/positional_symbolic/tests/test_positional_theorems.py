@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tlspectral.positional.exclusion import exclusion_split
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
-from tlspectral.positional.exclusion import exclusion_split
 from tlspectral.studies.positional_symbolic.mlp_counterexample import (
     COUNTEREXAMPLE_TASK,
     counterexample_answer,
