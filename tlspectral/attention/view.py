@@ -248,7 +248,7 @@ def attention_view(model: Any) -> AttentionView:
         n_layers=int(cfg.n_layers),
         d_model=int(cfg.d_model),
         d_vocab=int(cfg.d_vocab),
-        n_ctx=int(cfg.n_ctx),
+        n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
 
 

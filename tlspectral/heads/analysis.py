@@ -209,9 +209,8 @@ def _query_key(
 ) -> tuple[MeasuredHeads, dict[Any, Any]]:
     """What the query-key factors say. They are freed on return, so that two layers' never meet."""
     layer = view.layer(index)
-    valid_up_to = layer.rotary.valid_up_to if layer.rotary else None
     heads = measure_heads(layer, index, moments=moments, directions=directions)
-    return heads, {"digest": layer.digest, "valid_up_to": valid_up_to}
+    return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
 
 
 def _bare(pieces: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:

@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.attention import AttentionLayer, AttentionView, QueryKeyNorm, attention_view, folded_bias
+from tlspectral.attention import (
+    AttentionLayer,
+    AttentionView,
+    QueryKeyNorm,
+    attention_view,
+    folded_bias,
+    require_even_scale,
+)
 from tlspectral.attention.selection import Heads, heads_by_layer
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores, widened
@@ -54,6 +61,8 @@ def ablate(
         ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
             meaning.
         EditNotHonored: the model discards the edit, or a key/value cache is in use (raised as the model runs).
+        ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
+            3; `attrs["rotary_valid_up_to"]` of the head table).
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size.
@@ -243,6 +252,7 @@ class LayerAblation:
     def _projections(self) -> tuple[Projection, Projection, Rotation | None]:
         q, k = self.seen.pop("query"), self.seen.pop("key")
         layer = self.layer
+        require_even_scale(layer, layer.layer, q.shape[1])
         kv_heads = [layer.kv_head(head) for head in self.heads]
         b_q, b_k, q_norm, k_norm = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm
         if torch.is_grad_enabled():  # folded biases depend on the weights, and gradients go through them and the gains

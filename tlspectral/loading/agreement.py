@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.attention import stated_context
 from tlspectral.errors import UnsupportedArchitecture
 
 _CHECKED_TOKENS = 24
@@ -24,8 +25,8 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     if anchor.dtype not in (torch.float32, torch.float64):
         return None
     if hasattr(model, "config"):
-        config = model.config.get_text_config()  # of a model that also reads images, the part that reads text
-        vocabulary, context = config.vocab_size, getattr(config, "max_position_embeddings", None)
+        # Of a model that also reads images, the part that reads text.
+        vocabulary, context = model.config.get_text_config().vocab_size, stated_context(model.config)
     else:
         vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx
     length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)

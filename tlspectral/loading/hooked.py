@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tlspectral.attention import stated_context
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.loading.agreement import log_probabilities, require_agreement
 
@@ -39,7 +40,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     """The model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
-    the checkpoint's. The context of a model without learned positions is cut to 2048 tokens.
+    the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
 
     In float32 and float64 the log-probabilities of 24 random tokens are compared with the given model's.
 
@@ -74,7 +75,8 @@ def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -
             tl_name, hf_cfg=model.config.to_dict(), fold_ln=True, device="cpu", dtype=dtype
         )
         if cfg.positional_embedding_type in ("rotary", "alibi"):
-            cfg.n_ctx = min(cfg.n_ctx, _LONGEST)
+            # For some architectures TransformerLens has a default of 2048 tokens, whatever the config says.
+            cfg.n_ctx = min(cfg.n_ctx, _LONGEST, stated_context(model.config) or _LONGEST)
         return cfg
 
     try:
