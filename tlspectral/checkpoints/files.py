@@ -1,7 +1,6 @@
 """Where a checkpoint's tensors lie, in a folder or on the hub, and the tensors themselves, mapped from their files."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +12,8 @@ from torch import Tensor
 from tlspectral.attention import stored_bytes
 from tlspectral.errors import BadWeights
 from tlspectral.loading.source import Source
+from tlspectral.loading.weight_files import INDEX, WHOLE, indexed_files
 
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -119,17 +117,7 @@ class CheckpointFiles:
             raise self._without_safetensors()
         if found.name != INDEX:
             return dict.fromkeys(_names_in(found), WHOLE)
-        try:
-            index = json.loads(found.read_text(encoding="utf-8"))["weight_map"]
-            files = {str(tensor): str(file) for tensor, file in index.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadWeights(f"{found} is no index of safetensors files ({error!r}); fetch it again") from error
-        other = sorted(
-            {file for file in files.values() if Path(file).name != file or Path(file).suffix != ".safetensors"}
-        )
-        if other:
-            raise BadWeights(f"{found} names {other[0]}, which is no safetensors file beside it; only these are opened")
-        return files
+        return indexed_files(found)
 
     def _without_safetensors(self) -> Exception:
         pickles: list[str] = []

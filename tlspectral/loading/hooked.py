@@ -18,7 +18,7 @@ import torch
 
 from tlspectral.attention import stated_context
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.loading.agreement import log_probabilities, require_agreement
+from tlspectral.loading.agreement import log_probabilities, require_agreement, require_numbers
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
@@ -46,11 +46,13 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
     Raises:
         ImportError: TransformerLens 4.
+        BadWeights: weights that are NaN or infinite.
         UnsupportedArchitecture: TransformerLens has no HookedTransformer of this architecture, or one that ignores
             part of it (rope scaling, sliding windows), or whose logits are not the model's.
     """
     hooked_class = hooked_transformer_class()
     reference = log_probabilities(model)
+    require_numbers(model, reference, name)
     with _own_config(model) as tl_loading, _refused(name, model):
         cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
         _check_rope(cfg, model.config, name)

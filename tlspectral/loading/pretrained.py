@@ -11,6 +11,8 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.loading.source import Source
+from tlspectral.loading.unused_weights import unused_weights
+from tlspectral.loading.weight_files import weight_files
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -54,8 +56,10 @@ def quiet() -> Iterator[None]:
                 disable_progress_bars()
 
 
-def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The model (eager attention, evaluation mode, on the CPU) and its tokenizer, or None where it has none.
+def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Any]]:
+    """The model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
+
+    The last is empty, or holds `unused_weights`: number and names of tensors that the model has no place for.
 
     A hub id is looked for in the local cache first, so that the network is touched only for what is not there.
 
@@ -63,12 +67,14 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
         FileNotFoundError: A folder without weights.
         ValueError: A hub id that is neither cached nor given by the hub.
         UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights.
+        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for.
     """
     import transformers
 
     config = _fetch(transformers.AutoConfig.from_pretrained, source)
     check_config(config, source)
+    if source.kind == "folder":
+        weight_files(Path(source.location))  # before any file is opened that does not lie in the folder
     with one_load_at_a_time:
         model, report = _fetch(
             transformers.AutoModelForCausalLM.from_pretrained,
@@ -86,7 +92,8 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
         )
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
-    return model.eval(), _load_tokenizer(source)
+    left_out = unused_weights(model, weights_folder(source), report["unexpected_keys"], source.record["model"])
+    return model.eval(), _load_tokenizer(source), left_out
 
 
 def _fetch(load: Callable[..., Any], source: Source, **options: Any) -> Any:
@@ -184,6 +191,11 @@ def snapshot_folder(source: Source) -> Path:
 
     config = cached_file(source.location, "config.json", revision=source.revision, local_files_only=True)
     return Path(str(config)).parent
+
+
+def weights_folder(source: Source) -> Path:
+    """The folder in which the weights lie that were loaded."""
+    return snapshot_folder(source) if source.kind == "hub" else Path(source.location)
 
 
 def _first_sentence(error: BaseException) -> str:
