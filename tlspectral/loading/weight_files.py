@@ -12,8 +12,8 @@ from tlspectral.errors import BadWeights
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_PICKLE = "pytorch_model.bin"
-_PICKLE_INDEX = "pytorch_model.bin.index.json"
+NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What weights are loaded from, in this order; an index names the files that hold them."""
 
 
 def indexed_files(index: Path) -> dict[str, str]:
@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises as `indexed_files`.
     """
-    for name in (WHOLE, INDEX, _PICKLE, _PICKLE_INDEX):
+    for name in NAMES:
         path = folder / name
         if path.is_file():
             return [folder / file for file in sorted(set(indexed_files(path).values()))] if "index" in name else [path]
