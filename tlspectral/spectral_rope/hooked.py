@@ -31,7 +31,10 @@ class SpectralHookedTransformer(_Base):
     Args:
         cfg: as for HookedTransformer, with rotary positions.
         given, named: as for HookedTransformer.
-        scope, heads, frequencies, log_omega, shared_phase, phase_noise, seed: as for `to_spectral`.
+        scope, heads, frequencies, shared_phase, phase_noise, seed: as for `to_spectral`.
+        log_omega: as for `SpectralRoPE`. False here, as there is no trained attention to lose and a task may ask for a
+            frequency of 0. Long contexts need the slow rate of `parameter_groups` here too: at 1e-3 a step turns each
+            pair by a radian at distance 1,000.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.

@@ -26,18 +26,18 @@ class SpectralModel(nn.Module):
 
     Made by `to_spectral`. It shares the modules of `base`, and turns queries and keys only while it runs itself: `base`
     computes what it always did. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `cfg`, `tokenizer`, weights and
-    everything else are those of `base`; parameters and state dict have `spectral.{layer}.omega`, `.phase`, `.gain`
-    besides. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks there see the gradient behind
-    the spectral rotation); scores and patterns are those of the spectral model.
+    everything else are those of `base`; parameters and state dict have `spectral.{layer}.log_omega_shift` (or
+    `.omega`), `.phase` and `.gain` besides. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks
+    there see the gradient behind the spectral rotation); scores and patterns are those of the spectral model.
 
-    To train the spectral parameters on a frozen backbone, give an optimizer `spectral_parameters()` and call
+    To train the spectral parameters on a frozen backbone, give an optimizer `parameter_groups(spectral, lr)` and call
     `loss.backward(inputs=list(model.spectral_parameters()))`, which leaves the gradients of `base` alone too. As the
     modules are shared, `to`, `train`, `requires_grad_`, `load_state_dict`, hooks added for good and an optimizer given
     `parameters()` act on `base`; copy it first where that is not wanted.
 
-    A key/value cache that is handed to a pass works. Generation with one is refused: it would run `base` alone. Gradient
-    checkpointing is refused in training: it would compute blocks again without their rotations. Passes of several
-    threads take turns, also with those of other spectral models of the same `base`.
+    A key/value cache that is handed to a pass works. Generation with one is refused: it would run `base` alone.
+    Gradient checkpointing is refused in training: it would compute blocks again without their rotations. Passes of
+    several threads take turns, also with those of other spectral models of the same `base`.
 
     Attributes:
         base: the model that it was made from.
@@ -192,7 +192,7 @@ def to_spectral(
     scope: Scope = "head",
     heads: Heads | None = None,
     frequencies: Frequencies = None,
-    log_omega: bool = False,
+    log_omega: bool = True,
     shared_phase: bool = False,
     phase_noise: float = 0.0,
     seed: int = 0,
@@ -201,7 +201,9 @@ def to_spectral(
 
     BA's "surgical integration": the model's own inverse frequencies (rope scaling included) are the start, and the new
     model's logits are proved to be the old one's to the bit. The argument is left as it was. `heads` and `frequencies`
-    make some eyes spectral and leave the rest geometric, which is BA's two modalities in one model.
+    make some eyes spectral and leave the rest geometric, which is BA's two modalities in one model. Train it with
+    `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral, lr=1e-3))`, where frequencies have a rate of
+    their own.
 
     Args:
         model: a TransformerBridge or HookedTransformer with rotary positions, folded or not.
@@ -209,7 +211,10 @@ def to_spectral(
         heads: (layer, head) pairs or a DataFrame with these columns; None for all. Whole groups of heads that share
             keys.
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None for all.
-        log_omega, shared_phase, phase_noise: see `SpectralRoPE`.
+        log_omega: learn the logarithm of each frequency against its start, so that a step is relative; see
+            `SpectralRoPE`. With `False` the frequency itself is learned and may reach 0 or change its sign, but at
+            AdamW's default rate one step then replaces what slow pairs do in a long context.
+        shared_phase, phase_noise: see `SpectralRoPE`.
         seed: of the phase noise.
 
     Raises:
@@ -242,8 +247,8 @@ def to_spectral(
 def _refuse_cache(how: str, cache: bool) -> None:
     if cache:
         raise EditNotHonored(
-            f"{how} with a key/value cache would give cached tokens the positions of new ones in the spectral rotation; "
-            "pass use_past_kv_cache=False"
+            f"{how} with a key/value cache would give cached tokens the positions of new ones in the spectral "
+            "rotation; pass use_past_kv_cache=False"
         )
 
 
