@@ -17,7 +17,7 @@ class ScoreMismatch(TlspectralError):
 
 
 class EditNotHonored(TlspectralError):
-    """A hook edit did not change the model's output."""
+    """A hook edit did not act on the model's output, or not there alone."""
 
 
 class BadHead(TlspectralError, IndexError):

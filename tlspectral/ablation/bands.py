@@ -15,8 +15,9 @@ from tlspectral.ablation.losses import standard_error
 from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.ablation.sweep import task_sequences
 from tlspectral.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.attention.replay import IntactRun, hooks_on
+from tlspectral.attention.replay import IntactRun
 from tlspectral.attention.selection import Heads, heads_by_layer
+from tlspectral.attention.threads import hooks_on
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.ablation import LayerAblation, Removal
 
@@ -237,6 +238,6 @@ def _loss_without(
         for start in range(0, len(losses), rows):
             now = slice(start, min(start + rows, len(losses)))
             hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
-            with hooks_on(intact.points, hooks):
+            with hooks_on(intact.view.model, intact.points, hooks):
                 losses[now] = sequences.losses(intact.replay(layer.layer, now, 1), now)[0].cpu().numpy()
     return losses

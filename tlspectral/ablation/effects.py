@@ -11,7 +11,8 @@ from torch import Tensor
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.attention import AttentionView
-from tlspectral.attention.replay import IntactRun, hooks_on, intact_run
+from tlspectral.attention.replay import IntactRun, intact_run
+from tlspectral.attention.threads import hooks_on
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 
@@ -74,7 +75,7 @@ def layer_effects(
                 alter = _alteration(jobs[chunk], layer, seed, squares[chunk, now])
                 chosen = [head for head, _ in jobs[chunk]]
                 hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
-                with hooks_on(intact.points, hooks):
+                with hooks_on(view.model, intact.points, hooks):
                     logits = intact.replay(layer, now, len(chosen))
                 losses[chunk, now] = sequences.losses(logits, now).cpu()
     by_head = losses.view(len(heads), draws + 1, n).numpy()

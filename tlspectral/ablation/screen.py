@@ -9,7 +9,8 @@ from torch import Tensor
 from tlspectral.ablation.control import root_mean_square
 from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.attention import AttentionView
-from tlspectral.attention.replay import hooks_on, logits_at
+from tlspectral.attention.replay import logits_at
+from tlspectral.attention.threads import hooks_on
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 
@@ -39,7 +40,7 @@ def gradient_screen(
         hooks += LayerAblation(view, view.layer(layer), heads, part, alter=alter).hooks()
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n, rows = len(sequences.tokens), max(1, sequences.rows_at_once(view) // _GRAPH_TOKENS)
-    with torch.enable_grad(), hooks_on(view.model.hook_dict, hooks):
+    with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         for start in range(0, n, rows):
             now = slice(start, min(start + rows, n))
             loss = sequences.losses(logits_at(view, sequences.tokens[now], sequences.scored), now).sum()

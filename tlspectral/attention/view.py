@@ -22,10 +22,9 @@ from tlspectral.attention.layer import (
     fold_output,
     require_readable,
 )
+from tlspectral.attention.threads import Hook, exclusive, for_this_thread
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
-
-Hook = tuple[str, Callable[..., Any]]
 
 
 class _ForwardStopped(Exception):
@@ -197,7 +196,8 @@ class AttentionView:
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
 
-        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=[*hooks, (last, stop)]):
+        own = [(name, for_this_thread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
+        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=own):
             try:
                 self.model(tokens.to(self.device), return_type=None)
             except _ForwardStopped:
@@ -262,11 +262,12 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 def _evaluating(model: Any) -> Iterator[None]:
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
-    training = [module for root in roots for module in root.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
+    with exclusive(model):
+        training = [module for root in roots for module in root.modules() if module.training]
         for module in training:
-            module.training = True
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
