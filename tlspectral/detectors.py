@@ -118,7 +118,7 @@ def relative_position_kernel(
 
     Returns:
         DataFrame `layer, head, offset, score`; offset = key - query, from -20 (or as far as prompts reach) to 0; NaN
-        where every such key is masked.
+        where every such key is masked. `attrs` say which model and weights.
 
     Raises:
         BadHead: a head that does not exist.
@@ -159,7 +159,9 @@ def relative_position_kernel(
             for place, head in enumerate(found)
             for offset in reversed(range(n_offsets))
         ]
-    return pd.DataFrame.from_records(rows, columns=columns)
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    table.attrs = view.origin()
+    return table
 
 
 def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:

@@ -298,7 +298,7 @@ def _assembled(
         piece.attrs = {}
     table = pd.concat(bare, ignore_index=True)
     attrs: dict[Any, Any] = {
-        **view.source,
+        **view.origin(),
         **arguments,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),
