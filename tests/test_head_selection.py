@@ -21,9 +21,8 @@ FORMS = r"heads are \(layer, head\) pairs of whole numbers, as \[\(1, 2\)\], or 
 TABLE = pd.DataFrame({"head": [2, 3], "layer": [1, 0], "name": ["L1H2", "L0H3"]})
 # In every place where one head is given.
 NO_HEAD = [
-    "12", "L1H2", b"12", ("1", "2"), (1, 2.5), (1, float("nan")), (True, False), (1, np.bool_(True)), (1, 2, 0), (1,), (),
-
-    {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
+    "12", "L1H2", b"12", ("1", "2"), (1, 2.5), (1, float("nan")), (True, False), (1, np.bool_(True)), (1, 2, 0), (1,),
+    (), {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
     torch.tensor([True, True]),
 ]  # fmt: skip
 

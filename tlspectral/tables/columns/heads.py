@@ -279,8 +279,8 @@ _OUTPUT = (
         "ratio", "-1 .. 1", "Elhage et al. 2021 (copying statistic)", "OV eigenvalue positivity",
         "The embedding-to-logit path of one head alone: not the effect on the logits in the model. W_U is taken as the "
         "model holds it: TransformerLens' center_unembed, which changes no probability, moves this by up to 1.06 "
-        "(median 0.09) in SmolLM2-135M, so compare models that were loaded alike (load_model does not centre). NaN in a "
-        "table read from files.",
+        "(median 0.09) in SmolLM2-135M, so compare models that were loaded alike (load_model does not centre). NaN in "
+        "a table read from files.",
     ),
     Column(
         "D_head_pct",
