@@ -21,7 +21,7 @@ class EditNotHonored(TlspectralError):
 
 
 class BadHead(TlspectralError, IndexError):
-    """A layer or head that the model does not have."""
+    """A layer or head that the model does not have, or what names none."""
 
 
 class BadWeights(TlspectralError, ValueError):

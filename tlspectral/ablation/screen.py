@@ -33,10 +33,14 @@ def gradient_screen(
     """
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
-    hooks = []
+    hooks, now = [], slice(0, 0)
+
+    def unpadded(removal: Removal) -> Removal:
+        return sequences.unpadded(removal, now)
+
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        alter = _gated(gates[layer], squares[layer])
+        alter = _gated(gates[layer], squares[layer], unpadded)
         hooks += LayerAblation(view, view.layer(layer), heads, part, alter=alter).hooks()
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n, rows = len(sequences.tokens), max(1, sequences.rows_at_once(view) // _GRAPH_TOKENS)
@@ -60,8 +64,9 @@ def gradient_screen(
     return pd.concat(pieces, ignore_index=True)
 
 
-def _gated(gate: Tensor, squares: Tensor) -> Callable[[Removal], Tensor]:
+def _gated(gate: Tensor, squares: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
     def alter(removal: Removal) -> Tensor:
+        removal = unpadded(removal)
         difference = removal.difference.detach()
         if removal.allowed is None:
             squares.fill_(torch.nan)

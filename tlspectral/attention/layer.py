@@ -164,12 +164,7 @@ class AttentionLayer:
         return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
 
 
-def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
-
-    Raises:
-        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
-    """
+def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
     parameters = {
         "W_Q": raw.w_q,
         "b_Q": raw.b_q,
@@ -186,6 +181,21 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
             "spectral phase": raw.rotary.phase,
             "spectral gain": raw.rotary.gain,
         }
+    return parameters
+
+
+def layer_digest(raw: RawAttention) -> str:
+    """The digests of both sides of a layer, as `fold_attention` and `fold_output` note them, without folding."""
+    return digest_of(_query_key_parameters(raw).values()) + digest_of([raw.w_v, raw.w_o])
+
+
+def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
+    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
+    """
+    parameters = _query_key_parameters(raw)
     for role, value in parameters.items():
         require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)

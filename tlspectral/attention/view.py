@@ -1,5 +1,6 @@
 """The view itself: which model this is, its layers one by one, and how to run it with hooks."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,11 @@ from tlspectral.attention.layer import (
     digest_of_named,
     fold_attention,
     fold_output,
+    layer_digest,
     require_readable,
 )
 from tlspectral.attention.threads import Hook, exclusive, for_this_thread
-from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -174,6 +176,20 @@ class AttentionView:
         for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
+
+    def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
+        """`source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
+
+        The hash is that of a head table of these layers. It is left out of a model for which there is no such table.
+        """
+        chosen = list(range(self.n_layers) if layers is None else layers)
+        try:
+            ends = self.ends_digest()
+            digests = [layer_digest(self.raw(index)) + ends for index in chosen]
+        except (UnsupportedArchitecture, BadWeights):
+            return self.source
+        found = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return {**self.source, "weights_sha256": found, "weights_layers": len(chosen)}
 
     def position_embedding(self) -> Tensor | None:
         """W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""

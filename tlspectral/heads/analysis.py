@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from tlspectral import __version__
 from tlspectral.attention import AttentionView, attention_view
+from tlspectral.attention.selection import whole_number
 from tlspectral.checkpoints import CheckpointLayers, streamable_checkpoint
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
@@ -232,7 +233,11 @@ def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -
 
 
 def _checked_layers(layers: Iterable[int] | None, n_layers: int) -> list[int]:
-    chosen = sorted({int(index) for index in (range(n_layers) if layers is None else layers)})
+    given = list(range(n_layers) if layers is None else layers)
+    numbers = [whole_number(layer) for layer in given]
+    if None in numbers:
+        raise BadHead(f"layers are whole numbers, such as [0, 1]; found {given[numbers.index(None)]!r}")
+    chosen = sorted({number for number in numbers if number is not None})
     wrong = [index for index in chosen if not 0 <= index < n_layers]
     if wrong or not chosen:
         raise BadHead(f"layers {wrong or chosen} cannot be tabulated: the model has layers 0 to {n_layers - 1}")

@@ -20,6 +20,7 @@ from tlspectral.attention import (
     key_value_groups,
     require_even_scale,
 )
+from tlspectral.attention.padding import refuse_padding
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
@@ -74,7 +75,7 @@ def verify_scores(model: Any, tokens: Int[Tensor, "*batch pos"] | None = None) -
         ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
             patterns 1e-5 or eps max|score|.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
-        ValueError: `tokens` are longer than the length up to which the model's score scale holds.
+        ValueError: tokens that look padded, or are longer than the length up to which the model's score scale holds.
 
     What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
     log-probabilities).
@@ -89,7 +90,11 @@ def check_scores(
 ) -> ScoreCheck:
     """`verify_scores` for a view, with everything that the check learns. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
-    tokens = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
+    if tokens is None:
+        tokens = check_prompt(view)
+    else:
+        tokens = torch.atleast_2d(tokens)
+        refuse_padding(view, tokens, "give prompts of one length, without padding")
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for at in names.values() for point, name in at.items() if point in points]

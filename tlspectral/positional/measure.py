@@ -113,7 +113,7 @@ def positional_symbolic(
         )
     table = found.heads if found.frequencies is None else found.frequencies
     table.attrs = {
-        **view.source,
+        **view.origin(),
         "mode": mode,
         "tau": tau,
         "exclude_first_block": exclude_first_block,
