@@ -50,14 +50,14 @@ def positional(
 
     task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
-    if bands and table is not None and heads is not None:
-        require_detectors(heads, table)
     loaded = tlspectral.load_model(model)
     if heads is None:
         heads = tlspectral.analyze_heads(loaded, null_draws=2)
     else:
         require_table_of(loaded, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
+    if bands and rotary and table is not None:
+        require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
     columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
     tables: dict[str, pd.DataFrame] = {}
