@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+import transformers
 import zoo
 from safetensors.torch import load, save_file
 from streamed_checkpoints import analyze
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights
+from tlspectral.loading.pretrained import load_pretrained
+from tlspectral.loading.source import find_source
 
 ROUTES = {
     "loaded": lambda path: tls.load_model(path).tlspectral_source.get("unused_weights"),
@@ -149,6 +152,18 @@ def test_both_routes_list_the_same_in_the_table_of_heads(made, name):
     loaded, streamed = analyze(tls.load_model(path)), analyze(path)
     assert loaded.attrs.get("unused_weights") == streamed.attrs.get("unused_weights")
     assert ("unused_weights" in streamed.attrs) == (name == "llama")
+
+
+def test_masks_of_codegen_are_listed(tmp_path):
+    config = transformers.CodeGenConfig(
+        vocab_size=zoo.VOCABULARY, n_embd=zoo.WIDTH, n_layer=zoo.LAYERS, n_head=zoo.HEADS, rotary_dim=8,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    with_further(tmp_path, in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}))
+    _, _, left_out = load_pretrained(find_source(tmp_path), torch.float32)
+    listed = ["transformer.h.N.attn.bias", "transformer.h.N.attn.causal_mask"]
+    assert left_out == {"unused_weights": {"count": 4, "names": listed}}
 
 
 def test_a_long_list_is_cut_and_counted(made):

@@ -21,7 +21,7 @@ OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
 
 _NUMBERED = re.compile(r"((?:.*?\.)??)(\d+)\.(.+)")  # a list of modules up to its dot, place in it, name there
 _POSITIONS = re.compile(r"(.*\.)?(rotary_emb\..*|[a-z_]*inv_freq)")
-_MASK = re.compile(r"(.*\.)?attn?(ention)?\.(bias|masked_bias)")
+_MASK = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias|causal_mask)")
 _FINAL_NORM = re.compile(r"(norm|ln_f|norm_f|ln_final|final_layer_norm|final_layernorm|final_norm)\.(weight|bias)")
 _PREDICTION_LAYER = re.compile(r"(.*\.)?(eh_proj|shared_head)\..*")
 _SHOWN = 20
