@@ -1,4 +1,4 @@
-"""Rates of spectral parameters: one step of the README's recipe leaves a trained model what it was in a long context."""
+"""Rates of spectral parameters: a step of the README's recipe leaves a trained model what it was in a long context."""
 
 import doctest
 import importlib.util
@@ -91,7 +91,7 @@ def test_the_example_of_the_docstring_runs():
 
 
 def test_a_step_of_the_recipe_turns_no_pair_far_at_a_thousand_tokens():
-    """Radians at distance 1,024: at most a tenth by the recipe; a linear step at AdamW's default rate turns all by 1."""
+    """Radians at distance 1,024: a tenth at most by the recipe; 1 and more by a linear step at AdamW's default rate."""
     model = tls.load_model("tiny-rope")
     row = torch.randint(3, attention_view(model).d_vocab, (1, 24), generator=torch.Generator().manual_seed(0))
     spectral, optimizer = recipe(model)
@@ -120,4 +120,5 @@ def test_a_step_of_the_recipe_leaves_a_held_out_row_of_a_thousand_tokens():
     spectral, optimizer = recipe(model)
     one_step(spectral, optimizer, rows[:1])
     after = held_out_losses(spectral, rows[1:])
-    assert after
+    # Measured: 3.074 and 3.172 before, 3.069 and 3.170 after; 4.050 and 4.013 by AdamW's default rate on omega itself.
+    assert all(found < wanted + 0.02 for found, wanted in zip(after, before, strict=True))

@@ -44,8 +44,8 @@ def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
     groups = rated_groups(spectral, lr, OMEGA_SHARE)
     if not groups:
         raise ValueError(
-            f"no spectral parameter of this {type(spectral).__name__} asks for a gradient: make it with to_spectral, or "
-            "call requires_grad_() on what shall be trained"
+            f"no spectral parameter of this {type(spectral).__name__} asks for a gradient: make it with to_spectral, "
+            "or call requires_grad_() on what shall be trained"
         )
     return groups
 
