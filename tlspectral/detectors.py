@@ -160,7 +160,7 @@ def relative_position_kernel(
             for offset in reversed(range(n_offsets))
         ]
     table = pd.DataFrame.from_records(rows, columns=columns)
-    table.attrs = view.origin()
+    table.attrs = dict[Any, Any](view.origin())
     return table
 
 

@@ -68,7 +68,7 @@ def _documents(text: Any) -> Iterable[str]:
         return [packaged_text()]
     if not isinstance(text, str):
         # What a tokenizer returns is a mapping, whose names would be read as documents.
-        documents = [text] if isinstance(text, Mapping) else list(text)
+        documents: list[Any] = [text] if isinstance(text, Mapping) else list(text)
         strange = [type(one).__name__ for one in documents if not isinstance(one, str)]
         if strange:
             raise ValueError(

@@ -1,6 +1,7 @@
 """Padding: refused where nothing says which tokens are real, and moved to the end of each row where a mask does."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -77,7 +78,7 @@ def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_o
         ValueError: with the row and what was found.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
-    pad = getattr(tokenizer, "pad_token_id", None)
+    pad: Any = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         return
     opening = [getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")]

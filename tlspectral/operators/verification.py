@@ -90,15 +90,13 @@ def check_scores(
 ) -> ScoreCheck:
     """`verify_scores` for a view, with everything that the check learns. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
-    if tokens is None:
-        tokens = check_prompt(view)
-    else:
-        tokens = torch.atleast_2d(tokens)
-        refuse_padding(view, tokens, "give prompts of one length, without padding")
+    prompt = check_prompt(view) if tokens is None else torch.as_tensor(tokens).reshape(-1, tokens.shape[-1])
+    if tokens is not None:
+        refuse_padding(view, prompt, "give prompts of one length, without padding")
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for at in names.values() for point, name in at.items() if point in points]
-    captured = view.capture(tokens, wanted, last=names[max(layers)]["pattern"])
+    captured = view.capture(prompt, wanted, last=names[max(layers)]["pattern"])
     results = [_check_layer(view, index, names[index], captured) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
     return ScoreCheck(layers, errors, tolerances, compared, outside)
