@@ -28,6 +28,27 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub on this machine that huggingface_hub asks, in place of the real one. Its cache is empty."""
+    import huggingface_hub
+    from stand_in_hub import StandInHub
+
+    cache = tmp_path / "hub-cache"
+    made = StandInHub(cache)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "ENDPOINT", made.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # huggingface_hub waits before it tries again
+    huggingface_hub.close_session()
+    yield made
+    huggingface_hub.close_session()
+    made.close()
+
+
+@pytest.fixture
 def dask_cluster():
     """A cluster of two processes, to which joblib sends its work while the test runs."""
     distributed = pytest.importorskip("distributed")

@@ -20,7 +20,8 @@ from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.replay import hooks_on, intact_run, logits_at
+from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.models.attention.threads import hooks_on
 
 PART = "rope_phase"
 
@@ -30,7 +31,7 @@ def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: l
 
     Hooks are put on as in the sweep: `model.hooks` of a bridge takes some ms for each, whatever they do.
     """
-    with torch.no_grad(), hooks_on(points, hooks):
+    with torch.no_grad(), hooks_on(view.model, points, hooks):
         logits = view.logits(task.tokens)[:, task.scored]
         task.losses(logits, slice(0, len(task.tokens)))
 
@@ -58,7 +59,7 @@ def blocks_and_unembedding(view: AttentionView, tokens: torch.Tensor, repeats: i
 
 def peak(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> float:
     """MB of tensors alive at most during the blocks of a forward, less what was alive before."""
-    with torch.no_grad(), hooks_on(points, hooks):
+    with torch.no_grad(), hooks_on(view.model, points, hooks):
         # One position: the peak is not that of the logits.
         return memory_peak(lambda: logits_at(view, task.tokens, slice(0, 1)))
 

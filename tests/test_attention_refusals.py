@@ -59,6 +59,17 @@ def test_clipped_queries_and_keys_are_refused():
         attention_view(model).raw(0)
 
 
+def test_a_limit_that_is_nested_in_the_config_is_seen_too():
+    with pytest.raises(UnsupportedArchitecture, match=r"layer 1: queries and keys are clipped at 100\.0 \(clip_qkv\)"):
+        attention_view(zoo.bridge("mpt_clipped")).raw(1)
+    assert attention_view(zoo.bridge("mpt")).raw(1).alibi is not None
+
+
+def test_a_softcap_that_only_the_bridge_applies_is_refused():
+    with pytest.raises(UnsupportedArchitecture, match=r"layer 0: Gemma 3 with attn_logit_softcapping=6\.0, which"):
+        attention_view(zoo.bridge("gemma3_with_softcap")).raw(0)
+
+
 @zoo.needs_hooked
 def test_clipped_queries_and_keys_of_a_hooked_transformer_are_refused():
     model = zoo.hooked("llama")

@@ -36,6 +36,14 @@ def test_a_form_that_the_bridge_cannot_hold_is_refused(folder, monkeypatch):
         tls.load_model(folder("falcon_grouped"))
 
 
+def test_a_softcap_that_transformers_ignores_is_refused_loaded_and_streamed(folder):
+    path = folder("gemma3_with_softcap")
+    with pytest.raises(UnsupportedArchitecture, match="Gemma 3 with attn_logit_softcapping"):
+        analyze(path)
+    with pytest.raises(UnsupportedArchitecture, match="does not compute what the checkpoint does"):
+        tls.load_model(path)
+
+
 def test_code_from_a_checkpoint_is_never_run(copied):
     path = copied("llama")
     config = json.loads((path / "config.json").read_text())

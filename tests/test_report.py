@@ -250,7 +250,7 @@ def test_kernels_of_other_heads_are_refused():
         report(heads(), kernels=kernels((0, 0)).drop(columns="offset"))
     other = kernels((0, 0))
     other.attrs["model"] = "gpt2"
-    with pytest.raises(ValueError, match="kernels are of gpt2 and the heads of tiny-model"):
+    with pytest.raises(ValueError, match="head table is of model tiny-model, the kernels are of model gpt2"):
         report(heads(), kernels=other)
 
 

@@ -46,7 +46,7 @@ scored = functools.partial(positional_symbolic, show_progress=False)
 
 @functools.cache
 def moved(backend, name, only=("omega", "phase", "gain")):
-    return move(to_spectral(base(backend, name)), only=only)
+    return move(to_spectral(base(backend, name), log_omega=False), only=only)
 
 
 @functools.cache
@@ -115,7 +115,7 @@ def test_scores_of_a_spectral_hooked_transformer_are_proved():
 @pytest.mark.parametrize("part", ["theta", "gain", "phase"])
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "qwen3"), ("bridge", "gptj")])
 def test_a_geometry_that_is_not_what_acts_is_seen(backend, name, part, monkeypatch):
-    spectral = move(to_spectral(base(backend, name)))
+    spectral = move(to_spectral(base(backend, name), log_omega=False))
     real = spectral.spectral_geometry
 
     def lying(layer):
@@ -182,7 +182,7 @@ def test_frequency_tables_are_per_head(backend, name):
 
 
 def test_wavelengths_are_lengths():
-    spectral = to_spectral(base("bridge", "llama"))
+    spectral = to_spectral(base("bridge", "llama"), log_omega=False)
     with torch.no_grad():
         spectral.spectral["0"].omega[0, 0] = -0.5
     table = frequency_table(spectral)

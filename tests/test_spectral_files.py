@@ -47,12 +47,12 @@ def rewritten(path, change):
     [
         {},
         {"scope": "model"},
-        {"scope": "layer", "log_omega": True},
+        {"scope": "layer", "log_omega": False},
         {"scope": "group", "shared_phase": True},
         {"heads": [(1, 2), (1, 3)], "frequencies": [0, 4]},
         {"heads": [(0, 0), (0, 1), (1, 2), (1, 3)], "scope": "model"},
     ],
-    ids=["head", "model", "log", "shared", "some", "some-model"],
+    ids=["head", "model", "linear", "shared", "some", "some-model"],
 )
 def test_what_was_saved_comes_back(tmp_path, options):
     path = tmp_path / "spectral.safetensors"
@@ -93,7 +93,7 @@ def test_a_file_serves_the_other_backend(tmp_path):
 def test_the_file_says_what_is_in_it(tmp_path):
     path = tmp_path / "spectral.safetensors"
     save_spectral(moved(base("bridge", "llama")), path)
-    parts = ("omega", "phase", "gain", "theta")
+    parts = ("log_omega_shift", "phase", "gain", "theta")
     assert sorted(load(path.read_bytes())) == sorted(f"{index}.{part}" for index in range(2) for part in parts)
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["spectral"])
@@ -190,7 +190,7 @@ def unknown_pair(tensors, record):
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, change, said):
     path = tmp_path / "spectral.safetensors"
-    save_spectral(to_spectral(base("bridge", "llama")), path)
+    save_spectral(to_spectral(base("bridge", "llama"), log_omega=False), path)
     rewritten(path, change)
     with pytest.raises(IncompatibleCheckpoint, match=said):
         load_spectral(base("bridge", "llama"), path)
@@ -201,6 +201,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path, change, said):
 )
 def test_a_file_of_another_model_is_refused(tmp_path, name, said):
     path = tmp_path / "spectral.safetensors"
-    save_spectral(to_spectral(base("bridge", "llama")), path)
+    save_spectral(to_spectral(base("bridge", "llama"), log_omega=False), path)
     with pytest.raises(IncompatibleCheckpoint, match=said):
         load_spectral(base("bridge", name), path)

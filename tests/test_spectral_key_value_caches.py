@@ -51,6 +51,18 @@ def test_generation_is_without_a_cache(backend):
     for _ in range(4):
         expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(found, expected)
+    streamed, plain = [], logits(spectral.base, tokens)
+    for piece in spectral.generate_stream(
+        tokens, max_new_tokens=4, max_tokens_per_yield=1, do_sample=False, stop_at_eos=False, use_past_kv_cache=False,
+        verbose=False, return_type="tokens",
+    ):  # fmt: skip
+        assert torch.equal(logits(spectral.base, tokens), plain)  # between two pieces the base is as it was
+        streamed.append(piece)
+    assert torch.equal(torch.cat(streamed, dim=1), expected)
+    base_alone = spectral.base.generate(
+        tokens, max_new_tokens=4, do_sample=False, stop_at_eos=False, use_past_kv_cache=False, verbose=False
+    )
+    assert not torch.equal(base_alone, expected)
 
 
 def test_positions_of_the_callers_own_are_refused():

@@ -256,6 +256,29 @@ def _olmo3() -> PretrainedConfig:
     )
 
 
+def _ministral3() -> PretrainedConfig:
+    """From token 32 on, queries are scaled by their position."""
+    rope = _rope("yarn", factor=4.0, original_max_position_embeddings=32, llama_4_scaling_beta=0.9)
+    return transformers.Ministral3Config(**LLAMA_SHAPE, head_dim=16, sliding_window=None, rope_parameters=rope)
+
+
+def _mpt(**attention: Any) -> PretrainedConfig:
+    return transformers.MptConfig(
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        n_heads=HEADS,
+        n_layers=LAYERS,
+        max_seq_len=CONTEXT,
+        attn_config=attention,
+    )
+
+
+def _gemma3_with_softcap() -> PretrainedConfig:
+    config = _gemma3()
+    config.attn_logit_softcapping = 6.0
+    return config
+
+
 def _gemma3_with_eyes() -> PretrainedConfig:
     """Its text model is nested in the config, and the vision tower has query and key projections too."""
     text = {**LLAMA_SHAPE, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
@@ -314,6 +337,10 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
         lambda: transformers.OlmoeConfig(**LLAMA_SHAPE, num_experts=4, num_experts_per_tok=2),
         "OlmoeForCausalLM",
     ),
+    "ministral3": (_ministral3, "Ministral3ForCausalLM"),
+    "mpt": (_mpt, "MptForCausalLM"),
+    "mpt_clipped": (lambda: _mpt(clip_qkv=100.0), "MptForCausalLM"),
+    "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
     "stablelm": (lambda: transformers.StableLmConfig(**LLAMA_SHAPE), "StableLmForCausalLM"),
 }

@@ -23,6 +23,7 @@ from tlspectral.models.attention import (
     key_value_groups,
     vocabulary_chunks,
 )
+from tlspectral.models.attention.selection import head_pair
 from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
@@ -50,7 +51,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
         with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a target in layer 0.
 
     Raises:
-        BadHead: no such head.
+        BadHead: no such head, or no (layer, head) pair.
         BadWeights, UnsupportedArchitecture: a layer cannot be read.
         ValueError: an unknown kind.
 
@@ -61,7 +62,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
     source = _opened(model)
-    layer, head = (int(i) for i in target)
+    layer, head = head_pair(target)
     if not 0 <= layer < source.n_layers:
         raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
     side: Side = "output" if kind == "v" else "query-key"
@@ -154,7 +155,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
 
     What it does not establish: copying in the model, where MLPs and later heads stand between. `W_U` is taken as the
     model holds it: TransformerLens's `center_unembed` subtracts a mean over the vocabulary, which changes these two
-    columns a little although it changes no probability. They are NaN where input and output vocabularies differ.
+    columns although it changes no probability (in SmolLM2-135M `copying` by up to .08, `positivity` by up to 1.06).
+    Compare models that were loaded alike. They are NaN where input and output vocabularies differ.
     """
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)

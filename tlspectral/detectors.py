@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import refuse_padding
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 
 DETECTORS = ("prev", "dup", "ind")
@@ -65,7 +66,7 @@ def detect_heads(
     view = attention_view(model)
     if tokens is None:
         tokens = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
-    length = _segment_length(tokens)
+    length = _segment_length(view, tokens)
     with tqdm(total=len(tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
         scores = _mean_and_error(view, tokens, length, bar.update)
     rows = []
@@ -117,11 +118,12 @@ def relative_position_kernel(
 
     Returns:
         DataFrame `layer, head, offset, score`; offset = key - query, from -20 (or as far as prompts reach) to 0; NaN
-        where every such key is masked.
+        where every such key is masked. `attrs` say which model and weights.
 
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer computes its attention itself and exposes no scores.
+        ValueError: tokens that look padded.
 
     What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
     softmax sees only differences within a query's row.
@@ -142,6 +144,8 @@ def relative_position_kernel(
         length = min(_KERNEL_LENGTH, view.n_ctx)
         tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=generator)
         tokens[:, 0] = view.start_token
+    else:
+        refuse_padding(view, tokens, "give prompts of one length, without padding")
     n_offsets = min(FARTHEST_OFFSET + 1, tokens.shape[1])
     totals = {layer: torch.zeros(2, n_offsets, len(found), dtype=torch.float64) for layer, found in chosen.items()}
     hooks = [(view.hook_names(layer)["scores"], _by_offset(chosen[layer], totals[layer])) for layer in chosen]
@@ -155,7 +159,9 @@ def relative_position_kernel(
             for place, head in enumerate(found)
             for offset in reversed(range(n_offsets))
         ]
-    return pd.DataFrame.from_records(rows, columns=columns)
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    table.attrs = dict[Any, Any](view.origin())
+    return table
 
 
 def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:
@@ -210,10 +216,11 @@ def chance_level(length: int) -> float:
     return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))
 
 
-def _segment_length(tokens: Int[Tensor, "sequences pos"]) -> int:
+def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
     length = (tokens.shape[1] - 1) // 2
     repeats = tokens.shape[1] == 1 + 2 * length and torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :])
     if not repeats or len(tokens) < 2 or length < 2:
+        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
             "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "
             f"then the same segment again; found shape {tuple(tokens.shape)}"

@@ -17,11 +17,11 @@ class ScoreMismatch(TlspectralError):
 
 
 class EditNotHonored(TlspectralError):
-    """A hook edit did not change the model's output."""
+    """A hook edit did not act on the model's output, or not there alone."""
 
 
 class BadHead(TlspectralError, IndexError):
-    """A layer or head that the model does not have."""
+    """A layer or head that the model does not have, or what names none."""
 
 
 class BadWeights(TlspectralError, ValueError):

@@ -17,8 +17,10 @@ from tlspectral.ablation.sweep import task_sequences
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.models.attention.replay import IntactRun, hooks_on
+from tlspectral.models.attention.padding import TokenMask
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.threads import hooks_on
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -31,6 +33,7 @@ def band_effects(
     *,
     task: Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
+    attention_mask: TokenMask | None = None,
     draws: int = 5,
     seed: int = 0,
     show_progress: bool = True,
@@ -43,7 +46,7 @@ def band_effects(
     Args:
         model: a TransformerBridge or HookedTransformer.
         heads: (layer, head) pairs or a DataFrame with these columns.
-        task, tokens: as in `ablation_sweep`.
+        task, tokens, attention_mask: as in `ablation_sweep`.
         draws: random sets per band.
         seed: of the sets and of the task's sequences.
         show_progress: a bar over heads.
@@ -73,7 +76,7 @@ def band_effects(
             raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there are no bands to drop")
         if geometry.n_pairs < len(BANDS):
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
-    sequences = task_sequences(view, task, tokens, seed)
+    sequences = task_sequences(view, task, tokens, attention_mask, seed)
     intact, intact_loss = intact_losses(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
@@ -186,24 +189,32 @@ def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarr
 def _score_products(
     view: AttentionView, sequences: ScoredSequences, layer: AttentionLayer, heads: list[int]
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
-    """Mean products of what every two frequencies add to the scaled scores, over unmasked pairs of tokens."""
+    """Mean products of what every two frequencies add to the scaled scores.
+
+    The mean is over the unmasked pairs of tokens of a sequence and then over sequences.
+    """
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
     total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
-    seen = torch.zeros(len(heads), dtype=torch.float64)
     every = torch.ones(n_pairs, dtype=torch.bool)
-    watching = LayerAblation(
-        view, layer, heads, "rotary_band", every, alter=_adder(layer.score_scale, total, seen)
-    ).hooks()
-    for batch in sequences.tokens.split(sequences.rows_at_once(view)):
-        view.run(batch, watching, last=view.hook_names(layer.layer)["z"])
-    return (total / seen[:, None, None]).numpy()
+    now = slice(0, 0)
+
+    def unpadded(removal: Removal) -> Removal:
+        return sequences.unpadded(removal, now)
+
+    adding = _adder(layer.score_scale, total, unpadded)
+    watching = LayerAblation(view, layer, heads, "rotary_band", every, alter=adding).hooks()
+    for start in range(0, len(sequences.tokens), rows := sequences.rows_at_once(view)):
+        now = slice(start, start + rows)
+        view.run(sequences.tokens[now], watching, last=view.hook_names(layer.layer)["z"])
+    return (total / len(sequences.tokens)).numpy()
 
 
-def _adder(score_scale: float, total: Tensor, seen: Tensor) -> Callable[[Removal], Tensor]:
-    """Adds up the products of a run, and removes nothing from it."""
+def _adder(score_scale: float, total: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
+    """Adds up each sequence's mean products in a run, and removes nothing from it."""
 
     def add(removal: Removal) -> Tensor:
+        removal = unpadded(removal)
         assert removal.query is not None
         assert removal.key is not None
         assert removal.allowed is not None
@@ -214,6 +225,8 @@ def _adder(score_scale: float, total: Tensor, seen: Tensor) -> Callable[[Removal
             rotation = removal.rotation.of_heads([place])
             allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, place]
             kept = allowed.expand(len(query), *allowed.shape[-2:])
+            per_sequence = kept.sum((-2, -1))
+            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
             each = torch.stack(
                 [
                     rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][kept]
@@ -221,8 +234,7 @@ def _adder(score_scale: float, total: Tensor, seen: Tensor) -> Callable[[Removal
                 ]
             )  # [pairs, unmasked pairs of tokens]
             each = score_scale * each.double()
-            total[place] += (each @ each.T).cpu()
-            seen[place] += each.shape[1]
+            total[place] += (each * weights @ each.T).cpu()
         return torch.zeros_like(removal.difference)
 
     return add
@@ -237,6 +249,6 @@ def _loss_without(
         for start in range(0, len(losses), rows):
             now = slice(start, min(start + rows, len(losses)))
             hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
-            with hooks_on(intact.points, hooks):
+            with hooks_on(intact.view.model, intact.points, hooks):
                 losses[now] = sequences.losses(intact.replay(layer.layer, now, 1), now)[0].cpu().numpy()
     return losses

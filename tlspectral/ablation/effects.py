@@ -13,7 +13,8 @@ from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun, hooks_on, intact_run
+from tlspectral.models.attention.replay import IntactRun, intact_run
+from tlspectral.models.attention.threads import hooks_on
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class LayerEffects:
 
     Attributes:
         losses: of each sequence, the head without its part.
-        score_rms: root mean square of what was removed, over unmasked pairs of all sequences; NaN for `"output"`.
+        score_rms: root mean square of what was removed, over the unmasked pairs of a sequence and then over sequences;
+            NaN for `"output"`.
         controls: as `losses`, each draw removing a random part of equal size instead; no draws without a control.
     """
 
@@ -71,10 +73,10 @@ def layer_effects(
             stack = max(1, rows // (now.stop - now.start))
             for first in range(0, len(jobs), stack):
                 chunk = slice(first, min(first + stack, len(jobs)))
-                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, now])
+                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, now], sequences, now)
                 chosen = [head for head, _ in jobs[chunk]]
                 hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
-                with hooks_on(intact.points, hooks):
+                with hooks_on(view.model, intact.points, hooks):
                     logits = intact.replay(layer, now, len(chosen))
                 losses[chunk, now] = sequences.losses(logits, now).cpu()
     by_head = losses.view(len(heads), draws + 1, n).numpy()
@@ -82,13 +84,17 @@ def layer_effects(
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
 
 
-def _alteration(jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor) -> Callable[[Removal], Tensor]:
+def _alteration(
+    jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor, sequences: ScoredSequences, now: slice
+) -> Callable[[Removal], Tensor]:
     """Notes the mean square of what each job removes, [jobs, sequences], and puts in the random parts."""
     random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
 
     def alter(removal: Removal) -> Tensor:
         if removal.allowed is None:
             return removal.difference
+        removal = sequences.unpadded(removal, now)
+        assert removal.allowed is not None
         squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T)
         if not random:
             return removal.difference

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
+from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences, whole_rows
 from tlspectral.ablation.text import text_tokens
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.tables.html_summary import html_summary
 
@@ -94,30 +95,42 @@ def language_loss(
     model: Any,
     tokens_or_text: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
     *,
+    attention_mask: TokenMask | None = None,
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> Loss:
-    """Loss on text, of every position but the last (FP section 5).
+    """Loss on text, of every position but the last (FP section 5): the mean over sequences of each one's own mean.
+
+    Documents are joined, with EOS between them, and cut into rows of one length. Prompts that are to be scored one by
+    one are given as token ids; those of unequal length padded, with their mask:
+
+        batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
+        language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
         tokens_or_text: token ids; a document or several (this needs the model's tokenizer); the name of a data set,
             one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
             public-domain book that comes with the package.
+        attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
+            neither seen by the model nor scored.
         n_sequences: rows that are cut from text, the first ones; token ids are taken whole.
         sequence_length: tokens in such a row, BOS included, at most the context.
 
     Raises:
-        ValueError: text without a tokenizer, or token ids that are no sequences of this model.
+        ValueError: text without a tokenizer, token ids that are no sequences of this model or look padded and come
+            without a mask, or a mask that does not fit.
 
     What it does not establish: a held-out loss. The packaged book was in most training sets; it compares a model with
     itself.
     """
     view = attention_view(model)
-    tokens = tokens_or_text
-    if not isinstance(tokens, Tensor):
-        tokens = text_tokens(view, tokens, n_sequences=n_sequences, sequence_length=sequence_length)
-    return scored_loss(view, language_sequences(tokens, view))
+    if isinstance(tokens_or_text, Tensor):
+        return scored_loss(view, language_sequences(tokens_or_text, view, attention_mask))
+    if attention_mask is not None:
+        raise ValueError("attention_mask says which token ids are padding, and rows of text have none: leave it out")
+    tokens = text_tokens(view, tokens_or_text, n_sequences=n_sequences, sequence_length=sequence_length)
+    return scored_loss(view, whole_rows(tokens, view))
 
 
 def scored_loss(view: AttentionView, sequences: ScoredSequences) -> Loss:

@@ -1,15 +1,16 @@
 """What an ablation is scored on: token sequences, the positions that predict, and the loss of each sequence."""
 
 import hashlib
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.detectors import repeated_sequences
+from tlspectral.hooks.ablation import Removal
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import TokenMask, refuse_padding, right_packed
 
 # Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.
 _CPU_TOKENS, _CPU_LOGITS = 2**11, 2**26
@@ -24,11 +25,13 @@ class ScoredSequences:
         tokens: ids, on the CPU.
         first: the first position that predicts.
         name: of the task.
+        lengths: tokens of each sequence, where a row is longer than its sequence; what follows is not scored.
     """
 
     tokens: Int[Tensor, "sequences pos"]
     first: int
     name: str
+    lengths: Int[Tensor, "sequences"] | None = None
 
     @property
     def scored(self) -> slice:
@@ -39,12 +42,16 @@ class ScoredSequences:
     def digest(self) -> str:
         """Hash of the tokens and of what is scored."""
         content = self.tokens.long().contiguous().numpy().tobytes()
-        return hashlib.sha256(content + f"{tuple(self.tokens.shape)}{self.first}".encode()).hexdigest()
+        lengths = "" if self.lengths is None else str(self.lengths.tolist())
+        return hashlib.sha256(content + f"{tuple(self.tokens.shape)}{self.first}{lengths}".encode()).hexdigest()
 
     def losses(
         self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice
     ) -> Float[Tensor, "copies sequences"]:
-        """Mean cross-entropy of each sequence in nats; `logits` may be of several stacked copies of the sequences."""
+        """Mean cross-entropy of each sequence in nats, over its own positions.
+
+        `logits` may be of several stacked copies of the sequences.
+        """
         targets = self.tokens[sequences, self.first + 1 :].to(logits.device)
         copies = len(logits) // len(targets)
         # Half precision is widened: a mean of many small differences is what is looked for.
@@ -52,7 +59,26 @@ class ScoredSequences:
         each = torch.nn.functional.cross_entropy(
             wide.flatten(0, 1), targets.repeat(copies, 1).flatten(), reduction="none"
         )
-        return each.view(copies, *targets.shape).double().mean(-1)
+        by_position = each.view(copies, *targets.shape).double()
+        if self.lengths is None:
+            return by_position.mean(-1)
+        counted = self._real(sequences)[:, self.first + 1 :].to(logits.device)
+        return by_position.where(counted, 0.0).sum(-1) / counted.sum(-1)
+
+    def unpadded(self, removal: Removal, sequences: slice) -> Removal:
+        """A removal in a run of these sequences, with the pairs that hold no padding as those allowed.
+
+        A key behind the end of its sequence is seen by queries behind the end alone, so queries decide.
+        """
+        if self.lengths is None or removal.allowed is None:
+            return removal
+        queries = self._real(sequences)[:, None, :, None].to(removal.allowed.device)
+        return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
+
+    def _real(self, sequences: slice) -> Bool[Tensor, "rows pos"]:
+        """Which positions are tokens of their sequence."""
+        assert self.lengths is not None
+        return torch.arange(self.tokens.shape[1]) < self.lengths[sequences, None]
 
     def rows_at_once(self, view: AttentionView) -> int:
         """Sequences that a run may hold: a bound on tokens and on scored logits, by the kind of device."""
@@ -83,6 +109,7 @@ def induction_sequences(
     length = (tokens.shape[1] - 1) // 2
     whole = tokens.shape[1] == 1 + 2 * length and length >= 2 and len(tokens) > 0
     if not whole or not torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]):
+        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
             "tokens of the induction task are sequences [BOS, r, r]: one token, a segment of two or more tokens and "
             f"the same segment again; found shape {tuple(tokens.shape)}"
@@ -90,12 +117,38 @@ def induction_sequences(
     return ScoredSequences(tokens, length + 1, "induction")
 
 
-def language_sequences(tokens: Int[Tensor, "sequences pos"], view: Any) -> ScoredSequences:
-    """Sequences of which every position predicts its next token.
+def language_sequences(
+    tokens: Int[Tensor, "sequences pos"], view: AttentionView, attention_mask: TokenMask | None = None
+) -> ScoredSequences:
+    """Sequences that a caller gave, of which every position predicts its next token.
+
+    Args:
+        tokens: ids; with a mask, padded on either side.
+        view: of the model.
+        attention_mask: 1 for real tokens; None where all are.
 
     Raises:
-        ValueError: no sequence of two tokens, one longer than the context, or ids that the model does not have.
+        ValueError: no sequence of two tokens, one longer than the context, ids that the model does not have, a mask
+            that does not fit, or tokens that look padded without one.
     """
+    if attention_mask is None:
+        refuse_padding(
+            view,
+            tokens,
+            "give attention_mask=, 1 for real tokens and 0 for padding (all 1 if these ids are text)",
+        )
+        return whole_rows(tokens, view)
+    packed = right_packed(tokens, attention_mask)
+    if len(packed.lengths) and int(packed.lengths.min()) < 2:
+        row = int(packed.lengths.argmin())
+        raise ValueError(f"row {row} has {int(packed.lengths[row])} real token, and nothing is predicted: leave it out")
+    found = whole_rows(packed.tokens, view)
+    # Rows of one length are scored as if they had come without padding, to the bit.
+    return found if len(packed.lengths.unique()) == 1 else replace(found, lengths=packed.lengths)
+
+
+def whole_rows(tokens: Int[Tensor, "sequences pos"], view: AttentionView) -> ScoredSequences:
+    """Rows without padding, of which every position predicts its next token. Raises as `language_sequences`."""
     tokens = tokens.cpu()
     if tokens.ndim != 2 or len(tokens) == 0 or not 2 <= tokens.shape[1] <= view.n_ctx:
         raise ValueError(

@@ -11,7 +11,8 @@ from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import hooks_on, logits_at
+from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.threads import hooks_on
 
 _GRAPH_TOKENS = 4  # a graph of all layers is kept: fewer rows at once than without gradients
 
@@ -32,14 +33,18 @@ def gradient_screen(
     """
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
-    hooks = []
+    hooks, now = [], slice(0, 0)
+
+    def unpadded(removal: Removal) -> Removal:
+        return sequences.unpadded(removal, now)
+
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        alter = _gated(gates[layer], squares[layer])
+        alter = _gated(gates[layer], squares[layer], unpadded)
         hooks += LayerAblation(view, view.layer(layer), heads, part, alter=alter).hooks()
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n, rows = len(sequences.tokens), max(1, sequences.rows_at_once(view) // _GRAPH_TOKENS)
-    with torch.enable_grad(), hooks_on(view.model.hook_dict, hooks):
+    with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         for start in range(0, n, rows):
             now = slice(start, min(start + rows, n))
             loss = sequences.losses(logits_at(view, sequences.tokens[now], sequences.scored), now).sum()
@@ -59,8 +64,9 @@ def gradient_screen(
     return pd.concat(pieces, ignore_index=True)
 
 
-def _gated(gate: Tensor, squares: Tensor) -> Callable[[Removal], Tensor]:
+def _gated(gate: Tensor, squares: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
     def alter(removal: Removal) -> Tensor:
+        removal = unpadded(removal)
         difference = removal.difference.detach()
         if removal.allowed is None:
             squares.fill_(torch.nan)

@@ -10,6 +10,7 @@ from jaxtyping import Float64
 
 from tlspectral.detectors import DETECTORS
 from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables.same_model import require_same_model
 
 SMALL_EFFECT = 0.01
 COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
@@ -47,7 +48,7 @@ def summarize_sweep(
         where something has no meaning.
 
     Raises:
-        ValueError: no sweep, a head that `heads` lacks, or one that is in a part twice.
+        ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, or heads of another model.
 
     What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
     one model this is one observation of circuits, not many.
@@ -55,6 +56,7 @@ def summarize_sweep(
     tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
     rows: list[dict[str, Any]] = []
     for table in tables:
+        require_same_model(heads, table.attrs, "the sweep's effects")
         parts = table["part"].unique()
         for part in parts:
             found = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)

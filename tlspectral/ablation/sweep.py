@@ -17,12 +17,13 @@ from tqdm.auto import tqdm
 from tlspectral.ablation.effects import intact_losses, layer_effects
 from tlspectral.ablation.folder import open_folder
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
-from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
+from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences, whole_rows
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.text import text_tokens
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.tables import PieceFolder
 
@@ -41,6 +42,7 @@ def ablation_sweep(
     heads: Heads | None = None,
     task: Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
+    attention_mask: TokenMask | None = None,
     control: Literal["random"] | None = None,
     screen: Literal["gradient"] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -61,6 +63,8 @@ def ablation_sweep(
         task: `"induction"`: 16 repeated random sequences with segments of 64 tokens; `"language"`: the first 16 rows
             of 128 tokens of the packaged book. On two cores more would take hours; FP used 128 to 300 sequences.
         tokens: other sequences for the task, [sequences, pos].
+        attention_mask: for `tokens` of the language task that are padded, on either side: 1 for real tokens, 0 for
+            padding, [sequences, pos]. Every number is then a mean over sequences of the mean over their real tokens.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head.
@@ -86,8 +90,8 @@ def ablation_sweep(
         UnsupportedArchitecture: `rope_phase` of layers without rotary positions.
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
-        ValueError: an unknown part, task, control or screen; tokens that do not fit the task; a model without tokenizer
-            on packaged text.
+        ValueError: an unknown part, task, control or screen; tokens that do not fit the task, or that look padded and
+            come without a mask; a model without tokenizer on packaged text.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control.
@@ -95,7 +99,7 @@ def ablation_sweep(
     _check_arguments(part, task, control, screen)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, part)
-    sequences = task_sequences(view, task, tokens, seed)
+    sequences = task_sequences(view, task, tokens, attention_mask, seed)
     draws = CONTROL_DRAWS if control == "random" else 0
     plan = _Plan(part, sequences, draws, seed)
     folder = None
@@ -161,13 +165,19 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return {layer: found for layer, found in chosen.items() if layer not in still}
 
 
-def task_sequences(view: AttentionView, task: str, tokens: Tensor | None, seed: int) -> ScoredSequences:
+def task_sequences(
+    view: AttentionView, task: str, tokens: Tensor | None, attention_mask: Tensor | None, seed: int
+) -> ScoredSequences:
     """The sequences of a task: those given, or its own. Raises ValueError where they do not go together."""
+    if attention_mask is not None and (task == "induction" or tokens is None):
+        raise ValueError(
+            'attention_mask says which of the tokens= of task="language" are padding: give both or neither'
+        )
     if task == "induction":
         return induction_sequences(view, tokens, n_sequences=SEQUENCES, segment_length=SEGMENT_LENGTH, seed=seed)
     if tokens is None:
-        tokens = text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=TEXT_LENGTH)
-    return language_sequences(tokens, view)
+        return whole_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=TEXT_LENGTH), view)
+    return language_sequences(tokens, view, attention_mask)
 
 
 def _screen(
@@ -288,7 +298,7 @@ def _assembled(
         piece.attrs = {}
     table = pd.concat(bare, ignore_index=True)
     attrs: dict[Any, Any] = {
-        **view.source,
+        **view.origin(),
         **arguments,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),

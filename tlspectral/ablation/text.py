@@ -1,9 +1,10 @@
 """English text as token sequences: the book that comes with the package, text of one's own, or a data set by name."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -39,7 +40,7 @@ def text_tokens(
         sequence_length: tokens in a row, BOS included, at most the context.
 
     Raises:
-        ValueError: the model has no tokenizer, or the text has no token.
+        ValueError: the model has no tokenizer, the text has no token, or it is no text.
         ImportError: a data set is named and `datasets` is not installed.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
@@ -62,11 +63,19 @@ def text_tokens(
     return torch.cat([torch.full((rows, 1), view.start_token), body], dim=1)
 
 
-def _documents(text: str | Sequence[str] | None) -> Iterable[str]:
+def _documents(text: Any) -> Iterable[str]:
     if text is None:
         return [packaged_text()]
     if not isinstance(text, str):
-        return text
+        # What a tokenizer returns is a mapping, whose names would be read as documents.
+        documents: list[Any] = [text] if isinstance(text, Mapping) else list(text)
+        strange = [type(one).__name__ for one in documents if not isinstance(one, str)]
+        if strange:
+            raise ValueError(
+                f"text is a string or a list of strings; found {strange[0]}. Give token ids as a tensor "
+                "[sequences, pos], with attention_mask= where they are padded"
+            )
+        return documents
     return _dataset(text) if _DATASET.fullmatch(text) else [text]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
-from tlspectral.cli.summary import head_table
+from tlspectral.cli.summary import head_table, require_detectors
 
 _OTHER_PREV = 0.1  # heads below it serve as others beside previous-token heads
 
@@ -28,6 +28,8 @@ def ablate(
 ) -> None:
     """Remove a part of the strongest previous-token heads, one head at a time, and of random heads beside them.
 
+    TABLE is of MODEL: a table of other weights is refused.
+
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
     """
     if output is not None:
@@ -35,13 +37,16 @@ def ablate(
     import pandas as pd
 
     import tlspectral
+    from tlspectral.heads.same_model import require_table_of
     from tlspectral.tables import read_table
 
     heads = head_table(read_table(table), table)
+    require_detectors(heads, table)
     strongest = heads.nlargest(top, "prev")
     others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
     chosen = pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
     loaded = tlspectral.load_model(model)
+    require_table_of(loaded, heads)
     sweep = tlspectral.ablation_sweep(loaded, part, heads=chosen, task=task, seed=seed)  # type: ignore[arg-type]
     if output is not None:
         tlspectral.write_table(sweep, output)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tlspectral.cli.app import MODEL_HELP, app, require_writable
-from tlspectral.cli.summary import head_table
+from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,14 +44,20 @@ def positional(
     if output is not None:
         require_writable(output / "heads_prompt.parquet")
     import tlspectral
+    from tlspectral.heads.same_model import require_table_of
     from tlspectral.positional import BindingTask, frequency_agreement, score_agreement
     from tlspectral.tables import read_table
 
     task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
     loaded = tlspectral.load_model(model)
-    heads = tlspectral.analyze_heads(loaded, null_draws=2) if heads is None else heads
+    if heads is None:
+        heads = tlspectral.analyze_heads(loaded, null_draws=2)
+    else:
+        require_table_of(loaded, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
+    if bands and rotary and table is not None:
+        require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
     columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
     tables: dict[str, pd.DataFrame] = {}

@@ -19,6 +19,12 @@ def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
     return heads
 
 
+def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
+    """Refuse a table of heads without `prev`, of which no head is the strongest previous-token head."""
+    if "prev" not in heads or heads["prev"].isna().all():
+        raise ValueError(f"{path} has no detector scores (prev): make it again without --no-detectors")
+
+
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """What `show` prints: the model, the top heads per detector and how well weights alone point at them, the heads
     furthest from their null, the odd rows.

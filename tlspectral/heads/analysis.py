@@ -22,6 +22,7 @@ from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
 from tlspectral.heads.streamed import streamed_layers
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import whole_number
 from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
@@ -210,9 +211,8 @@ def _query_key(
 ) -> tuple[MeasuredHeads, dict[Any, Any]]:
     """What the query-key factors say. They are freed on return, so that two layers' never meet."""
     layer = view.layer(index)
-    valid_up_to = layer.rotary.valid_up_to if layer.rotary else None
     heads = measure_heads(layer, index, moments=moments, directions=directions)
-    return heads, {"digest": layer.digest, "valid_up_to": valid_up_to}
+    return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
 
 
 def _bare(pieces: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
@@ -234,7 +234,11 @@ def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -
 
 
 def _checked_layers(layers: Iterable[int] | None, n_layers: int) -> list[int]:
-    chosen = sorted({int(index) for index in (range(n_layers) if layers is None else layers)})
+    given = list(range(n_layers) if layers is None else layers)
+    numbers = [whole_number(layer) for layer in given]
+    if None in numbers:
+        raise BadHead(f"layers are whole numbers, such as [0, 1]; found {given[numbers.index(None)]!r}")
+    chosen = sorted({number for number in numbers if number is not None})
     wrong = [index for index in chosen if not 0 <= index < n_layers]
     if wrong or not chosen:
         raise BadHead(f"layers {wrong or chosen} cannot be tabulated: the model has layers 0 to {n_layers - 1}")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
 
 COMPARED_COLUMNS = (
     "outside_m",
@@ -157,6 +158,7 @@ def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame,
         found, expected = noise.attrs.get(key), table.attrs.get(key)
         if found != expected:
             raise ValueError(f"noise_{which} is of {key} {found}, but table {which} of {key} {expected}")
+    require_same_model(table, noise.attrs, f"the rows of noise_{which}")
     joined = heads[_PLACES].merge(noise, on=_PLACES, how="left", validate="one_to_one", indicator=True)
     lost = joined[joined["_merge"] != "both"]
     if len(lost):

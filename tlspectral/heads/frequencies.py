@@ -48,8 +48,8 @@ def frequency_table(model: Any) -> pd.DataFrame:
             "im_share": share,
         }
         pieces.append(pd.DataFrame(columns)[[column.name for column in FREQUENCY_COLUMNS]])
-        if layer.rotary.valid_up_to is not None:
-            limits.append(layer.rotary.valid_up_to)
+        if layer.valid_up_to is not None:
+            limits.append(layer.valid_up_to)
     if not pieces:
         raise UnsupportedArchitecture(
             f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to tabulate"

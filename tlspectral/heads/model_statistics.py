@@ -10,6 +10,7 @@ import pandas as pd
 from tlspectral.heads import statistic_noise, weight_noise_draws
 from tlspectral.heads.placebo_attenuation import placebo_attenuation
 from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.heads.same_model import require_table_of
 from tlspectral.stats import (
     attenuation,
     hypergeometric_overlap,
@@ -60,6 +61,8 @@ def another_model(
     """
     if k % 2 == 0:
         raise ValueError(f"k={k} is even: the median of an odd number of heads is one of them, give an odd k")
+    if model is not None:
+        require_table_of(model, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
     rows = [_partial(heads, method, bootstrap_draws, seed) for method in _METHODS]
     rows.append(_percentile(heads, k))

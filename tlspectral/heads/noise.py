@@ -102,7 +102,7 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
             pieces.append(piece)
             kinds |= kind
     table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
-    table.attrs = {**view.source, "storage": sorted(kinds), "draws": draws, "seed": seed}
+    table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
     return table
 
 

@@ -147,5 +147,5 @@ def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None])
 
 def _table(pieces: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
     table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
-    table.attrs = {**view.source, **settings}
+    table.attrs = {**view.origin(), **settings}
     return table

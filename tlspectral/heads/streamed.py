@@ -142,6 +142,6 @@ def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
     table = pd.DataFrame(measured.columns | null)
     table.attrs = {
         "check": check.of_layer(0) | {"layer": index},
-        "valid_up_to": raw.rotary.valid_up_to if raw.rotary is not None else None,
+        "valid_up_to": raw.valid_up_to,
     }
     return table

@@ -19,6 +19,7 @@ from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import head_pair
 from tlspectral.tables import PieceFolder, open_pieces
 
 _OF_A_STEP = (
@@ -158,13 +159,14 @@ def _opened(step: int, checkpoint: Any) -> AttentionView:
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
     checked: list[tuple[Head, Head]] = []
-    for (source_layer, source_head), (target_layer, target_head) in pairs:
+    for source, target in pairs:
+        (source_layer, source_head), (target_layer, target_head) = head_pair(source), head_pair(target)
         if not 0 <= source_layer < target_layer:
             raise ValueError(
                 f"the pair (({source_layer}, {source_head}), ({target_layer}, {target_head})) cannot compose: its "
                 "source has to be in an earlier layer than its target"
             )
-        checked.append(((int(source_layer), int(source_head)), (int(target_layer), int(target_head))))
+        checked.append(((source_layer, source_head), (target_layer, target_head)))
     return checked
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import BadHead
+from tlspectral.models.attention.selection import head_pair
 
 Head = tuple[int, int]
 
@@ -55,7 +56,7 @@ class HeadHistory:
         Raises:
             BadHead: there is no such head.
         """
-        layer, index = self.previous_token_head if head is None else head
+        layer, index = self.previous_token_head if head is None else head_pair(head)
         own = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
         if own.empty:
             raise BadHead(f"there is no head {index} in layer {layer} of this history")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -12,8 +13,16 @@ from torch import Tensor
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores, widened
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm, attention_view, folded_bias
+from tlspectral.models.attention import (
+    AttentionLayer,
+    AttentionView,
+    QueryKeyNorm,
+    attention_view,
+    folded_bias,
+    require_even_scale,
+)
 from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.threads import exclusive, hooks_on
 from tlspectral.rotary import RotaryGeometry, per_pair
 
 PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
@@ -53,14 +62,19 @@ def ablate(
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
         ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
             meaning.
-        EditNotHonored: the model discards the edit, or a key/value cache is in use (raised as the model runs).
+        EditNotHonored: the model discards the edit; a key/value cache is in use (raised as the model runs); the hooks
+            were taken off inside the block, by `reset_hooks` (raised at its end, unless another exception is on its
+            way); or a second thread opens a block on the model or runs it while a block is open.
+        ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
+            3; `attrs["rotary_valid_up_to"]` of the head table).
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size.
     """
-    hooks = ablation_hooks(model, heads, part, frequencies=frequencies, include_bias=include_bias)
-    with model.hooks(fwd_hooks=hooks):
-        yield model
+    with exclusive(model, block=True):
+        hooks = ablation_hooks(model, heads, part, frequencies=frequencies, include_bias=include_bias)
+        with hooks_on(model, model.hook_dict, hooks):
+            yield model
 
 
 def ablation_hooks(
@@ -68,7 +82,9 @@ def ablation_hooks(
 ) -> list[tuple[str, Callable[..., Any]]]:
     """The hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
-    They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time.
+    They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time. As
+    TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
+    a second one.
     """
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
@@ -120,7 +136,7 @@ class LayerAblation:
         stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
             may recur) loses its part in the i-th copy alone.
         alter: given what is about to be removed, returns what to add instead. With it nothing is kept to the bit.
-        seen: what the hooks of a run have met so far.
+        seen: what the hooks of a run have met so far, by thread.
     """
 
     view: AttentionView
@@ -131,7 +147,7 @@ class LayerAblation:
     include_bias: bool = False
     stacked: bool = False
     alter: Callable[[Removal], Tensor] | None = None
-    seen: dict[str, Tensor] = field(default_factory=dict)
+    seen: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """A TransformerLens `fwd_hooks` list, proved to reach the output. Raises EditNotHonored where it does not."""
@@ -149,9 +165,18 @@ class LayerAblation:
 
     def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
         def hold(activation: Tensor, hook: Any) -> None:
-            self.seen[point] = activation
+            self.seen.setdefault(get_ident(), {})[point] = activation
 
         return hold
+
+    def _taken(self, point: str) -> Tensor:
+        seen = self.seen.get(get_ident(), {})
+        if point not in seen:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: the {point} of this run was not seen: some of the ablation's hooks were "
+                "taken off the model and some left; call model.reset_hooks() and put them on again"
+            )
+        return seen.pop(point)
 
     def _edit_scores(self, scores: Float[Tensor, "batch heads query key"], hook: Any) -> Tensor:
         query, key, rotation = self._projections()
@@ -179,7 +204,7 @@ class LayerAblation:
         return edited
 
     def _edit_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
-        value = self.seen.pop("value")
+        value = self._taken("value")
         query, key, rotation = self._projections()
         if query.whole.shape[-2] != value.shape[1] or z.shape[1] != value.shape[1]:
             raise EditNotHonored(
@@ -241,8 +266,9 @@ class LayerAblation:
         return removal(self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias)
 
     def _projections(self) -> tuple[Projection, Projection, Rotation | None]:
-        q, k = self.seen.pop("query"), self.seen.pop("key")
+        q, k = self._taken("query"), self._taken("key")
         layer = self.layer
+        require_even_scale(layer, layer.layer, q.shape[1])
         kv_heads = [layer.kv_head(head) for head in self.heads]
         b_q, b_k, q_norm, k_norm = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm
         if torch.is_grad_enabled():  # folded biases depend on the weights, and gradients go through them and the gains
@@ -284,7 +310,8 @@ class LayerAblation:
         if geometry is None:
             return None
         names = self.view.hook_names(self.layer.layer)
-        captured = {names[point]: self.seen.pop(point) for point in ("cos", "sin") if point in self.seen}
+        seen = self.seen.get(get_ident(), {})
+        captured = {names[point]: seen.pop(point) for point in ("cos", "sin") if point in seen}
         tables = self.view.rotary_tables(self.layer.layer, n_positions, captured)
         if tables is None:
             return Rotation(geometry, *geometry.position_tables(n_positions)).of_heads(self.heads)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.threads import exclusive
 
 _PROBE_LENGTH = 4
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -51,12 +52,13 @@ def require_honoured(view: AttentionView, layer: int, route: Literal["scores", "
 @contextmanager
 def without_hooks(model: Any) -> Iterator[None]:
     """Set aside what is registered on the model's hook points, and put it back in place and order."""
-    points = {id(point): point for point in model.hook_dict.values()}.values()
-    held = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
-    for point, _ in held:
-        point._forward_hooks.clear()
-    try:
-        yield
-    finally:
-        for point, hooks in held:
-            point._forward_hooks.update(hooks)
+    with exclusive(model):
+        points = {id(point): point for point in model.hook_dict.values()}.values()
+        held = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
+        for point, _ in held:
+            point._forward_hooks.clear()
+        try:
+            yield
+        finally:
+            for point, hooks in held:
+                point._forward_hooks.update(hooks)

@@ -1,6 +1,5 @@
 """The query-key operator M = W_Q W_K^T of a head (FP section 3), kept as its two thin factors."""
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from torch import Tensor
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention.selection import head_pair, whole_number
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectra import ThinProduct
 
@@ -133,18 +133,21 @@ class QKOperators(Sequence[QKOperator]):
         """One operator by (layer, head), or by position among all heads.
 
         Raises:
-            BadHead: no such layer or head.
+            BadHead: no such layer or head, or no pair of whole numbers.
         """
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
         if not isinstance(at, tuple):
-            flat = range(len(self))[at]
-            if isinstance(flat, range):
-                return [self[i] for i in flat]
+            number = whole_number(at)
+            if number is None:
+                raise BadHead(f"{at!r} names no head: write operators[layer, head], or one number among all heads")
+            flat = range(len(self))[number]
             layer = 0
             while flat >= self._heads[layer]:
                 flat -= self._heads[layer]
                 layer += 1
             at = (layer, flat)
-        layer, head = (operator.index(i) for i in at)
+        layer, head = head_pair(at)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
             raise BadHead(
                 f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"

@@ -19,7 +19,9 @@ from tlspectral.models.attention import (
     attention_view,
     fold_attention,
     key_value_groups,
+    require_even_scale,
 )
+from tlspectral.models.attention.padding import refuse_padding
 from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
 
 CHECK_LENGTH = 24
@@ -73,6 +75,7 @@ def verify_scores(model: Any, tokens: Int[Tensor, "*batch pos"] | None = None) -
         ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
             patterns 1e-5 or eps max|score|.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
+        ValueError: tokens that look padded, or are longer than the length up to which the model's score scale holds.
 
     What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
     log-probabilities).
@@ -87,20 +90,22 @@ def check_scores(
 ) -> ScoreCheck:
     """`verify_scores` for a view, with everything that the check learns. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
-    tokens = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
+    prompt = check_prompt(view) if tokens is None else torch.as_tensor(tokens).reshape(-1, tokens.shape[-1])
+    if tokens is not None:
+        refuse_padding(view, prompt, "give prompts of one length, without padding")
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for at in names.values() for point, name in at.items() if point in points]
-    captured = view.capture(tokens, wanted, last=names[max(layers)]["pattern"])
+    captured = view.capture(prompt, wanted, last=names[max(layers)]["pattern"])
     results = [_check_layer(view, index, names[index], captured) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
     return ScoreCheck(layers, errors, tolerances, compared, outside)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
-    """24 ids drawn at random (seed 0), fewer where the context or the validity of the rotary frequencies is shorter."""
-    geometries = [view.rotary(index) for index in range(view.n_layers)]
-    length = min([CHECK_LENGTH, view.n_ctx, *(g.valid_up_to for g in geometries if g and g.valid_up_to)])
+    """24 ids drawn at random (seed 0), fewer where the context, or the length up to which a layer holds, is shorter."""
+    limits = [view.raw(index).valid_up_to for index in range(view.n_layers)]
+    length = min([CHECK_LENGTH, view.n_ctx, *(limit for limit in limits if limit)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
 
 
@@ -108,6 +113,7 @@ def _check_layer(
     view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor]
 ) -> tuple[float, float, str, Float64[np.ndarray, "heads"]]:
     raw = view.raw(index)
+    require_even_scale(raw, index, captured[names["residual"]].shape[-2])
     residual = captured[names["residual"]].double().cpu()
     pattern = captured[names["pattern"]].double().cpu()
     allowed = _allowed(pattern, index)

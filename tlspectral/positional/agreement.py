@@ -7,6 +7,7 @@ from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
 from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
 
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _INTERVAL = (0.025, 0.975)
@@ -39,7 +40,7 @@ def score_agreement(
         that both share is part of the null. NaN where fewer than three heads have both numbers or one is constant.
 
     Raises:
-        ValueError: a column that is missing, or no head in both tables.
+        ValueError: a column that is missing, tables of two models, or no head in both tables.
 
     What it does not establish: that either measure is right, or a mechanism: both may follow a third, such as depth,
     which the second null shows. Heads of a layer are not independent samples, so the first null is too narrow.
@@ -47,6 +48,7 @@ def score_agreement(
     found = [name for name in _SCORES if name in scores]
     require(scores, ("layer", "head"), "positional_symbolic", name="table of scores")
     require(heads, ("layer", "head", *columns), "analyze_heads", name="table of heads")
+    require_same_model(heads, scores.attrs, "the scores")
     if not found:
         raise ValueError(f"scores have none of the columns {', '.join(_SCORES)}")
     joined = scores[["layer", "head", *found]].merge(heads[["layer", "head", *columns]], on=["layer", "head"])

@@ -113,7 +113,7 @@ def positional_symbolic(
         )
     table = found.heads if found.frequencies is None else found.frequencies
     table.attrs = {
-        **view.source,
+        **view.origin(),
         "mode": mode,
         "tau": tau,
         "exclude_first_block": exclude_first_block,
@@ -269,12 +269,12 @@ def tokenized_for(view: AttentionView, prompt: BlockPrompt, swaps: list[tuple[in
 
 
 def require_valid_length(layers: list[RawAttention], length: int) -> None:
-    """Refuse a prompt beyond the length up to which the rotary frequencies hold. Raises ValueError."""
-    limits = [raw.rotary.valid_up_to for raw in layers if raw.rotary is not None and raw.rotary.valid_up_to is not None]
+    """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
+    limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
     if limits and length > min(limits):
         raise ValueError(
-            f"the prompt has {length} tokens, but this model's rotary frequencies change beyond {min(limits)}: "
-            "use fewer blocks"
+            f"the prompt has {length} tokens, but this model's rotary frequencies or score scale change beyond "
+            f"{min(limits)}: use fewer blocks"
         )
 
 

@@ -198,7 +198,7 @@ def positional_symbolic_profile(
         correlation=_numbered([_correlations(of_draw, experiment.queries) for of_draw in found]),
     )
     attrs: dict[Any, Any] = {
-        **view.source,
+        **view.origin(),
         "template": experiment.task.template,
         "n_pairs": experiment.task.n_pairs,
         "blocks": list(experiment.blocks),

@@ -8,6 +8,7 @@ import pandas as pd
 from tlspectral.report.head_data import DETECTORS
 from tlspectral.report.sections import head_link, top_heads
 from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
 
 _MOST_DRAWN = 24
 _WIDTH, _HEIGHT = 220, 116
@@ -21,9 +22,7 @@ def check_kernels(kernels: pd.DataFrame, heads: pd.DataFrame) -> None:
         ValueError: a missing column, another model's kernels, or a kernel of a head that the table of heads lacks.
     """
     require(kernels, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of kernels")
-    models = [table.attrs.get("model") for table in (kernels, heads)]
-    if None not in models and models[0] != models[1]:
-        raise ValueError(f"the kernels are of {models[0]} and the heads of {models[1]}: give tables of one model")
+    require_same_model(heads, kernels.attrs, "the kernels")
     known = set(zip(heads["layer"], heads["head"], strict=True))
     unknown = [place for place in _places(kernels) if place not in known]
     if unknown:

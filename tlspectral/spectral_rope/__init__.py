@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from tlspectral.spectral_rope.merge import merge
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.rates import parameter_groups
 from tlspectral.spectral_rope.storage import load_spectral, save_spectral
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = [
     "SpectralRoPE",
     "load_spectral",
     "merge",
+    "parameter_groups",
     "save_spectral",
     "to_spectral",
 ]

@@ -12,7 +12,7 @@ from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
-from tlspectral.spectral_rope.placement import Placement, cached_tokens, sites_of
+from tlspectral.spectral_rope.placement import Placement, cached_tokens, checkpointed_modules, sites_of
 
 _Base: Any
 try:
@@ -31,7 +31,10 @@ class SpectralHookedTransformer(_Base):
     Args:
         cfg: as for HookedTransformer, with rotary positions.
         given, named: as for HookedTransformer.
-        scope, heads, frequencies, log_omega, shared_phase, phase_noise, seed: as for `to_spectral`.
+        scope, heads, frequencies, shared_phase, phase_noise, seed: as for `to_spectral`.
+        log_omega: as for `SpectralRoPE`. False here, as there is no trained attention to lose and a task may ask for a
+            frequency of 0. Long contexts need the slow rate of `parameter_groups` here too: at 1e-3 a step turns each
+            pair by a radian at distance 1,000.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
@@ -76,11 +79,11 @@ class SpectralHookedTransformer(_Base):
             phase_noise=phase_noise,
             seed=seed,
         )
-        self._placement = Placement(sites_of(view, by_layer(self.spectral)))
+        self._placement = Placement(sites_of(view, by_layer(self.spectral)), checkpointed_modules(self))
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """As HookedTransformer's, key/value caches included."""
-        with self._placement.active(cached_tokens(super().forward, given, named)):
+        with self._placement.active(self, cached_tokens(super().forward, given, named)):
             return super().forward(*given, **named)
 
     def spectral_parameters(self) -> Any:

@@ -15,7 +15,7 @@ from tlspectral.models.attention.selection import Heads
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
-from tlspectral.spectral_rope.placement import Placement, cached_tokens, sites_of
+from tlspectral.spectral_rope.placement import Placement, cached_tokens, checkpointed_modules, sites_of
 
 _PREFIX = "spectral."
 _PROBE_LENGTH = 8
@@ -26,16 +26,18 @@ class SpectralModel(nn.Module):
 
     Made by `to_spectral`. It shares the modules of `base`, and turns queries and keys only while it runs itself: `base`
     computes what it always did. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `cfg`, `tokenizer`, weights and
-    everything else are those of `base`; parameters and state dict have `spectral.{layer}.omega`, `.phase`, `.gain`
-    besides. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks there see the gradient behind
-    the spectral rotation); scores and patterns are those of the spectral model.
+    everything else are those of `base`; parameters and state dict have `spectral.{layer}.log_omega_shift` (or
+    `.omega`), `.phase` and `.gain` besides. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks
+    there see the gradient behind the spectral rotation); scores and patterns are those of the spectral model.
 
-    To train the spectral parameters on a frozen backbone, give an optimizer `spectral_parameters()` and call
+    To train the spectral parameters on a frozen backbone, give an optimizer `parameter_groups(spectral, lr)` and call
     `loss.backward(inputs=list(model.spectral_parameters()))`, which leaves the gradients of `base` alone too. As the
     modules are shared, `to`, `train`, `requires_grad_`, `load_state_dict`, hooks added for good and an optimizer given
     `parameters()` act on `base`; copy it first where that is not wanted.
 
     A key/value cache that is handed to a pass works. Generation with one is refused: it would run `base` alone.
+    Gradient checkpointing is refused in training: it would compute blocks again without their rotations. Passes of
+    several threads take turns, also with those of other spectral models of the same `base`.
 
     Attributes:
         base: the model that it was made from.
@@ -48,7 +50,7 @@ class SpectralModel(nn.Module):
         self.spectral = layers
         self.training = base.training
         view = attention_view(base)
-        self._placement = Placement(sites_of(view, by_layer(layers)))
+        self._placement = Placement(sites_of(view, by_layer(layers)), checkpointed_modules(base))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -62,7 +64,8 @@ class SpectralModel(nn.Module):
         """As the base's forward pass.
 
         Raises:
-            EditNotHonored: `position_ids`, or a cache of a kind whose length cannot be told.
+            EditNotHonored: `position_ids`; a cache of a kind whose length cannot be told; gradient checkpointing is on;
+                or another thread has an `ablate` block open on the model.
         """
         with self._spectral(given, named):
             return self.base(*given, **named)
@@ -89,11 +92,22 @@ class SpectralModel(nn.Module):
         Raises:
             EditNotHonored: a key/value cache was asked for, which is the default.
         """
-        return self._generated("generate", use_past_kv_cache, given, named)
+        _refuse_cache("generate", use_past_kv_cache)
+        with torch.no_grad(), self._placement.active(self.base, 0):
+            return self.base.generate(*given, use_past_kv_cache=False, **named)
 
     def generate_stream(self, *given: Any, use_past_kv_cache: bool = True, **named: Any) -> Any:
         """As `generate`, but yields tokens as they come. Raises as `generate`."""
-        yield from self._generated("generate_stream", use_past_kv_cache, given, named)
+        _refuse_cache("generate_stream", use_past_kv_cache)
+        stream = self.base.generate_stream(*given, use_past_kv_cache=False, **named)
+        done = object()
+        while True:
+            # Between two pieces the base is as it was: the caller may run it, in any thread.
+            with torch.no_grad(), self._placement.active(self.base, 0):
+                piece = next(stream, done)
+            if piece is done:
+                return
+            yield piece
 
     def hf_generate(self, *given: Any, **named: Any) -> Any:
         """Refused: it would run the wrapped Hugging Face model. Raises EditNotHonored."""
@@ -169,16 +183,7 @@ class SpectralModel(nn.Module):
         return self.to(torch.bfloat16)
 
     def _spectral(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> AbstractContextManager[None]:
-        return self._placement.active(cached_tokens(self.base.forward, given, named))
-
-    def _generated(self, how: str, cache: bool, given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        if cache:
-            raise EditNotHonored(
-                f"{how} with a key/value cache would give cached tokens the positions of new ones in the spectral "
-                "rotation; pass use_past_kv_cache=False"
-            )
-        with self._placement.active(0):
-            return getattr(self.base, how)(*given, use_past_kv_cache=False, **named)
+        return self._placement.active(self.base, cached_tokens(self.base.forward, given, named))
 
 
 def to_spectral(
@@ -187,7 +192,7 @@ def to_spectral(
     scope: Scope = "head",
     heads: Heads | None = None,
     frequencies: Frequencies = None,
-    log_omega: bool = False,
+    log_omega: bool = True,
     shared_phase: bool = False,
     phase_noise: float = 0.0,
     seed: int = 0,
@@ -196,7 +201,9 @@ def to_spectral(
 
     BA's "surgical integration": the model's own inverse frequencies (rope scaling included) are the start, and the new
     model's logits are proved to be the old one's to the bit. The argument is left as it was. `heads` and `frequencies`
-    make some eyes spectral and leave the rest geometric, which is BA's two modalities in one model.
+    make some eyes spectral and leave the rest geometric, which is BA's two modalities in one model. Train it with
+    `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral, lr=1e-3))`, where frequencies have a rate of
+    their own.
 
     Args:
         model: a TransformerBridge or HookedTransformer with rotary positions, folded or not.
@@ -204,7 +211,10 @@ def to_spectral(
         heads: (layer, head) pairs or a DataFrame with these columns; None for all. Whole groups of heads that share
             keys.
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None for all.
-        log_omega, shared_phase, phase_noise: see `SpectralRoPE`.
+        log_omega: learn the logarithm of each frequency against its start, so that a step is relative; see
+            `SpectralRoPE`. With `False` the frequency itself is learned and may reach 0 or change its sign, but at
+            AdamW's default rate one step then replaces what slow pairs do in a long context.
+        shared_phase, phase_noise: see `SpectralRoPE`.
         seed: of the phase noise.
 
     Raises:
@@ -232,6 +242,14 @@ def to_spectral(
     spectral = SpectralModel(model, layers)
     _prove(view, spectral, identical=not phase_noise)
     return spectral
+
+
+def _refuse_cache(how: str, cache: bool) -> None:
+    if cache:
+        raise EditNotHonored(
+            f"{how} with a key/value cache would give cached tokens the positions of new ones in the spectral "
+            "rotation; pass use_past_kv_cache=False"
+        )
 
 
 def _prove(view: AttentionView, spectral: SpectralModel, *, identical: bool) -> None:

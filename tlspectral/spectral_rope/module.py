@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
+from tlspectral.models.attention.selection import whole_number
+
 Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]
 
@@ -203,7 +205,10 @@ def _chosen_heads(
     if heads is None:
         return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)
     chosen = torch.zeros(n_heads, dtype=torch.bool)
-    for head in heads:
+    for given in heads:
+        head = whole_number(given)
+        if head is None:
+            raise ValueError(f"heads are the indices of query heads, whole numbers; found {given!r}")
         if not 0 <= head < n_heads:
             raise ValueError(f"head {head} does not exist: heads are 0 to {n_heads - 1}")
         chosen[head] = True

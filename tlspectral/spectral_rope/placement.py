@@ -3,12 +3,15 @@
 Rotations commute, so the residual goes where queries and keys are made (`hook_q`, `hook_k`), before the model's own
 rotation. Behind a query/key norm, which does not commute with a gain per column, it goes after the model's own rotation
 (`hook_rot_q`, `hook_rot_k`). Hooks of others at the same point see what they see without it, whenever they were added.
+
+The hooks are on the model while one thread runs it; passes of the base in other threads are left as they are.
 """
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.threads import exclusive, model_name
 from tlspectral.spectral_rope.module import Side, SpectralRoPE
 
 
@@ -32,9 +36,18 @@ class Site:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass under way: tokens that a key/value cache holds already, and new tokens by layer."""
+    """A forward pass under way.
+
+    Attributes:
+        cached: tokens that a key/value cache holds already.
+        thread: the one that runs it.
+        gradients: gradients were on when it began.
+        new: new tokens by layer.
+    """
 
     cached: int
+    thread: int = field(default_factory=get_ident)
+    gradients: bool = field(default_factory=torch.is_grad_enabled)
     new: dict[int, int] = field(default_factory=dict)
 
 
@@ -44,32 +57,49 @@ class Placement:
 
     Attributes:
         sites: where they act.
+        checkpointed: modules that can compute their forward pass again in the backward pass (gradient checkpointing).
         passes: those under way, innermost last.
     """
 
     sites: Sequence[Site]
+    checkpointed: Sequence[Any]
     passes: list[Pass] = field(default_factory=list)
 
     @contextmanager
-    def active(self, cached: int) -> Iterator[None]:
-        """Rotate queries and keys of passes inside; an inner use does not rotate twice."""
-        self.passes.append(Pass(cached))
-        try:
-            with ExitStack() as stack:
-                if len(self.passes) == 1:
-                    for site in self.sites:
-                        stack.enter_context(self._placed(site))
-                yield
-        finally:
-            self.passes.pop()
+    def active(self, model: Any, cached: int) -> Iterator[None]:
+        """Rotate queries and keys of this thread's passes inside; an inner use does not rotate twice.
+
+        Raises:
+            EditNotHonored: gradient checkpointing is on; or another thread has an `ablate` block open on the model.
+        """
+        if torch.is_grad_enabled() and any(at.training and at.gradient_checkpointing for at in self.checkpointed):
+            raise EditNotHonored(
+                f"{model_name(model)}: gradient checkpointing is on, and computes blocks again in the backward pass "
+                "without their spectral rotations, so that gradients would be wrong; switch it off "
+                "(gradient_checkpointing_disable() on the wrapped model, .original_model), or run in evaluation mode "
+                "or without gradients"
+            )
+        with exclusive(model):
+            self.passes.append(Pass(cached))
+            try:
+                with ExitStack() as stack:
+                    if len(self.passes) == 1:
+                        for site in self.sites:
+                            stack.enter_context(self._placed(site))
+                    yield
+            finally:
+                self.passes.pop()
 
     @contextmanager
     def _placed(self, site: Site) -> Iterator[None]:
         point = site.point
         point.add_hook(lambda x, hook: self._turned(site, x), is_permanent=True)  # so that no reset_hooks takes it away
         handle = point.fwd_hooks[-1]
+        thread = get_ident()
 
         def go_last(module: Any, inputs: Any) -> None:
+            if get_ident() != thread:
+                return
             if handle.hook.id not in module._forward_hooks:
                 raise EditNotHonored(
                     f"{site.name}: the spectral rotation was taken off this hook point while the model ran; do not "
@@ -85,8 +115,16 @@ class Placement:
             handle.hook.remove()
             point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
-    def _turned(self, site: Site, x: Tensor) -> Tensor:
-        now, length = self.passes[-1], x.shape[1]
+    def _turned(self, site: Site, x: Tensor) -> Tensor | None:
+        now, length = next(iter(self.passes[-1:]), None), x.shape[1]
+        if now is None or now.thread != get_ident():
+            return None
+        if now.gradients and not torch.is_grad_enabled():
+            raise EditNotHonored(
+                f"{site.name}: gradients are on for this pass but off in this block, as torch.utils.checkpoint has it "
+                "with use_reentrant=True: the block would be computed again in the backward pass without its spectral "
+                "rotations, so that gradients would be wrong; run the block without it"
+            )
         start = now.cached
         if site.side == "query":
             now.new[site.layer] = length
@@ -98,6 +136,17 @@ class Placement:
                 )
             start = 0
         return site.rotary(x, torch.arange(start, start + length, device=x.device), site.side)
+
+
+def checkpointed_modules(model: Any) -> list[Any]:
+    """Modules of a wrapped Hugging Face model that have gradient checkpointing, switched on or not."""
+    # A bridge's own modules hand on attributes of those that they wrap: only the latter checkpoint.
+    wrapped = getattr(model, "original_model", model)
+    return [
+        module
+        for module in wrapped.modules()
+        if "gradient_checkpointing" in vars(module) or hasattr(type(module), "gradient_checkpointing")
+    ]
 
 
 def sites_of(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> list[Site]:

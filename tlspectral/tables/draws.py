@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
 
 
 def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -29,10 +30,7 @@ def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.D
         require(table, needed, made_by, name=f"table of {name}")
         if table.duplicated(needed).any():
             raise ValueError(f"the table of {name} has more than one row for some {', '.join(needed)}")
-    for key in ("model", "revision", "sha256"):
-        ours, theirs = heads.attrs.get(key), draws.attrs.get(key)
-        if ours is not None and theirs is not None and ours != theirs:
-            raise ValueError(f"the head table is of {key} {ours}, the draws are of {key} {theirs}: use one model")
+    require_same_model(heads, draws.attrs, "the draws")
     drawn = [column for column in draws if column not in ("draw", *places)]
     index = pd.MultiIndex.from_frame(heads.loc[:, places])
     for draw, rows in draws.groupby("draw", sort=True):

@@ -4,6 +4,7 @@
 """
 
 from tlspectral.models.attention.alibi import Alibi
+from tlspectral.models.attention.bridge import stated_context
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     Normalization,
@@ -14,6 +15,7 @@ from tlspectral.models.attention.layer import (
     fold_output,
     folded_bias,
     key_value_groups,
+    require_even_scale,
     stored_bytes,
 )
 from tlspectral.models.attention.query_key_norm import QueryKeyNorm
@@ -33,6 +35,8 @@ __all__ = [
     "fold_output",
     "folded_bias",
     "key_value_groups",
+    "require_even_scale",
+    "stated_context",
     "stored_bytes",
     "vocabulary_chunks",
 ]

@@ -47,7 +47,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
         )
-    require_unclipped(getattr(getattr(wrapped, "config", None), "clip_qkv", None), layer)
+    require_unclipped(_clip_limit(wrapped), layer)
     try:
         w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
         b_q, b_k = attention.b_Q, attention.b_K
@@ -69,10 +69,28 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         q_norm=_query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
         k_norm=_query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
         score_scale=_score_scale(wrapped, d_head),
-        softcap=_softcap(wrapped),
+        softcap=_softcap(wrapped, layer),
         alibi=_alibi(model, wrapped, layer, len(w_q)),
         rotary=_rotary(model, wrapped, layer, d_head),
+        even_scale_up_to=_even_scale_up_to(wrapped),
     )
+
+
+def context_length(model: Any) -> int:
+    """Longest prompt, as the wrapped model's config says; TransformerLens' own number where that says nothing.
+
+    For some architectures TransformerLens has a default instead (2048 tokens for MPT in 3.9).
+    """
+    config = getattr(model.original_model, "config", None)
+    stated = None if config is None else stated_context(config)
+    return int(model.cfg.n_ctx) if stated is None else stated
+
+
+def stated_context(config: Any) -> int | None:
+    """The longest prompt by a Hugging Face config, None where it says nothing (BLOOM)."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    found = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((int(length) for length in found if isinstance(length, int) and length > 0), None)
 
 
 def final_normalization(model: Any) -> Normalization:
@@ -168,8 +186,27 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
     return Alibi(alibi_slopes(n_heads))
 
 
-def _softcap(wrapped: Any) -> float | None:
+def _clip_limit(wrapped: Any) -> float | None:
+    """`clip_qkv` of the module (MPT, DBRX) or of its config (OLMo); 0 is no limit."""
+    return getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None) or None
+
+
+def _even_scale_up_to(wrapped: Any) -> int | None:
+    """Tokens up to which no query is scaled by its position. Ministral 3 scales it once per so many tokens."""
+    rope = getattr(getattr(wrapped, "config", None), "rope_parameters", None)
+    if not isinstance(rope, dict) or not rope.get("llama_4_scaling_beta"):
+        return None
+    return int(rope["original_max_position_embeddings"])
+
+
+def _softcap(wrapped: Any, layer: int) -> float | None:
     softcap = getattr(wrapped, "attn_logit_softcapping", None)
+    if softcap and type(wrapped).__name__ == "Gemma3Attention":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: Gemma 3 with attn_logit_softcapping={softcap}, which transformers ignores and the bridge "
+            "of TransformerLens applies, so the attention seen is not that of transformers' model; set it to null in "
+            "config.json if the model was trained without it"
+        )
     if type(wrapped).__name__ == "NativeAttention":
         softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 is none
     return float(softcap) if softcap else None

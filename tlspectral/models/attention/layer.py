@@ -48,6 +48,9 @@ class RawAttention:
 
     Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
     [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
+
+    `even_scale_up_to` is the number of tokens up to which all queries have the score scale. Past it some models scale a
+    query by its position (Ministral 3). None where no query is scaled.
     """
 
     w_q: Tensor
@@ -63,6 +66,12 @@ class RawAttention:
     softcap: float | None
     alibi: Alibi | None
     rotary: RotaryGeometry | None
+    even_scale_up_to: int | None = None
+
+    @property
+    def valid_up_to(self) -> int | None:
+        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
+        return shortest(self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class AttentionLayer:
 
     `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
     `W_Q W_K^T` is `C M C` (FP section 3) without C ever being formed. Keys are as stored, one per key/value head.
+    `even_scale_up_to` is as in `RawAttention`.
     """
 
     layer: int
@@ -96,6 +106,12 @@ class AttentionLayer:
     rotary: RotaryGeometry | None
     storage_dtype: torch.dtype
     digest: str
+    even_scale_up_to: int | None = None
+
+    @property
+    def valid_up_to(self) -> int | None:
+        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
+        return shortest(self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
 
     @property
     def n_heads(self) -> int:
@@ -148,12 +164,7 @@ class AttentionLayer:
         return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
 
 
-def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
-
-    Raises:
-        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
-    """
+def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
     parameters = {
         "W_Q": raw.w_q,
         "b_Q": raw.b_q,
@@ -170,6 +181,21 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
             "spectral phase": raw.rotary.phase,
             "spectral gain": raw.rotary.gain,
         }
+    return parameters
+
+
+def layer_digest(raw: RawAttention) -> str:
+    """The digests of both sides of a layer, as `fold_attention` and `fold_output` note them, without folding."""
+    return digest_of(_query_key_parameters(raw).values()) + digest_of([raw.w_v, raw.w_o])
+
+
+def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
+    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
+
+    Raises:
+        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
+    """
+    parameters = _query_key_parameters(raw)
     for role, value in parameters.items():
         require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
@@ -189,6 +215,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         rotary=raw.rotary,
         storage_dtype=raw.w_q.dtype,
         digest=digest_of(parameters.values()),
+        even_scale_up_to=raw.even_scale_up_to,
     )
 
 
@@ -276,8 +303,27 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
     return weight, bias
 
 
+def shortest(*limits: int | None) -> int | None:
+    """The smallest of some lengths, of which None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
+    """Refuse a prompt past the length up to which all queries of a layer have the same score scale.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    limit = layer.even_scale_up_to
+    if limit is not None and n_positions > limit:
+        raise ValueError(
+            f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales queries "
+            f"by their position (llama_4_scaling_beta), which is not modelled; use prompts of at most {limit} tokens"
+        )
+
+
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7): past it a score is no bilinear form.
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT): past it a score is no bilinear form.
 
     Raises:
         UnsupportedArchitecture: there is a limit.

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.replay import hooks_on, logits_at, unembedding_only
-from tlspectral.models.attention.view import AttentionView, Hook, _evaluating
+from tlspectral.models.attention.replay import logits_at, unembedding_only
+from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.view import AttentionView, _evaluating
 
 _LAST = slice(-1, None)
 
@@ -63,12 +64,12 @@ def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
     """Logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
-    with torch.no_grad(), hooks_on(view.model.hook_dict, hooks):
+    with torch.no_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         return logits_at(view, tokens, _LAST)[:, -1]
 
 
 @contextmanager
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    points = view.model.hook_dict
-    with torch.no_grad(), _evaluating(view.model), hooks_on(points, hooks), unembedding_only(view, _LAST):
+    model, points = view.model, view.model.hook_dict
+    with torch.no_grad(), _evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):
         yield

@@ -7,16 +7,14 @@ blocks in front only hand on what was kept.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.view import AttentionView, Hook, _evaluating
-
-_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+from tlspectral.models.attention.threads import exclusive
+from tlspectral.models.attention.view import AttentionView, _evaluating
 
 
 @dataclass(frozen=True)
@@ -104,33 +102,17 @@ def intact_run(
         return keep
 
     wanted = set(layers)
-    handles = [view.model.blocks[layer].register_forward_hook(keeper(layer)) for layer in range(max(wanted, default=0))]
-    try:
-        with torch.no_grad():
+    blocks = view.model.blocks
+    with exclusive(view.model), torch.no_grad():
+        handles = [blocks[layer].register_forward_hook(keeper(layer)) for layer in range(max(wanted, default=0))]
+        try:
             for start in range(0, len(tokens), batch):
                 now = slice(start, min(start + batch, len(tokens)))
                 reduce(now, logits_at(view, tokens[now], scored))
-    finally:
-        for handle in handles:
-            handle.remove()
+        finally:
+            for handle in handles:
+                handle.remove()
     return IntactRun(view, tokens, scored, kept, companions, view.model.hook_dict)
-
-
-@contextmanager
-def hooks_on(points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
-    """As `model.hooks(fwd_hooks=hooks)`, for many short runs: `points` is `model.hook_dict`, taken once.
-
-    A bridge builds that dictionary anew for every hook it is given, which for 30 layers costs as much as a block.
-    """
-    level = next(_levels)
-    found = [(points[name], hook) for name, hook in hooks]
-    try:
-        for point, hook in found:
-            point.add_hook(hook, level=level)
-        yield
-    finally:
-        for point, _ in found:
-            point.remove_hooks("fwd", level=level)
 
 
 def logits_at(

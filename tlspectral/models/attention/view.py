@@ -1,5 +1,6 @@
 """The view itself: which model this is, its layers one by one, and how to run it with hooks."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge, hooked
 from tlspectral.models.attention.layer import (
     AttentionLayer,
@@ -21,11 +22,11 @@ from tlspectral.models.attention.layer import (
     digest_of_named,
     fold_attention,
     fold_output,
+    layer_digest,
     require_readable,
 )
+from tlspectral.models.attention.threads import Hook, exclusive, for_this_thread
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
-
-Hook = tuple[str, Callable[..., Any]]
 
 
 class _ForwardStopped(Exception):
@@ -176,6 +177,20 @@ class AttentionView:
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
 
+    def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
+        """`source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
+
+        The hash is that of a head table of these layers. It is left out of a model for which there is no such table.
+        """
+        chosen = list(range(self.n_layers) if layers is None else layers)
+        try:
+            ends = self.ends_digest()
+            digests = [layer_digest(self.raw(index)) + ends for index in chosen]
+        except (UnsupportedArchitecture, BadWeights):
+            return self.source
+        found = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return {**self.source, "weights_sha256": found, "weights_layers": len(chosen)}
+
     def position_embedding(self) -> Tensor | None:
         """W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
         if self.model.cfg.positional_embedding_type != "standard":
@@ -197,7 +212,8 @@ class AttentionView:
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
 
-        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=[*hooks, (last, stop)]):
+        own = [(name, for_this_thread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
+        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=own):
             try:
                 self.model(tokens.to(self.device), return_type=None)
             except _ForwardStopped:
@@ -248,7 +264,7 @@ def attention_view(model: Any) -> AttentionView:
         n_layers=int(cfg.n_layers),
         d_model=int(cfg.d_model),
         d_vocab=int(cfg.d_vocab),
-        n_ctx=int(cfg.n_ctx),
+        n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
 
 
@@ -262,11 +278,12 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 def _evaluating(model: Any) -> Iterator[None]:
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
-    training = [module for root in roots for module in root.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
+    with exclusive(model):
+        training = [module for root in roots for module in root.modules() if module.training]
         for module in training:
-            module.training = True
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True

@@ -1,8 +1,6 @@
 """Where a checkpoint's tensors lie, in a folder or on the hub, and the tensors themselves, mapped from their files."""
 
 import hashlib
-import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +10,9 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights
 from tlspectral.models.attention import stored_bytes
+from tlspectral.models.loading.hub import first_file, pinned
 from tlspectral.models.loading.source import Source
-
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+from tlspectral.models.loading.weight_files import INDEX, WHOLE, indexed_files
 
 
 class StoredTensor(NamedTuple):
@@ -35,15 +31,13 @@ class CheckpointFiles:
     """
 
     def __init__(self, source: Source):
-        self.source = source
-        self.revision = source.revision
+        # One commit: a branch may move on between one file and the next.
+        self.source = pinned(source) if source.kind == "hub" else source
         self._at: dict[str, Path] = {}
         config = self._first(["config.json"])
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
         self.config_folder = config.parent
-        if source.kind == "hub" and _COMMIT.fullmatch(config.parent.name):
-            self.revision = config.parent.name  # a branch may move on between one file and the next
         self.file_of = self._tensors()
 
     @property
@@ -54,7 +48,7 @@ class CheckpointFiles:
     @property
     def record(self) -> dict[str, Any]:
         """What a table's provenance keeps: model, revision and, of a hub model, the commit."""
-        return self.source.record | ({"commit": self.revision} if self.source.kind == "hub" else {})
+        return dict(self.source.record)
 
     def config_digest(self) -> str:
         """SHA-256 of config.json."""
@@ -119,17 +113,7 @@ class CheckpointFiles:
             raise self._without_safetensors()
         if found.name != INDEX:
             return dict.fromkeys(_names_in(found), WHOLE)
-        try:
-            index = json.loads(found.read_text(encoding="utf-8"))["weight_map"]
-            files = {str(tensor): str(file) for tensor, file in index.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadWeights(f"{found} is no index of safetensors files ({error!r}); fetch it again") from error
-        other = sorted(
-            {file for file in files.values() if Path(file).name != file or Path(file).suffix != ".safetensors"}
-        )
-        if other:
-            raise BadWeights(f"{found} names {other[0]}, which is no safetensors file beside it; only these are opened")
-        return files
+        return indexed_files(found)
 
     def _without_safetensors(self) -> Exception:
         pickles: list[str] = []
@@ -155,7 +139,7 @@ class CheckpointFiles:
         for file in files:
             if file in self._at:
                 return self._at[file]
-        found = self._on_hub(files) if self.source.kind == "hub" else self._in_folder(files)
+        found = first_file(self.source, files) if self.source.kind == "hub" else self._in_folder(files)
         if found is not None:
             self._at[found.name] = found
         return found
@@ -163,36 +147,6 @@ class CheckpointFiles:
     def _in_folder(self, files: list[str]) -> Path | None:
         paths = [Path(self.source.location) / file for file in files]
         return next((path for path in paths if path.is_file()), None)
-
-    def _on_hub(self, files: list[str]) -> Path | None:
-        import huggingface_hub
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-        for cached in (True, False):
-            for file in files:
-                try:
-                    return Path(
-                        huggingface_hub.hf_hub_download(
-                            repo_id=self.source.location,
-                            filename=file,
-                            revision=self.revision,
-                            local_files_only=cached,
-                        )
-                    )
-                except EntryNotFoundError as error:
-                    if isinstance(error, LocalEntryNotFoundError) and not cached:
-                        raise self._not_given(file, error) from error
-                except (OSError, ValueError) as error:  # no connection, no such repository or revision, or not allowed
-                    if not cached:
-                        raise self._not_given(file, error) from error
-        return None
-
-    def _not_given(self, file: str, error: Exception) -> ValueError:
-        at = f" at revision {self.source.revision!r}" if self.source.revision else ""
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return ValueError(
-            f"{self.name!r}{at} is not a folder or a cached hub model, and the hub did not give its {file}: {reason}"
-        )
 
 
 def _names_in(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike
 from typing import Any, Literal
 
@@ -12,9 +13,11 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
+from tlspectral.models.checkpoints.unused import unused_tensors
 from tlspectral.models.loading import build_bridge
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
+from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
 
 Side = Literal["query-key", "output", "positions"]
 """What of a layer is read: queries and keys, values and output, or queries, keys and the learned positions."""
@@ -57,7 +60,6 @@ _OUTPUT = re.compile(
 )
 _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
 
 
 def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
@@ -79,7 +81,7 @@ class CheckpointLayers:
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message says what tensors the
             files hold.
-        BadWeights: quantised weights, pickles, unreadable files, or files that hold other layers than the config says.
+        BadWeights: quantised weights, pickles, or unreadable files.
         FileNotFoundError, ValueError: nothing of that name.
     """
 
@@ -102,7 +104,7 @@ class CheckpointLayers:
             raise self._unsupported(f"its model type is {config.model_type}")
         self.config = config
         self.n_layers = int(config.num_hidden_layers)
-        self._names = self._layer_names()
+        self._stack, self._names = self._layer_names()
 
     @property
     def d_model(self) -> int:
@@ -112,16 +114,24 @@ class CheckpointLayers:
     @property
     def source(self) -> dict[str, Any]:
         """Where the weights came from, as `AttentionView.source`."""
-        return {**self.files.record, "backend": "bridge, layer by layer"}
+        unused = {"unused_weights": listed(self.unused)} if self.unused else {}
+        return {**self.files.record, **unused, "backend": "bridge, layer by layer"}
+
+    @cached_property
+    def unused(self) -> list[str]:
+        """Tensors in the files for which the model has no place and which are no part of it. Raises as `prepare`."""
+        return unused_tensors(self.files, self.config, self._stack)
 
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and find in their headers whether these can be read at all.
 
         Raises:
             BadWeights: tensors are missing, quantised, or have other shapes than config.json asks for; or a file is cut
-                off or damaged. The message names layer and tensor.
+                off or damaged; or the files hold weights that config.json does not ask for. The message names the
+                tensor.
             UnsupportedArchitecture: the architecture cannot be built.
         """
+        _ = self.unused  # raises where something is left out that must not be
         needed = {index: self._needed(index, side) for index in indices}
         self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
         for index, tensors in needed.items():
@@ -171,12 +181,12 @@ class CheckpointLayers:
         """SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
-    def _layer_names(self) -> dict[int, dict[str, str]]:
-        """By layer, the tensors of the text model by their name within the layer."""
+    def _layer_names(self) -> tuple[str, dict[int, dict[str, str]]]:
+        """How the names of the text model's layers begin; by layer, its tensors by their name within the layer."""
         found: dict[str, dict[int, dict[str, str]]] = {}
         for tensor in self.files.file_of:
             match = _LAYER_KEY.fullmatch(tensor)
-            if match is not None and not _OTHER_TOWERS.search(match[1]):
+            if match is not None and not OTHER_TOWERS.search(match[1]):
                 found.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
         attending = {
             prefix: layers
@@ -185,14 +195,7 @@ class CheckpointLayers:
         }
         if len(attending) != 1:
             raise self._unsupported(f"{len(attending)} stacks of attention layers were found where there should be one")
-        layers = next(iter(attending.values()))
-        beyond = sorted(index for index in layers if index >= self.n_layers)
-        if beyond:
-            raise BadWeights(
-                f"layer {beyond[0]} is in the files of {self.files.name}, and config.json says that there are "
-                f"{self.n_layers} layers"
-            )
-        return layers
+        return next(iter(attending.items()))
 
     def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
         """By parameter of the one-layer model: the tensor that holds it, and the shape that it has to have."""

@@ -8,11 +8,12 @@ import torch
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading import gguf
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement
+from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
 from tlspectral.models.loading.falcon import correct_falcon
 from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
+from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.packaged import load_packaged
-from tlspectral.models.loading.pretrained import load_pretrained, snapshot_folder
+from tlspectral.models.loading.pretrained import load_pretrained
 from tlspectral.models.loading.source import find_source
 
 __all__ = ["build_bridge", "load_model"]
@@ -32,9 +33,12 @@ def load_model(
     """Load a causal language model as a TransformerLens model, ready for `analyze_heads`.
 
     Attention runs eagerly, so that hooks see scores and patterns, and the model is in evaluation mode. A model that is
-    on disk is loaded without the network. Its tokenizer comes with it where there is one (`model.tokenizer`, else
-    None). `model.tlspectral_source` says where it came from: `model` and `revision`, for the hub `commit`, for GGUF
-    `file` and `sha256`, for the tiny models `sha256`, of which the revision is the first 12 digits.
+    on disk is loaded without the network. Of a hub model, what the hub's cache lacks is fetched: config, tokenizer, and
+    the weights in one format (safetensors, else pickles); a branch that is in the cache stays at the commit that it has
+    there. Its tokenizer comes with it where there is one (`model.tokenizer`, else None); a warning says so if one could
+    not be fetched or read. `model.tlspectral_source` says where it came from: `model` and `revision`, for the hub
+    `commit`, for GGUF `file` and `sha256`, for the tiny models `sha256`, of which the revision is the first 12 digits;
+    and as `unused_weights` the number and names of tensors in the files for which the model has no place, if any.
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, a `.gguf` file, or
@@ -56,10 +60,12 @@ def load_model(
 
     Raises:
         FileNotFoundError: Nothing that can be loaded lies at the path.
-        ValueError: An unknown name, backend, dtype, or a revision or checkpoint that does not fit the name.
+        ValueError: An unknown name, backend, dtype, or a revision or checkpoint that does not fit the name; a file that
+            the hub does not give, with the reason (a gated or missing model or revision, no connection).
         ImportError: `"hooked"` on TransformerLens 4, or a missing package of the extras `demo` and `demo-gemma`.
         UnsupportedArchitecture: Not a causal language model, or not one that the backend computes rightly.
-        BadWeights: Quantised, incomplete, unreadable or, in the tiny models, changed weights.
+        BadWeights: Quantised, incomplete, unreadable, NaN or, in the tiny models, changed weights; or weights that
+            config.json does not ask for in a part of the model.
     """
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
@@ -73,18 +79,19 @@ def load_model(
     if source.kind == "gguf":
         folder, digest = gguf.converted_folder(source)
         source = source.converted(folder, digest)
-    pretrained, tokenizer = load_pretrained(source, float_type)
+    if source.kind == "hub":
+        source = pinned(source)
+    pretrained, tokenizer, left_out = load_pretrained(source, float_type)
     shown = source.record["model"]
     if backend == "hooked":
         model = build_hooked(pretrained, tokenizer, shown, float_type).to(place, print_details=False)
     else:
         expected = log_probabilities(pretrained.to(place))
+        require_numbers(pretrained, expected, shown)
         model = build_bridge(pretrained, tokenizer, shown)  # takes the model apart, so it is asked before
         made = f"the bridge that TransformerLens {version('transformer-lens')} makes of {shown}"
         require_agreement(model, expected, made, "try another version of TransformerLens")
-    model.tlspectral_source = dict(source.record)
-    if source.kind == "hub":
-        model.tlspectral_source["commit"] = snapshot_folder(source).name
+    model.tlspectral_source = source.record | left_out
     return model
 
 

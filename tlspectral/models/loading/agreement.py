@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.attention import stated_context
 
 _CHECKED_TOKENS = 24
 # Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
@@ -24,14 +25,40 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     if anchor.dtype not in (torch.float32, torch.float64):
         return None
     if hasattr(model, "config"):
-        config = model.config.get_text_config()  # of a model that also reads images, the part that reads text
-        vocabulary, context = config.vocab_size, getattr(config, "max_position_embeddings", None)
+        # Of a model that also reads images, the part that reads text.
+        vocabulary, context = model.config.get_text_config().vocab_size, stated_context(model.config)
     else:
         vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx
     length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)
     tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     output = model(tokens.to(anchor.device))
     return getattr(output, "logits", output).double().cpu().log_softmax(-1)
+
+
+def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, name: str) -> None:
+    """Refuse a checkpoint whose weights are not all numbers, where its log-probabilities are NaN or were not computed.
+
+    Args:
+        model: the Hugging Face model.
+        found: its `log_probabilities`.
+        name: what messages call it.
+
+    Raises:
+        BadWeights: naming the first such tensor; or that all are numbers and the log-probabilities are not.
+    """
+    if found is not None and not bool(found.isnan().any()):
+        return
+    for tensor, value in model.named_parameters():
+        bad = int((~torch.isfinite(value)).sum())
+        if bad:
+            raise BadWeights(
+                f"{tensor} of {name}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again"
+            )
+    if found is not None:
+        raise BadWeights(
+            f"the log-probabilities of {name} are NaN although all of its weights are numbers, in transformers' own "
+            "model; compare config.json with the published one"
+        )
 
 
 def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement
+from tlspectral.models.attention import stated_context
+from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
@@ -39,17 +40,19 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     """The model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
-    the checkpoint's. The context of a model without learned positions is cut to 2048 tokens.
+    the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
 
     In float32 and float64 the log-probabilities of 24 random tokens are compared with the given model's.
 
     Raises:
         ImportError: TransformerLens 4.
+        BadWeights: weights that are NaN or infinite.
         UnsupportedArchitecture: TransformerLens has no HookedTransformer of this architecture, or one that ignores
             part of it (rope scaling, sliding windows), or whose logits are not the model's.
     """
     hooked_class = hooked_transformer_class()
     reference = log_probabilities(model)
+    require_numbers(model, reference, name)
     with _own_config(model) as tl_loading, _refused(name, model):
         cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
         _check_rope(cfg, model.config, name)
@@ -74,7 +77,8 @@ def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -
             tl_name, hf_cfg=model.config.to_dict(), fold_ln=True, device="cpu", dtype=dtype
         )
         if cfg.positional_embedding_type in ("rotary", "alibi"):
-            cfg.n_ctx = min(cfg.n_ctx, _LONGEST)
+            # For some architectures TransformerLens has a default of 2048 tokens, whatever the config says.
+            cfg.n_ctx = min(cfg.n_ctx, _LONGEST, stated_context(model.config) or _LONGEST)
         return cfg
 
     try:

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model and its tokenizer, from disk where they are there."""
+"""A Hugging Face causal language model and its tokenizer, loaded from a folder on disk."""
 
 import contextlib
 import threading
@@ -10,19 +10,10 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
 from tlspectral.models.loading.source import Source
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
-
+from tlspectral.models.loading.unused_weights import unused_weights
+from tlspectral.models.loading.weight_files import weight_files
 
 one_load_at_a_time = threading.Lock()
 """transformers switches weight tying off in the whole process while it loads: of two threads one may leave it off."""
@@ -54,25 +45,32 @@ def quiet() -> Iterator[None]:
                 disable_progress_bars()
 
 
-def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The model (eager attention, evaluation mode, on the CPU) and its tokenizer, or None where it has none.
+def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Any]]:
+    """The model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    A hub id is looked for in the local cache first, so that the network is touched only for what is not there.
+    The last is empty, or holds `unused_weights`: number and names of tensors that the model has no place for.
+
+    A hub model has to be pinned to a commit. What of it is not in the cache is fetched; it is loaded from the cache.
 
     Raises:
         FileNotFoundError: A folder without weights.
-        ValueError: A hub id that is neither cached nor given by the hub.
+        ValueError: Files that are neither in the cache nor given by the hub.
         UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights.
+        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for.
     """
     import transformers
 
-    config = _fetch(transformers.AutoConfig.from_pretrained, source)
+    folder = _folder(source)
+    config = _load(transformers.AutoConfig.from_pretrained, source, folder)
     check_config(config, source)
+    if source.kind == "hub":
+        fetch_weights(source, config)
+    weight_files(folder)  # before any file is opened that does not lie in the folder
     with one_load_at_a_time:
-        model, report = _fetch(
+        model, report = _load(
             transformers.AutoModelForCausalLM.from_pretrained,
             source,
+            folder,
             config=config,
             dtype=dtype,
             attn_implementation="eager",
@@ -86,37 +84,37 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any]:
         )
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
-    return model.eval(), _load_tokenizer(source)
+    left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
+    if source.kind == "hub":  # transformers notes the folder
+        model.name_or_path = model.config._name_or_path = source.location
+    return model.eval(), _tokenizer(source, folder, model.config), left_out
 
 
-def _fetch(load: Callable[..., Any], source: Source, **options: Any) -> Any:
-    """Call a `from_pretrained` on the disk alone, then for a hub id on the network."""
+def _folder(source: Source) -> Path:
+    """The folder that a model is loaded from: of a hub model the cache's, of one commit."""
+    if source.kind != "hub":
+        return Path(source.location)
+    config = first_file(source, ["config.json"])
+    assert config is not None
+    return config.parent
+
+
+def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
+    """Call a `from_pretrained` on the disk alone."""
     from safetensors import SafetensorError
 
-    where, name = source.location, source.record["model"]
-    options = {**options, "revision": source.revision, "trust_remote_code": False}
+    name = source.record["model"]
     try:
         with quiet():
-            return load(where, local_files_only=True, **options)
+            return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
     except OSError as error:
-        if source.kind != "hub":
-            raise FileNotFoundError(f"{where} cannot be loaded: {_first_sentence(error)}") from error
+        raise FileNotFoundError(f"{folder} cannot be loaded: {_first_sentence(error)}") from error
     except SafetensorError as error:
         raise BadWeights(f"The weights of {name} cannot be read: {_first_sentence(error)}") from error
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
         raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
-    except (ValueError, KeyError) as error:
-        raise UnsupportedArchitecture(f"transformers does not load {name}: {_first_sentence(error)}") from error
-    try:
-        return load(where, **options)
-    except OSError as error:
-        which = f" at revision {source.revision!r}" if source.revision else ""
-        raise ValueError(
-            f"{name!r}{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give it:"
-            f" {_first_sentence(error)}"
-        ) from error
     except (ValueError, KeyError) as error:
         raise UnsupportedArchitecture(f"transformers does not load {name}: {_first_sentence(error)}") from error
 
@@ -151,39 +149,47 @@ def check_config(config: Any, source: Source) -> None:
         )
 
 
-def _load_tokenizer(source: Source) -> Any:
+def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
+    """The model's tokenizer, or None: silently where it has none, with a warning where it is lost."""
+    name, places, lost = source.record["model"], [folder], None
+    options: dict[str, Any] = {}
+    if source.kind == "hub":
+        options["config"] = config  # transformers chooses some tokenizers by the hub id in it
+        try:
+            fetch_tokenizer(source)
+        except ValueError as error:
+            lost = str(error)
+    elif source.record["revision"]:
+        places.append(folder.parent)  # a training checkpoint inside a run keeps its tokenizer beside it
+    try:
+        tokenizer = _read_tokenizer(places, options)
+    except Exception as error:  # a tokenizer is a convenience, and a broken one fails in many ways
+        tokenizer = None
+        lost = lost or f"it cannot be read: {_first_sentence(error)}"
+    if lost is not None:
+        state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
+        warnings.warn(f"{name} is loaded {state}: {lost}", stacklevel=4)
+    return tokenizer
+
+
+def _read_tokenizer(places: list[Path], options: dict[str, Any]) -> Any:
+    """The tokenizer of the first of these folders that has one, or None.
+
+    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by the name that it
+    carries, and would go to the network for a hub id.
+    """
     import transformers
 
-    places = [Path(source.location)] if source.kind != "hub" else [snapshot_folder(source)]
-    if source.kind == "folder" and source.record["revision"]:
-        places.append(places[0].parent)  # a training checkpoint inside a run keeps its tokenizer beside it
-    try:
-        if source.kind == "hub":
-            # This brings the files into the cache; they are then read from there, because TransformerLens loads the
-            # tokenizer again by the name that it carries, and would go to the network for a hub id.
-            _fetch(transformers.AutoTokenizer.from_pretrained, source)
-        for place in places:
-            if any((place / file).is_file() for file in _TOKENIZER_FILES):
-                with quiet():
-                    tokenizer = transformers.AutoTokenizer.from_pretrained(
-                        str(place), local_files_only=True, trust_remote_code=False
-                    )
-                # transformers makes an empty tokenizer for some folders that hold only part of one.
-                return tokenizer if len(tokenizer) > len(tokenizer.all_special_tokens) else None
-    except Exception as error:  # a tokenizer is a convenience, and a broken one fails in many ways
-        warnings.warn(
-            f"{source.record['model']} is loaded without its tokenizer, which fails: {_first_sentence(error)}",
-            stacklevel=4,
-        )
+    for place in places:
+        if any((place / file).is_file() for file in (SETTINGS, *VOCABULARIES)):
+            with quiet():
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    str(place), local_files_only=True, trust_remote_code=False, **options
+                )
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one of some folders
+                raise ValueError(f"its files in {place} hold no vocabulary")
+            return tokenizer
     return None
-
-
-def snapshot_folder(source: Source) -> Path:
-    """The folder of the hub's cache in which a revision's files lie; it is named by the commit."""
-    from transformers.utils.hub import cached_file
-
-    config = cached_file(source.location, "config.json", revision=source.revision, local_files_only=True)
-    return Path(str(config)).parent
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from tlspectral.spectral_rope import SpectralRoPE
-
-_FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
+from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class EvolutionSettings:
 
     steps: int = 400
     learning_rate: float = 1e-3
-    omega_share: float = 0.1
+    omega_share: float = OMEGA_SHARE
     weight_decay: float = 0.0
     warmup_steps: int = 20
     clip: float = 1.0
@@ -129,31 +128,14 @@ def parameter_groups(
     Raises:
         ValueError: there is nothing to train.
     """
-    kind_of = {
-        id(parameter): "omega" if name in _FREQUENCY_PARAMETERS else "gain_phase"
-        for module in spectral_modules(model).values()
-        for name, parameter in module.named_parameters()
-    }
-    found: dict[str, list[nn.Parameter]] = {"weights": [], "gain_phase": [], "omega": []}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            found[kind_of.get(id(parameter), "weights")].append(parameter)
-    if frozen_backbone:
-        found["weights"] = []
-    if not any(found.values()):
+    spectral = {id(parameter) for module in spectral_modules(model).values() for parameter in module.parameters()}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in spectral and not frozen_backbone]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    groups = [{"name": "weights", "params": weights, "lr": rate, "weight_decay": decay}] if weights else []
+    groups += rated_groups(model, rate, settings.omega_share)
+    if not groups:
         raise ValueError("no parameter asks for a gradient: call requires_grad_() on what shall be trained")
-    rates = {"omega": settings.omega_share * settings.learning_rate}
-    decays = {"weights": settings.weight_decay}
-    return [
-        {
-            "name": name,
-            "params": parameters,
-            "lr": rates.get(name, settings.learning_rate),
-            "weight_decay": decays.get(name, 0.0),
-        }
-        for name, parameters in found.items()
-        if parameters
-    ]
+    return groups
 
 
 def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:

@@ -274,6 +274,7 @@ def _spectral_module(
         real_index=torch.arange(pairs),
         imag_index=torch.arange(pairs) + pairs,
         scope="head",
+        log_omega=False,  # retrieval drives a frequency to 0
         shared_phase=arm.shared_phase,
         phase_noise=arm.phase_noise,
         heads=range(config.n_heads // 2) if arm.half_geometric else None,

@@ -1,0 +1,39 @@
+"""The longest prompt of a model is what its config says, not what TransformerLens assumes."""
+
+import pytest
+import zoo
+from attention_models import shared
+
+from tlspectral.detectors import detect_heads
+from tlspectral.models.attention import attention_view, stated_context
+from tlspectral.models.loading import load_model
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "opt", "qwen3", "gemma3_with_eyes", "mpt", "neox"])
+def test_a_bridge_has_the_context_of_the_config(name):
+    if name == "gemma3_with_eyes":
+        assert stated_context(zoo.hf_model(name).config) == zoo.CONTEXT
+    else:
+        assert attention_view(shared("bridge", name)).n_ctx == zoo.CONTEXT
+
+
+def test_a_config_without_a_length_leaves_that_of_transformer_lens():
+    model = shared("bridge", "bloom")
+    assert stated_context(model.original_model.config) is None
+    assert attention_view(model).n_ctx == model.cfg.n_ctx
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize("name", ["qwen3", "llama", "mistral", "phi"])
+def test_a_hooked_transformer_has_the_context_of_the_config(folder, name):
+    assert attention_view(load_model(folder(name), backend="hooked")).n_ctx == zoo.CONTEXT
+
+
+@zoo.needs_hooked
+def test_detectors_stay_within_the_context(folder):
+    """Segments of the default length, 128, would make sequences of 257 tokens."""
+    found = detect_heads(load_model(folder("qwen3"), backend="hooked"), show_progress=False)
+    assert found.attrs["segment_length"] == (zoo.CONTEXT - 1) // 2
+    on_bridge = detect_heads(load_model(folder("qwen3")), show_progress=False)
+    # Noise of two implementations in float32; beyond the context they were .01 apart.
+    assert (found["prev"] - on_bridge["prev"]).abs().max() < 1e-5

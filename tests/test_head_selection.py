@@ -1,0 +1,136 @@
+"""Heads, pairs and layers as callers give them: what is read, and what is refused in words that say what to write."""
+
+import inspect
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from ablation_runs import shared
+
+import tlspectral as tls
+from tlspectral.errors import BadHead
+from tlspectral.heads.analysis import _checked_layers
+from tlspectral.history.recording import _checked_pairs
+from tlspectral.history.result import HeadHistory
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.selection import head_pair, heads_by_layer
+from tlspectral.spectral_rope.module import _chosen_heads
+
+FORMS = r"heads are \(layer, head\) pairs of whole numbers, as \[\(1, 2\)\], or a DataFrame with columns layer and head"
+TABLE = pd.DataFrame({"head": [2, 3], "layer": [1, 0], "name": ["L1H2", "L0H3"]})
+# In every place where one head is given.
+NO_HEAD = [
+    "12", "L1H2", b"12", ("1", "2"), (1, 2.5), (1, float("nan")), (True, False), (1, np.bool_(True)), (1, 2, 0), (1,),
+    (), {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
+    torch.tensor([True, True]),
+]  # fmt: skip
+
+
+def unchecked(function):
+    """Below the check of annotations, which refuses some of these first while tests run."""
+    return inspect.unwrap(function)
+
+
+def chosen(heads):
+    return unchecked(heads_by_layer)(attention_view(shared("bridge", "llama")), heads)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        (1, 2), [1, 2], np.array([1, 2]), torch.tensor([1, 2]), (np.int64(1), np.uint8(2)), (1.0, np.float64(2.0)),
+        TABLE.iloc[0], TABLE[["head", "layer"]].iloc[0], next(TABLE.itertuples()), next(TABLE.itertuples(index=False)),
+    ],
+)  # fmt: skip
+def test_a_pair_in_every_form(head):
+    """A row of a table gives its layer and its head by their names, in whichever order they stand."""
+    assert head_pair(head) == (1, 2)
+    assert chosen([head]) == {1: [2]}
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        TABLE,
+        TABLE.astype({"layer": float, "head": float}),
+        pd.MultiIndex.from_frame(TABLE[["head", "layer"]]),
+        TABLE.set_index(["layer", "head"]).index,
+        [row for _, row in TABLE.iterrows()],
+        torch.tensor([[1, 2], [0, 3]]),
+    ],
+)
+def test_heads_in_every_form(heads):
+    assert chosen(heads) == {0: [3], 1: [2]}
+
+
+@pytest.mark.parametrize("head", NO_HEAD, ids=repr)
+def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
+    with pytest.raises(BadHead, match=f"names no head: {FORMS}"):
+        head_pair(head)
+    with pytest.raises(BadHead, match=FORMS):
+        chosen([head])
+    model = shared("bridge", "llama")
+    with pytest.raises(BadHead, match=FORMS):
+        unchecked(tls.k_composition)(model, head)
+    with pytest.raises(BadHead, match=FORMS):
+        unchecked(_checked_pairs)([((0, 1), head)])
+    with pytest.raises(BadHead, match=FORMS):
+        unchecked(HeadHistory.track)(
+            HeadHistory(pd.DataFrame(), pd.DataFrame(), pd.DataFrame()), "" if head is None else head
+        )
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        "12",
+        "L1H2",
+        12,
+        (1, 2),
+        TABLE.iloc[0],
+        {1: [2]},
+        TABLE[["layer"]],
+        np.array([1, 2]),
+        TABLE.assign(head=[True, 1]),
+    ],
+)
+def test_one_pair_or_a_text_instead_of_a_list_is_refused(heads):
+    with pytest.raises(BadHead, match=FORMS):
+        chosen(heads)
+
+
+def test_texts_are_refused_by_whatever_takes_heads():
+    model = shared("bridge", "llama")
+    for call in (
+        lambda: tls.ablation_sweep(model, "symmetric", heads=["12"], show_progress=False),
+        lambda: tls.band_effects(model, ["12"], show_progress=False),
+        lambda: tls.relative_position_kernel(model, ["12"]),
+        lambda: tls.to_spectral(model, heads=["12"]),
+    ):
+        with pytest.raises(BadHead, match=f"'12' names no head: {FORMS}"):
+            call()
+    with pytest.raises(BadHead, match="'12' names no head"), tls.ablate(model, ["12"], "symmetric"):
+        pytest.fail("entered")
+
+
+@pytest.mark.parametrize(
+    "at", ["12", ("1", "2"), (1, 2.5), (True, False), (1, 2, 0), [1, 2], 1.5, True, None], ids=repr
+)
+def test_operators_refuse_what_is_no_place(at):
+    with pytest.raises(BadHead, match=r"names no head: (heads are|write operators\[layer, head\])"):
+        tls.qk_operators(shared("bridge", "llama"))[at]
+
+
+@pytest.mark.parametrize("layers", ["01", ["1"], [0.5], [True], [None], [(0, 1)]])
+def test_layers_are_whole_numbers(layers):
+    with pytest.raises(BadHead, match=r"layers are whole numbers, such as \[0, 1\]; found"):
+        unchecked(_checked_layers)(layers, 2)
+    assert unchecked(_checked_layers)([np.int64(1), 0.0], 2) == [0, 1]
+
+
+@pytest.mark.parametrize("heads", [[True, False], ["1"], [0.5]])
+def test_heads_of_a_spectral_layer_are_whole_numbers(heads):
+    """A mask of booleans would choose every head."""
+    with pytest.raises(ValueError, match="heads are the indices of query heads, whole numbers; found"):
+        unchecked(_chosen_heads)(heads, 2, 2)

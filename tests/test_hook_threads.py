@@ -1,0 +1,127 @@
+"""Two threads and one model: a second ablation is refused, nothing stays behind, no pass meets another's hooks."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
+import pytest
+import torch
+import zoo
+from ablation_runs import assert_same_state, intact, logits, some_models, state_of
+
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.models.attention import attention_view
+
+ROUNDS = 6  # of four threads that start together
+
+
+@some_models
+def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
+    """Each result is the ablated one or a refusal, and the model is as before."""
+    model = getattr(zoo, backend)(name)
+    expected = [ablated(getattr(zoo, backend)(name), head) for head in range(4)]
+    plain, before = logits(model), state_of(model)
+    together = Barrier(4)
+
+    def work(head):
+        together.wait()
+        kept = []
+        for _ in range(ROUNDS):
+            try:
+                kept.append(ablated(model, head))
+            except EditNotHonored as refused:
+                assert "another thread" in str(refused)  # noqa: PT017 - some of the calls raise
+        return kept
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(4)))
+    assert any(results)
+    for wanted, kept in zip(expected, results, strict=True):
+        assert all(torch.equal(found, wanted) for found in kept)
+    assert_same_state(state_of(model), before)
+    assert torch.equal(logits(model), plain)
+
+
+def ablated(model, head):
+    with ablate(model, [(0, head), (1, head)], "symmetric"):
+        return logits(model)
+
+
+@some_models
+def test_while_a_block_is_open_other_threads_are_refused(backend, name):
+    """A second block, a run of this package and a plain pass, which would be ablated without knowing it."""
+    model = getattr(zoo, backend)(name)
+    plain, before = logits(model), state_of(model)
+
+    def enter():
+        with ablate(model, [(0, 1)], "symmetric"):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        with ablate(model, [(0, 0)], "symmetric"):
+            expected = logits(model)
+            for act in (enter, lambda: attention_view(model).logits(zoo.prompt()), lambda: logits(model)):
+                with pytest.raises(EditNotHonored, match=r"another thread.*copy of the model"):
+                    pool.submit(act).result()
+            assert torch.equal(logits(model), expected)
+            with ablate(model, [(0, 1)], "symmetric"):  # the same thread may nest
+                assert not torch.equal(logits(model), expected)
+            with pytest.raises(EditNotHonored, match="another thread"):  # the outer block is open still
+                pool.submit(enter).result()
+        assert_same_state(state_of(model), before)
+        pool.submit(enter).result()
+        assert torch.equal(pool.submit(logits, model).result(), plain)
+
+
+def test_copies_are_ablated_at_the_same_time():
+    """In another thread, while the block of the first is open: its own model is what the message asks for."""
+    model = zoo.bridge("llama")
+    other, opened, done = copy.deepcopy(model), Event(), Event()
+
+    def hold():
+        with ablate(model, [(0, 1)], "symmetric"):
+            opened.set()
+            assert done.wait(30)
+            return logits(model)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        try:
+            assert opened.wait(30)
+            found = ablated(other, 1)
+        finally:
+            done.set()
+        assert not torch.equal(held.result(), found)
+    assert torch.equal(found, ablated(model, 1))
+
+
+@some_models
+def test_a_list_of_hooks_does_not_mix_the_runs_of_two_threads(backend, name):
+    """The second thread runs a shorter prompt between the first one's queries and scores."""
+    model, short = getattr(zoo, backend)(name), zoo.prompt(length=9)
+    hooks = ablation_hooks(model, [(0, 1)], "symmetric")
+    inside = []
+
+    def interrupt(activation, hook):
+        if not inside:
+            inside.append(1)
+            with ThreadPoolExecutor(1) as pool:
+                inside.append(pool.submit(logits, model, short).result())
+
+    with model.hooks(fwd_hooks=hooks):
+        expected = logits(model), logits(model, short)
+    with model.hooks(fwd_hooks=[*hooks, ("blocks.0.attn.hook_v", interrupt)]):
+        found = logits(model)
+    assert torch.equal(found, expected[0])
+    assert torch.equal(inside[1], expected[1])
+    assert not torch.equal(found, intact(backend, name))
+
+
+@some_models
+def test_half_of_the_hooks_left_by_others_is_told(backend, name):
+    model = getattr(zoo, backend)(name)
+    with model.hooks(fwd_hooks=ablation_hooks(model, [(0, 1)], "symmetric")):
+        model.hook_dict["blocks.0.attn.hook_q"].remove_hooks()
+        with pytest.raises(EditNotHonored, match=r"layer 0: the query of this run was not seen.*reset_hooks"):
+            logits(model)

@@ -1,0 +1,205 @@
+"""A table of heads beside a model, or beside another table: both have to be of the same weights."""
+
+import functools
+
+import pandas as pd
+import pytest
+import torch
+import zoo
+from ablation_runs import shared
+from typer.testing import CliRunner
+
+import tlspectral as tls
+from tlspectral.ablation import ablation_sweep, summarize_sweep
+from tlspectral.cli import app
+from tlspectral.detectors import repeated_sequences
+from tlspectral.heads.model_statistics import another_model
+from tlspectral.heads.placebo_attenuation import placebo_attenuation
+from tlspectral.heads.placebos import permuted_pairing
+from tlspectral.heads.same_model import require_table_of
+from tlspectral.models.attention import attention_view
+from tlspectral.positional import score_agreement
+from tlspectral.report import report
+from tlspectral.tables.same_model import require_same_model
+
+OTHER = "made from other weights than"
+
+
+def analyzed(model, **options):
+    return tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False, **options)
+
+
+@functools.cache
+def table_of(name):
+    heads = analyzed(shared("bridge", name))
+    heads["prev"] = heads.index / len(heads)
+    return heads
+
+
+@functools.cache
+def retrained():
+    """A model with the name, shape and class of the shared Llama, and other weights."""
+    return zoo.bridge("llama", seed=1)
+
+
+def heads():
+    return table_of("llama").copy()
+
+
+# --- a table and a model ---
+
+
+@pytest.mark.parametrize("layers", [None, [1], [0, 1]])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gptj"])
+def test_a_model_knows_the_hash_of_its_own_table(name, layers):
+    model = shared("bridge", name)
+    table = analyzed(model, layers=layers)
+    origin = attention_view(model).origin(layers)
+    assert origin["weights_sha256"] == table.attrs["weights_sha256"]
+    assert origin["weights_layers"] == table["layer"].nunique()
+    require_table_of(model, table)
+
+
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_a_table_of_other_weights_is_refused(layers):
+    table = analyzed(shared("bridge", "llama"), layers=layers)
+    with pytest.raises(ValueError, match=f"head table was {OTHER} the loaded weights: its weights_sha256 is "):
+        require_table_of(retrained(), table)
+    # Names are asked where hashes cannot be compared.
+    table.attrs["backend"] = "hooked"
+    require_table_of(retrained(), table)
+    table.attrs["revision"] = "abc"
+    model = zoo.bridge("llama")
+    model.tlspectral_source = {"model": table.attrs["model"], "revision": "def"}
+    with pytest.raises(ValueError, match="head table is of revision abc, the loaded weights are of revision def"):
+        require_table_of(model, table)
+
+
+def test_another_name_of_the_same_weights_passes():
+    table = heads()
+    table.attrs["model"] = "a folder of mine"
+    require_table_of(shared("bridge", "llama"), table)
+
+
+def test_a_table_with_more_layers_than_the_model_is_refused():
+    table = heads()
+    table.attrs = {}
+    require_table_of(shared("bridge", "llama"), table)
+    table["layer"] += 1
+    with pytest.raises(ValueError, match="has a layer 2 and the model has layers 0 to 1"):
+        require_table_of(shared("bridge", "llama"), table)
+
+
+def test_one_changed_weight_is_another_model():
+    model = zoo.bridge("llama")
+    require_table_of(model, heads())
+    with torch.no_grad():
+        model.blocks[1].attn.q.weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match=OTHER):
+        require_table_of(model, heads())
+
+
+def test_a_further_row_of_the_papers_tables_needs_the_tables_own_model():
+    with pytest.raises(ValueError, match=OTHER):
+        another_model(heads(), model=retrained(), k=3)
+
+
+# --- the commands ---
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Tables of two models of one shape, written."""
+    folder = tmp_path_factory.mktemp("tables")
+    for name in ("tiny-rope", "tiny-rope-imag"):
+        table = tls.analyze_heads(tls.load_model(name), null_draws=2, show_progress=False)
+        tls.write_table(table, folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1", "--matched", "0"),
+        ("positional", "tiny-rope", "--table", "TABLE"),
+        ("statistics", "TABLE", "--model", "tiny-rope"),
+    ],
+)
+def test_commands_refuse_another_models_table(files, arguments):
+    other = str(files / "tiny-rope-imag.parquet")
+    done = CliRunner().invoke(app, [other if word == "TABLE" else word for word in arguments])
+    assert done.exit_code == 2, done.output
+    assert f"{OTHER} the loaded weights" in done.stderr
+    assert "(tiny-rope-imag, revision" in done.stderr
+    assert done.stdout == ""
+
+
+def test_ablate_takes_the_models_own_table(files):
+    arguments = ["ablate", "tiny-rope", str(files / "tiny-rope.parquet"), "--part", "output", "--top", "1"]
+    done = CliRunner().invoke(app, [*arguments, "--matched", "0"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[2].split()[0] == "L0H3"
+
+
+def test_ablate_refuses_a_table_without_detectors(tmp_path):
+    tls.write_table(analyzed(tls.load_model("tiny-rope")), tmp_path / "heads.parquet")
+    done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(tmp_path / "heads.parquet")])
+    assert done.exit_code == 2
+    assert "no detector scores (prev): make it again without --no-detectors" in done.stderr
+
+
+# --- a table and a table ---
+
+
+def swept(model):
+    tokens = repeated_sequences(attention_view(model), 3, 8, seed=0)
+    return ablation_sweep(model, "symmetric", heads=[(1, 0), (1, 1), (0, 2)], tokens=tokens, show_progress=False)
+
+
+def kernels(model):
+    return tls.relative_position_kernel(model, [(1, 0)], zoo.prompt(3, 8))
+
+
+def of_sweep(model):
+    summarize_sweep(swept(model), heads())
+
+
+def of_kernels(model):
+    table = heads()
+    report(table, kernels=kernels(model))
+
+
+def of_placebo(model):
+    placebo_attenuation(heads(), permuted_pairing(model, draws=1), lambda table: pd.Series({"statistic": 0.5}))
+
+
+def of_noise(model):
+    table = heads()
+    table.attrs["detectors"] = None
+    tls.compare_heads(table, table, noise_a=tls.weight_noise_band(model, draws=2))
+
+
+@pytest.mark.parametrize("joined", [of_sweep, of_kernels, of_placebo, of_noise])
+def test_tables_of_other_weights_are_refused(joined):
+    joined(shared("bridge", "llama"))
+    with pytest.raises(ValueError, match=OTHER):
+        joined(retrained())
+
+
+def test_scores_of_a_prompt_are_compared_with_heads_of_the_same_weights():
+    table = heads()
+    scores = table[["layer", "head"]].assign(s_pos=table["prev"])
+    scores.attrs = attention_view(shared("bridge", "llama")).origin()
+    score_agreement(scores, table, draws=2)
+    scores.attrs = attention_view(retrained()).origin()
+    with pytest.raises(ValueError, match=f"{OTHER} the scores"):
+        score_agreement(scores, table, draws=2)
+
+
+def test_a_table_of_some_layers_is_compared_by_name_with_a_table_of_all():
+    table = heads().query("layer == 1")
+    origin = attention_view(retrained()).origin()
+    require_same_model(table, origin, "the draws")
+    table.attrs["model"] = "one"
+    with pytest.raises(ValueError, match="is of model one, the draws are of model other: use one model"):
+        require_same_model(table, origin | {"model": "other"}, "the draws")

@@ -1,0 +1,236 @@
+"""Weights in a checkpoint's files that its config.json does not ask for: refused or listed, loaded and streamed."""
+
+import json
+
+import pytest
+import torch
+import transformers
+import zoo
+from safetensors.torch import load, save_file
+from streamed_checkpoints import analyze
+
+import tlspectral as tls
+from tlspectral.errors import BadWeights
+from tlspectral.models.loading.pretrained import load_pretrained
+from tlspectral.models.loading.source import find_source
+
+ROUTES = {
+    "loaded": lambda path: tls.load_model(path).tlspectral_source.get("unused_weights"),
+    "streamed": lambda path: analyze(path).attrs.get("unused_weights"),
+}
+every_route = pytest.mark.parametrize("unused_in", ROUTES.values(), ids=ROUTES)
+
+WIDE = torch.ones(zoo.WIDTH)
+LOWER = torch.ones(8, 8).tril()[None, None]
+
+
+@pytest.fixture
+def made(copied):
+    """A folder of an architecture with other entries in its config.json and further tensors in its file."""
+
+    def make(name, tensors=None, *, rename=lambda key: key, **config):
+        path = copied(name)
+        (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | config))
+        held = load((path / "model.safetensors").read_bytes()) | (tensors or {})
+        save_file({rename(key): value for key, value in held.items()}, path / "model.safetensors", {"format": "pt"})
+        return path
+
+    return make
+
+
+def with_further(path, tensors):
+    """Add tensors to a folder's file."""
+    held = load((path / "model.safetensors").read_bytes())
+    save_file(held | tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def in_blocks(prefix, **tensors):
+    """Tensors of both blocks, by their names within one."""
+    return {f"{prefix}.{index}.{name}": value.clone() for name, value in tensors.items() for index in range(zoo.LAYERS)}
+
+
+REFUSED = {
+    "query norms under a Llama config": ("qwen3", {}, {"model_type": "llama"}, r"model\.layers\.0\.self_attn\.k_norm"),
+    "biases under a Llama config": ("qwen2", {}, {"model_type": "llama"}, r"model\.layers\.0\.self_attn\.k_proj\.bias"),
+    "one of two layers": ("llama", {}, {"num_hidden_layers": 1}, r"layer 1 is in the files .* there are 1 layers"),
+    "a bias of the final norm": ("llama", {"model.norm.bias": WIDE}, {}, r"hold model\.norm\.bias"),
+    "a gain of a final norm that has none": ("olmo", {"model.norm.weight": WIDE}, {}, r"hold model\.norm\.weight"),
+    "a final norm that is not built": ("opt", {"model.decoder.norm.weight": WIDE}, {}, r"model\.decoder\.norm\.weight"),
+    "a bias that has the name of a mask": (
+        "gpt2",
+        in_blocks("transformer.h", **{"attn.bias": torch.full((1, 1, 8, 8), 0.5)}),
+        {},
+        r"hold transformer\.h\.0\.attn\.bias",
+    ),
+    "a further layer without the marks of extra prediction": (
+        "llama",
+        {"model.layers.2.self_attn.q_proj.weight": torch.ones(zoo.WIDTH, zoo.WIDTH)},
+        {},
+        r"layer 2 is in the files .*\(model\.layers\.2\.self_attn\.q_proj\.weight\)",
+    ),
+    "more further layers than are stated": (
+        "llama",
+        {f"model.layers.{index}.mlp.up_proj.weight": torch.ones(64, zoo.WIDTH) for index in (2, 3)},
+        {"num_nextn_predict_layers": 1},
+        r"layer [23] is in the files",
+    ),
+}
+
+
+@every_route
+@pytest.mark.parametrize(("name", "tensors", "config", "said"), REFUSED.values(), ids=REFUSED)
+def test_weights_that_the_config_does_not_ask_for_are_refused(made, unused_in, name, tensors, config, said):
+    with pytest.raises(BadWeights, match=said):
+        unused_in(made(name, tensors, **config))
+
+
+PREDICTION = {"eh_proj.weight": torch.ones(4, 4), "self_attn.q_proj.weight": torch.ones(4, 4)}
+PASSED = {
+    "inv_freq": (
+        "llama",
+        in_blocks("model.layers", **{"self_attn.rotary_emb.inv_freq": torch.ones(6)}),
+        {},
+        ["model.layers.N.self_attn.rotary_emb.inv_freq"],
+    ),
+    "masks of GPT-2": (
+        "gpt2",
+        in_blocks("transformer.h", **{"attn.bias": LOWER, "attn.masked_bias": torch.tensor(-1e4)}),
+        {},
+        ["transformer.h.N.attn.bias", "transformer.h.N.attn.masked_bias"],
+    ),
+    "masks of GPT-Neo": (
+        "gptneo",
+        in_blocks("transformer.h", **{"attn.attention.bias": LOWER.bool()}),
+        {},
+        ["transformer.h.N.attn.attention.bias"],
+    ),
+    "masks of GPT-J": (
+        "gptj",
+        in_blocks("transformer.h", **{"attn.bias": LOWER.byte()}),
+        {},
+        ["transformer.h.N.attn.bias"],
+    ),
+    "masks of NeoX": (
+        "neox",
+        in_blocks("gpt_neox.layers", **{"attention.bias": LOWER, "attention.masked_bias": torch.tensor([-1e9])}),
+        {},
+        ["gpt_neox.layers.N.attention.bias", "gpt_neox.layers.N.attention.masked_bias"],
+    ),
+    "extra prediction": ("llama", {"mtp.layers.0.mlp.up_proj.weight": WIDE}, {}, ["mtp.layers.N.mlp.up_proj.weight"]),
+    "extra prediction by its marks": (
+        "llama",
+        {f"model.layers.2.{name}": value for name, value in PREDICTION.items()},
+        {},
+        ["model.layers.N.eh_proj.weight", "model.layers.N.self_attn.q_proj.weight"],
+    ),
+    "extra prediction as stated": (
+        "llama",
+        {"model.layers.2.mlp.up_proj.weight": torch.ones(64, zoo.WIDTH)},
+        {"num_nextn_predict_layers": 1},
+        ["model.layers.N.mlp.up_proj.weight"],
+    ),
+    "another tower": (
+        "llama",
+        {"vision_tower.encoder.layers.0.self_attn.q_proj.weight": WIDE, "model.audio_tower.norm.weight": LOWER},
+        {},
+        ["model.audio_tower.norm.weight", "vision_tower.encoder.layers.N.self_attn.q_proj.weight"],
+    ),
+    "a head for rewards": ("llama", {"v_head.summary.weight": WIDE}, {}, ["v_head.summary.weight"]),
+}
+
+
+@every_route
+@pytest.mark.parametrize(("name", "tensors", "config", "listed"), PASSED.values(), ids=PASSED)
+def test_what_is_no_part_of_the_model_is_listed(made, unused_in, name, tensors, config, listed):
+    assert unused_in(made(name, tensors, **config)) == {"count": len(tensors), "names": listed}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_both_routes_list_the_same_in_the_table_of_heads(made, name):
+    tensors = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)} if name == "llama" else {}
+    path = made(name, tensors)
+    loaded, streamed = analyze(tls.load_model(path)), analyze(path)
+    assert loaded.attrs.get("unused_weights") == streamed.attrs.get("unused_weights")
+    assert ("unused_weights" in streamed.attrs) == (name == "llama")
+
+
+def test_masks_of_codegen_are_listed(tmp_path):
+    config = transformers.CodeGenConfig(
+        vocab_size=zoo.VOCABULARY, n_embd=zoo.WIDTH, n_layer=zoo.LAYERS, n_head=zoo.HEADS, rotary_dim=8,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    with_further(tmp_path, in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}))
+    _, _, left_out = load_pretrained(find_source(tmp_path), torch.float32)
+    listed = ["transformer.h.N.attn.bias", "transformer.h.N.attn.causal_mask"]
+    assert left_out == {"unused_weights": {"count": 4, "names": listed}}
+
+
+def test_a_long_list_is_cut_and_counted(made):
+    found = ROUTES["loaded"](
+        made("llama", {f"v_head.{letter}.weight": WIDE.clone() for letter in map(chr, range(97, 122))})
+    )
+    assert found["count"] == 25
+    assert len(found["names"]) == 20
+
+
+# --- names that transformers changes ---
+
+
+@every_route
+@pytest.mark.parametrize(
+    ("name", "rename"),
+    [
+        ("gpt2", lambda key: key.removeprefix("transformer.")),
+        ("bloom", lambda key: key.removeprefix("transformer.")),
+        ("olmoe", lambda key: key),  # one tensor per expert, packed in the model
+    ],
+)
+def test_names_that_a_load_changes_are_used(made, unused_in, name, rename):
+    assert unused_in(made(name, rename=rename)) is None
+
+
+@every_route
+def test_a_block_is_known_without_its_prefix(made, unused_in):
+    """As the files of the first GPT-2 are: blocks of the bare model, and masks."""
+    masks = in_blocks("transformer.h", **{"attn.bias": LOWER})
+    path = made("gpt2", masks, rename=lambda key: key.removeprefix("transformer."))
+    assert unused_in(path) == {"count": 2, "names": ["h.N.attn.bias"]}
+    with_further(path, {"h.2.ln_1.weight": WIDE})
+    with pytest.raises(BadWeights, match=r"layer 2 is in the files .*\(h\.2\.ln_1\.weight\)"):
+        unused_in(path)
+
+
+# --- pickles ---
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_names_in_pickles_are_read_too(made, zipped):
+    path = made("qwen3", model_type="llama")
+    held = load((path / "model.safetensors").read_bytes())
+    torch.save(held, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(BadWeights, match=r"model\.layers\.0\.self_attn\.k_norm\.weight"):
+        tls.load_model(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_masks_in_pickles_are_seen_as_such(made, zipped):
+    path = made("gpt2", in_blocks("transformer.h", **{"attn.bias": LOWER}))
+    held = load((path / "model.safetensors").read_bytes())
+    torch.save(held, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    (path / "model.safetensors").unlink()
+    assert ROUTES["loaded"](path) == {"count": 2, "names": ["transformer.h.N.attn.bias"]}
+
+
+# --- the unembedding ---
+
+
+def test_a_tied_unembedding_passes_if_it_equals_the_embedding(made):
+    path = made("gpt2")
+    embedding = load((path / "model.safetensors").read_bytes())["transformer.wte.weight"]
+    with_further(path, {"lm_head.weight": embedding.clone()})
+    assert ROUTES["loaded"](path) is None
+    with_further(path, {"lm_head.weight": embedding + 1e-3})
+    with pytest.raises(BadWeights, match=r"ties the unembedding .* set tie_word_embeddings to false"):
+        tls.load_model(path)

@@ -1,0 +1,96 @@
+"""Padding: refused where nothing says which tokens are real, and moved to the end of each row where a mask does."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tlspectral.models.attention.view import AttentionView
+
+TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """Sequences of unequal length in one tensor, each from position 0 on.
+
+    Attributes:
+        tokens: ids; behind its end a row repeats its last real token.
+        lengths: real tokens of each row.
+    """
+
+    tokens: Int[Tensor, "sequences pos"]
+    lengths: Int[Tensor, "sequences"]
+
+
+def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
+    """Move the real tokens of each row to the left and cut columns that are padding in all rows.
+
+    A causal model computes the real tokens of such a row as it computes them alone, without any mask: no real token
+    sees what follows it. The rows are filled with their last real token, which no model takes for padding.
+
+    Args:
+        tokens: ids, padded on either side.
+        attention_mask: 1 or True for real tokens, as tokenizers return it.
+
+    Raises:
+        ValueError: a mask of another shape or with other values, a row without a real token, or padding between real
+            tokens.
+    """
+    mask = attention_mask.cpu()
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)} and tokens {tuple(tokens.shape)}: give one each"
+        )
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"attention_mask is 1 for real tokens and 0 for padding; found {mask.unique().tolist()}")
+    real = mask.bool()
+    lengths = real.sum(1)
+    first = real.long().argmax(1)
+    places = torch.arange(tokens.shape[1])
+    whole = (places >= first[:, None]) & (places < (first + lengths)[:, None])
+    for row in range(len(tokens)):
+        if int(lengths[row]) == 0:
+            raise ValueError(f"attention_mask marks no real token in row {row}")
+        if not torch.equal(real[row], whole[row]):
+            raise ValueError(
+                f"attention_mask has padding between the real tokens of row {row}: leave it out of the row"
+            )
+    longest = int(lengths.max()) if len(tokens) else tokens.shape[1]
+    taken = first[:, None] + torch.minimum(torch.arange(longest), lengths[:, None] - 1)
+    return PackedTokens(tokens.cpu().gather(1, taken), lengths)
+
+
+def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_out: str) -> None:
+    """Refuse token ids that look padded. Without a tokenizer nothing is known of padding, and nothing is refused.
+
+    Padded are rows that begin or end with the tokenizer's padding id. One such id at the beginning passes where the
+    model opens sequences with it (padding id = BOS or EOS).
+
+    Args:
+        view: of the model.
+        tokens: ids as they were given.
+        way_out: end of the message, what to give instead.
+
+    Raises:
+        ValueError: with the row and what was found.
+    """
+    tokenizer = getattr(view.model, "tokenizer", None)
+    pad: Any = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        return
+    opening = [getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")]
+    allowed = 1 if pad in opening else 0
+    padded = torch.atleast_2d(tokens.cpu()).flatten(0, -2) == pad
+    leading, trailing = (side.long().cumprod(1).sum(1) for side in (padded, padded.flip(1)))
+    wrong = ((leading > allowed) | (trailing > 0)).nonzero().flatten().tolist()
+    if not wrong:
+        return
+    row = wrong[0]
+    side = f"begins with {int(leading[row])}" if int(leading[row]) > allowed else f"ends with {int(trailing[row])}"
+    raise ValueError(
+        f"row {row} of the tokens {side} of the padding id {pad} ({len(wrong)} of {len(padded)} rows are like "
+        f"this), and padding would be measured like text: {way_out}"
+    )

@@ -1,0 +1,142 @@
+"""Hooks of this package on a model's hook points, and one thread at a time that runs the model with them.
+
+Hook points belong to the model, not to a thread: what one thread puts there acts in the passes of all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Condition, Lock, get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tlspectral.errors import EditNotHonored
+
+Hook = tuple[str, Callable[..., Any]]
+
+
+@dataclass
+class _Use:
+    """Which thread uses a model now.
+
+    Attributes:
+        changed: notified when the model is free again.
+        thread: the one that uses it, None when it is free.
+        depth: how many contexts of that thread are open.
+        blocks: how many of them are `with` blocks of the user's, whose end cannot be waited for.
+    """
+
+    changed: Condition = field(default_factory=Condition)
+    thread: int | None = None
+    depth: int = 0
+    blocks: int = 0
+
+
+# Beside the models and not in them: a lock can be neither copied nor pickled.
+_uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
+_uses_lock = Lock()
+_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+
+
+@contextmanager
+def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
+    """Keep other threads off a model; they wait for their turn. The same thread may enter again.
+
+    Args:
+        model: a model or a spectral model, which shares the hook points of its base.
+        block: the context is a `with` block of the user's. Other threads are refused while it is open: what is done in
+            it may wait for them.
+
+    Raises:
+        EditNotHonored: another thread has such a block open.
+    """
+    use, me = _use_of(model), get_ident()
+    with use.changed:
+        while use.thread not in (None, me):
+            if use.blocks:
+                raise EditNotHonored(
+                    f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act in "
+                    "every thread that runs it; give each thread a copy of the model (copy.deepcopy, outside of any "
+                    "block), or run all of it in one thread"
+                )
+            use.changed.wait()
+        use.thread = me
+        use.depth += 1
+        use.blocks += block
+    try:
+        yield
+    finally:
+        with use.changed:
+            use.depth -= 1
+            use.blocks -= block
+            if not use.depth:
+                use.thread = None
+                use.changed.notify_all()
+
+
+@contextmanager
+def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+    """As `model.hooks(fwd_hooks=hooks)`, but for one thread, quicker, and it says so when a hook is taken off.
+
+    A bridge builds its dictionary of hook points anew for every hook it is given, which for 30 layers costs as much as
+    a block of the model.
+
+    Args:
+        model: what the hook points belong to.
+        points: `model.hook_dict`, taken once for many short runs.
+        hooks: names and functions.
+
+    Raises:
+        EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
+            there); or a hook was taken off before the end (not raised over another exception).
+    """
+    level = next(_levels)
+    with exclusive(model):
+        placed: list[tuple[str, Any, Any]] = []
+        try:
+            for name, hook in hooks:
+                point = points[name]
+                point.add_hook(for_this_thread(model, hook), level=level)
+                handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
+                placed.append((name, point, handle))
+            yield
+            gone = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
+        finally:
+            for _, point, handle in placed:
+                handle.hook.remove()
+                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    if gone:
+        raise EditNotHonored(
+            f"{model_name(model)}: {len(gone)} of the {len(placed)} hooks were taken off the model before the end of "
+            f"the block (the first at {gone[0]}), so that later runs in it were without them; do not call reset_hooks "
+            "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
+            "hooks alone"
+        )
+
+
+def for_this_thread(model: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that refuses passes of other threads than the one which calls this."""
+    thread = get_ident()
+
+    def act(activation: Any, point: Any) -> Any:
+        if get_ident() != thread:
+            raise EditNotHonored(
+                f"{model_name(model)}: this pass met a hook of another thread at {point.name}, which would act in it; "
+                "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one "
+                "thread"
+            )
+        return hook(activation, hook=point)
+
+    return lambda activation, hook: act(activation, hook)
+
+
+def model_name(model: Any) -> str:
+    """How a message calls a model."""
+    return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
+
+
+def _use_of(model: Any) -> _Use:
+    shared = getattr(model, "base", model)  # a spectral model uses the modules of another
+    with _uses_lock:
+        return _uses.setdefault(shared, _Use())

@@ -1,0 +1,167 @@
+"""The files of a hub model: from the hub's cache on this machine, and from the hub what is not there.
+
+A file that the hub does not have is marked in the cache by huggingface_hub, and is not asked for again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from tlspectral.errors import BadWeights
+from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.weight_files import NAMES, indexed_files
+
+VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""Files of which a tokenizer needs one; `vocab.json` can need `merges.txt` beside it."""
+
+SETTINGS = "tokenizer_config.json"
+"""How a tokenizer is made of its vocabulary, with its special tokens."""
+
+# The vocabularies come last: an interrupted fetch does not look finished.
+_TOKENIZER = (
+    SETTINGS,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    *VOCABULARIES,
+)
+
+
+def pinned(source: Source) -> Source:
+    """The hub model at one commit: that of the cache if it holds the revision's config.json, else that of the hub.
+
+    Raises:
+        ValueError: The hub does not give config.json; the message says why.
+    """
+    config = first_file(source, ["config.json"])
+    if config is None:
+        raise ValueError(_refusal(source, "config.json", "the repository has no such file, so it is no checkpoint"))
+    commit = config.parent.name
+    return replace(source, revision=commit, record={**source.record, "commit": commit})
+
+
+def first_file(source: Source, files: Iterable[str]) -> Path | None:
+    """The first of these files that is in the cache, else the first that the hub has, which is fetched; else None.
+
+    Raises:
+        ValueError: The hub cannot be asked, or does not give the file.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    # The HTTP library, and so the error of a connection that breaks, differs between versions of huggingface_hub.
+    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])
+    files = list(files)
+    cached = next((path for path in (_cached(source, file) for file in files) if isinstance(path, Path)), None)
+    if cached is not None:
+        return cached
+    for file in files:
+        try:
+            return Path(huggingface_hub.hf_hub_download(source.location, file, revision=source.revision))
+        except (OSError, ValueError, http_error) as error:
+            if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
+                raise ValueError(_refusal(source, file, _reason(source, error))) from error
+    return None
+
+
+def fetch_weights(source: Source, config: Any) -> None:
+    """Bring the weights of a pinned model into the cache, in one format.
+
+    Raises:
+        ValueError: The hub does not give them.
+        BadWeights: There are none, or the index cannot be used.
+    """
+    named = getattr(config, "transformers_weights", None)
+    files = [named] if named else list(NAMES)
+    whole = any(isinstance(_cached(source, file), Path) for file in files)
+    found = first_file(source, files)
+    if found is None:
+        raise BadWeights(
+            f"{source.record['model']} has no weights that transformers loads: neither {' nor '.join(files)}"
+        )
+    for shard in sorted(set(indexed_files(found).values())) if found.suffix == ".json" else ():
+        if not isinstance(_cached(source, shard), Path):
+            whole = False
+            if first_file(source, [shard]) is None:
+                raise BadWeights(f"{source.record['model']}: {shard}, which {found.name} names, is not on the hub")
+    if not whole:
+        first_file(source, ["generation_config.json"])
+
+
+def fetch_tokenizer(source: Source) -> None:
+    """Bring all tokenizer files that a pinned model has into the cache. Nothing is asked once a tokenizer is there.
+
+    Raises:
+        ValueError: The hub does not give them.
+    """
+    if _cached(source, SETTINGS) is not None:
+        if any(isinstance(_cached(source, file), Path) for file in VOCABULARIES if file != "vocab.json"):
+            return
+        if isinstance(_cached(source, "vocab.json"), Path) and _cached(source, "merges.txt") is not None:
+            return
+    for file in _TOKENIZER:
+        if _cached(source, file) is None:
+            first_file(source, [file])
+
+
+def _cached(source: Source, file: str) -> Path | Literal["absent"] | None:
+    """Where a file lies in the cache, or `"absent"` if the cache says that the hub has none; None if it is not known.
+
+    This reads the disk alone; `hf_hub_download` can use the network even where it is told not to.
+    """
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
+    return None if found is None else Path(found) if isinstance(found, str) else "absent"
+
+
+def _refusal(source: Source, file: str, reason: str) -> str:
+    name, revision = source.record["model"], source.record["revision"]
+    which = f"{name!r} at revision {revision!r}" if revision else f"{name!r}"
+    if file == "config.json":
+        return (
+            f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
+            f" {reason}."
+        )
+    return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
+
+
+def _reason(source: Source, error: Exception) -> str:
+    """What keeps a file from being fetched and what to do about it, in one line."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    if isinstance(error, GatedRepoError):
+        return (
+            f"the model is gated; accept its licence at {constants.ENDPOINT}/{source.location}, and log in on this"
+            " machine by `hf auth login` or the environment variable HF_TOKEN"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "there is no such model on the hub, or it is private; check the name, and log in for a private model by"
+            " `hf auth login` or the environment variable HF_TOKEN"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"there is no revision {source.revision!r} of the model on the hub"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "offline mode is on (environment variable HF_HUB_OFFLINE)"
+    said = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

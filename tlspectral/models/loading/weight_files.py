@@ -1,0 +1,83 @@
+"""The files that hold a checkpoint's weights: what their index names, what their headers name, one tensor of them."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.errors import BadWeights
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What weights are loaded from, in this order; an index names the files that hold them."""
+
+
+def indexed_files(index: Path) -> dict[str, str]:
+    """The file that holds each tensor, by an index of files.
+
+    Raises:
+        BadWeights: it is no such index, or names a file that does not lie beside it or is of another kind.
+    """
+    suffix = ".safetensors" if index.name == INDEX else ".bin"
+    kind = suffix.removeprefix(".") if suffix == ".safetensors" else "PyTorch"
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(tensor): str(file) for tensor, file in named.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadWeights(f"{index} is no index of {kind} files ({error!r}); fetch it again") from error
+    other = sorted({file for file in files.values() if Path(file).name != file or Path(file).suffix != suffix})
+    if other:
+        raise BadWeights(f"{index} names {other[0]}, which is no {kind} file beside it; only these are opened")
+    return files
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files from which transformers loads a folder's weights; none where it has none of the usual names.
+
+    Raises as `indexed_files`.
+    """
+    for name in NAMES:
+        path = folder / name
+        if path.is_file():
+            return [folder / file for file in sorted(set(indexed_files(path).values()))] if "index" in name else [path]
+    return []
+
+
+def stored_names(files: list[Path]) -> dict[str, Path]:
+    """The file that holds each tensor, by the files themselves.
+
+    Raises:
+        BadWeights: a file cannot be read.
+    """
+    return {name: file for file in files for name in _names_in(file)}
+
+
+def stored_tensor(file: Path, name: str) -> Tensor:
+    """One tensor of a file, mapped from it where the format allows."""
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+    return _unpickled(file, "cpu", mmap=zipfile.is_zipfile(file))[name]
+
+
+def _names_in(file: Path) -> list[str]:
+    if file.suffix != ".safetensors":
+        return list(_unpickled(file, "meta"))
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise BadWeights(f"{file} cannot be read as safetensors ({error}); fetch it again") from error
+
+
+def _unpickled(file: Path, device: str, **options: Any) -> dict[str, Tensor]:
+    """The tensors of a PyTorch file, which can run no code; on the device `"meta"` they hold no numbers."""
+    return torch.load(file, map_location=device, weights_only=True, **options)
