@@ -204,6 +204,20 @@ def test_it_fits_a_telephone_and_a_dark_room(browser, address, width, dark):
         assert clean(page, address)
 
 
+# Fonts differ by machine, so a wide one is made of any: the letters of a spaced text stand apart, as those of a wide font.
+@pytest.mark.parametrize("spacing", [0, 2, 5])
+@pytest.mark.parametrize("font", ["", "'Liberation Sans', sans-serif", "'DejaVu Sans', monospace"])
+@pytest.mark.parametrize("width", [380, 1200])
+def test_it_fits_in_any_font(browser, address, font, spacing, width):
+    with browser.open(address, width=width) as page:
+        page.run(
+            f"document.documentElement.style.setProperty('--sans', {font!r} || 'sans-serif');"
+            f"document.body.style.letterSpacing = '{spacing}px';"
+            "document.querySelectorAll('details').forEach((one) => one.open = true)"
+        )
+        assert page.run("document.documentElement.scrollWidth") <= width
+
+
 def test_five_thousand_heads_stay_responsive(browser, tmp_path):
     few = heads(80, 64)
     report(few, tmp_path / "report.html")

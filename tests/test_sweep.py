@@ -341,6 +341,9 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     shutil.copy(other / "symmetric_L001.parquet", ours)
     with pytest.raises(IncompatibleCheckpoint, match="remove it"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
+    shutil.copy(ours / "symmetric_L000.parquet", ours / "symmetric_L001.parquet")
+    with pytest.raises(IncompatibleCheckpoint, match=r"symmetric_L001\.parquet holds symmetric_L000"):
+        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
     (ours / "symmetric_L001.parquet").write_bytes(b"PAR1")
     with pytest.raises(IncompatibleCheckpoint, match="not a finished piece"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)

@@ -1,8 +1,10 @@
 """Tables come back from a file exactly as they were written, or are refused with a reason."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -186,7 +188,7 @@ def test_docs_and_provenance_travel_in_the_schema(tmp_path):
     write_table(frame, tmp_path / "heads.parquet")
     schema = pq.read_schema(tmp_path / "heads.parquet")
     ours = json.loads(schema.metadata[b"tlspectral"])
-    assert ours["format"] == 1
+    assert ours["format"] == 2
     assert ours["provenance"] == frame.attrs
     assert ours["columns"]["D_head"]["meaning"] == COLUMNS["D_head"].meaning
     assert schema.field("D_head").metadata[b"unit"] == b"share"
@@ -230,6 +232,43 @@ def test_what_is_not_parquet_is_refused(tmp_path, content, said):
     assert str(path) in str(caught.value)
 
 
+def test_a_flipped_bit_is_never_read_as_another_number(tmp_path):
+    file = tmp_path / "heads.parquet"
+    write_table(heads(), file)
+    whole, drawn = file.read_bytes(), np.random.default_rng(0)
+    for place in (4, *drawn.integers(len(whole), size=200)):  # byte 4 begins the first data page
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << int(drawn.integers(8))
+        file.write_bytes(flipped)
+        with pytest.raises(ValueError, match=re.escape(str(file))):
+            read_table(file)
+    file.write_bytes(whole)
+    pd.testing.assert_frame_equal(read_table(file), heads())
+
+
+def test_pages_carry_checksums_that_other_readers_can_verify(tmp_path):
+    file = tmp_path / "heads.parquet"
+    write_table(heads(), file)
+    flipped = bytearray(file.read_bytes())
+    column = pq.ParquetFile(file).metadata.row_group(0).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    flipped[start + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(flipped)
+    with pytest.raises(OSError, match="CRC checksum"):
+        pq.ParquetFile(file, page_checksum_verification=True).read()
+
+
+def test_a_file_without_a_checksum_is_still_read(tmp_path):
+    file = tmp_path / "old.parquet"
+    write_table(heads(), file)
+    table = pq.read_table(file)
+    ours = json.loads(table.schema.metadata[b"tlspectral"]) | {"format": 1}
+    old = {**table.schema.metadata, b"tlspectral": json.dumps(ours).encode()}
+    del old[b"tlspectral_sha256"]
+    pq.write_table(table.replace_schema_metadata(old), file)
+    pd.testing.assert_frame_equal(read_table(file), heads())
+
+
 def test_a_cut_off_table_is_refused(tmp_path):
     path = tmp_path / "heads.parquet"
     write_table(heads(), path)
@@ -249,8 +288,8 @@ def test_parquet_of_others_is_refused(tmp_path):
     ("ours", "said"),
     [
         (
-            b'{"format": 2, "provenance": {}, "columns": {}}',
-            "format 2; this version of tlspectral reads up to 1: upgrade",
+            b'{"format": 3, "provenance": {}, "columns": {}}',
+            "format 3; this version of tlspectral reads up to 2: upgrade",
         ),
         (b'{"format": "x", "provenance": {}}', "unknown format"),
         (b'{"format": 0, "provenance": {}}', "unknown format"),
@@ -287,11 +326,11 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeyp
     write_table(heads(), path)
     before = path.read_bytes()
 
-    def cut_short(table, where):
-        where.write_bytes(b"PAR1 half")
+    def cut_short(where, data):
+        where.write_text(data[: len(data) // 2].decode("latin-1"))
         raise interruption
 
-    monkeypatch.setattr("tlspectral.tables.parquet.pq.write_table", cut_short)
+    monkeypatch.setattr(Path, "write_bytes", cut_short)
     with pytest.raises(interruption):
         write_table(heads(2), path)
     assert path.read_bytes() == before

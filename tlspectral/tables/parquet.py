@@ -1,9 +1,11 @@
 """Tables as parquet files that carry the meaning of their columns and where they come from."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,10 @@ from tlspectral.tables.columns.every_table import columns_of
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
-_FORMAT = 1
+_DIGEST_KEY = b"tlspectral_sha256"
+_FORMAT = 2  # from 2 on with a digest of the file
+# What stands in the place of the digest while the file is hashed.
+_NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 
 
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -24,7 +29,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     Every documented column carries its docs as field metadata; a column of the user's own is kept without. The
     schema's key `tlspectral` holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name).
     `pandas.read_parquet` reads the file as well. The file appears when it is complete: an error or an interrupt leaves
-    what was there.
+    what was there. It carries checksums of its pages and, under `tlspectral_sha256`, one of itself, so that
+    `read_table` refuses a damaged file.
 
     Args:
         df: table of any columns.
@@ -50,10 +56,18 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         for field in table.schema
     ]
     ours = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
-    metadata = {**(table.schema.metadata or {}), _KEY: ours.encode(), b"PANDAS_ATTRS": json.dumps(provenance).encode()}
+    metadata = {
+        **(table.schema.metadata or {}),
+        _KEY: ours.encode(),
+        b"PANDAS_ATTRS": json.dumps(provenance).encode(),
+        _DIGEST_KEY: _NO_DIGEST,
+    }
     table = pa.Table.from_arrays(table.columns, schema=pa.schema(fields, metadata=metadata))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, write_page_checksum=True)
+    data = sink.getvalue().to_pybytes()
     with whole_file(path) as partial:
-        pq.write_table(table, partial)
+        partial.write_bytes(_with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode()))
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -68,7 +82,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), or a newer version of
-            this package wrote it.
+            this package wrote it. Damage is found by checksum, down to a single bit; files of version 0.1.0 have none.
     """
     described, table = _open(path)
     frame = table.to_pandas()
@@ -81,18 +95,35 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} does not exist: write it with tlspectral.write_table, or check the name")
-    with open(path, "rb") as stream:
-        start = stream.read(4)
-        if start != b"PAR1":
-            found = "is empty" if not start else f"starts with {start!r}"
-            raise ValueError(f"{path} is not a parquet file (it {found}): read_table reads what write_table wrote")
-        stream.seek(0)
-        try:
-            # Not pq.read_table: it would read folder names such as layer=3 as columns.
-            table = pq.ParquetFile(stream).read()
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is a damaged or cut-off parquet file ({error}): write it again") from error
-    return _described(path, table.schema.metadata or {}), table
+    data = Path(path).read_bytes()
+    if data[:4] != b"PAR1":
+        found = "is empty" if not data else f"starts with {data[:4]!r}"
+        raise ValueError(f"{path} is not a parquet file (it {found}): read_table reads what write_table wrote")
+    try:
+        # Not pq.read_table: it would read folder names such as layer=3 as columns.
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        metadata = file.metadata.metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    described = _described(path, metadata)
+    if described["format"] > 1:
+        digest = metadata.get(_DIGEST_KEY, b"")
+        if hashlib.sha256(_with_digest(data, digest, _NO_DIGEST)).hexdigest().encode() != digest:
+            raise _damaged(path, "its checksum differs")
+    try:
+        return described, file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
+    """A file's bytes with another digest. It stands in the footer, which is the end of a parquet file."""
+    start = data.rfind(before) if before else -1
+    return data if start < 0 else data[:start] + after + data[start + len(before) :]
+
+
+def _damaged(path: str | os.PathLike[str], why: object) -> ValueError:
+    return ValueError(f"{path} is a damaged or cut-off parquet file ({why}): write it again")
 
 
 def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

@@ -50,12 +50,17 @@ class PieceFolder:
                 f"{file} was made with other settings than {self.path / self.manifest} says: remove it, or choose "
                 "another folder"
             )
+        if table.attrs.get("file") != name:
+            raise IncompatibleCheckpoint(
+                f"{file} holds {table.attrs.get('file', 'a part without a name')}: another part was copied there, or "
+                "an earlier version wrote it; remove it"
+            )
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> None:
         """Keep a finished piece; the file appears as a whole."""
         keyed = table.copy(deep=False)
-        keyed.attrs = {**table.attrs, "made_with": self.key}
+        keyed.attrs = {**table.attrs, "made_with": self.key, "file": name}
         write_table(keyed, self.path / f"{name}.parquet")
 
 
