@@ -6,7 +6,9 @@ from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_CO
 from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.pieces import PieceFolder, open_pieces
+from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
+from tlspectral.tables.work import WorkPart, finished_parts, workers_kept
 
 __all__ = [
     "COLUMNS",
@@ -18,10 +20,16 @@ __all__ = [
     "Column",
     "PieceFolder",
     "Table",
+    "WorkPart",
+    "bundled",
     "describe_columns",
     "describe_table",
+    "finished_parts",
     "open_pieces",
     "read_table",
+    "stacked",
+    "unbundled",
     "whole_file",
+    "workers_kept",
     "write_table",
 ]

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -34,6 +35,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
+        OSError: the disk is full; the message names `path`.
 
     Provenance says what the caller recorded. It does not prove that the numbers came from those weights.
     """
@@ -52,8 +54,19 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     ours = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
     metadata = {**(table.schema.metadata or {}), _KEY: ours.encode(), b"PANDAS_ATTRS": json.dumps(provenance).encode()}
     table = pa.Table.from_arrays(table.columns, schema=pa.schema(fields, metadata=metadata))
-    with whole_file(path) as partial:
+    with naming_file(path), whole_file(path) as partial:
         pq.write_table(table, partial)
+
+
+@contextmanager
+def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name `path` in an error of the operating system that names no file, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
