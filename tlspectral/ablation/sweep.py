@@ -12,7 +12,6 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.effects import intact_losses, layer_effects
-from tlspectral.ablation.folder import open_folder
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences
 from tlspectral.ablation.screen import gradient_screen
@@ -22,7 +21,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import WorkPart, finished_parts, stacked
+from tlspectral.tables import WorkPart, finished_parts, open_model_pieces, stacked
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -107,7 +106,8 @@ def ablation_sweep(
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
         }
-        folder = open_folder(checkpoint_dir, settings, scored_loss(view, sequences).value)
+        loss = scored_loss(view, sequences).value
+        folder = open_model_pieces(checkpoint_dir, settings, loss, manifest="sweep.json")
     screened = None
     if screen == "gradient":
         name = f"{part}_screen"

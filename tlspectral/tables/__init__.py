@@ -4,6 +4,7 @@ from tlspectral.tables.columns.entry import Column, Table
 from tlspectral.tables.columns.every_table import TABLES, describe_table
 from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
 from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
+from tlspectral.tables.model_pieces import open_model_pieces
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.pieces import PieceFolder, open_pieces
 from tlspectral.tables.stacking import bundled, stacked, unbundled
@@ -25,6 +26,7 @@ __all__ = [
     "describe_columns",
     "describe_table",
     "finished_parts",
+    "open_model_pieces",
     "open_pieces",
     "read_table",
     "stacked",
