@@ -113,7 +113,7 @@ def _steps(
         yield WorkPart(
             f"step{step}",
             partial(_measured, step, checkpoint, measure, shapes),
-            partial(_require_same_model, folder, step, checkpoint, shapes),
+            None if folder is None else partial(_require_same_model, folder, step, checkpoint, shapes),
         )
         del checkpoint
         gc.collect()  # models hold circles of references, and the next must not find this one in memory

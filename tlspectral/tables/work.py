@@ -3,7 +3,7 @@
 import pickle
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +107,7 @@ def _missing(
 
 def _made_here(
     parts: Iterable[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None
-) -> Iterator[tuple[str, pd.DataFrame]]:
+) -> Generator[tuple[str, pd.DataFrame], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
         if prepared is None:
@@ -128,7 +128,7 @@ def _made(
 
 def _made_by_workers(
     parts: list[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
-) -> Iterator[tuple[str, pd.DataFrame]]:
+) -> Generator[tuple[str, pd.DataFrame], None, None]:
     """Parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: it maps its file into processes and scatters it on Dask.
     packed = None
@@ -197,4 +197,5 @@ def workers_kept() -> Iterator[None]:
             _OWN.blocks -= 1
             if _OWN.started and not _OWN.blocks:
                 _OWN.started = False
-                get_reusable_executor(reuse=True).shutdown(wait=True)
+                same: Any = True  # declared as text, which is its default
+                get_reusable_executor(reuse=same).shutdown(wait=True)
