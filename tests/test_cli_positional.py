@@ -8,7 +8,7 @@ from zoo_words import reader
 import tlspectral
 import tlspectral.cli.positional as command
 from tlspectral.cli import app
-from tlspectral.positional import positional_symbolic_profile
+from tlspectral.positional import draws, positional_symbolic_profile
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
@@ -48,6 +48,33 @@ def test_positional_writes_what_the_library_measures(table, tmp_path):
         for figure in ("plane", "heatmaps", "plane_by_query", "histograms", "agreement", "frequencies"):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
+
+
+@pytest.mark.usefixtures("llama")
+def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
+    options = [*SMALL, "--table", table, "--draws", 2]
+    whole = run("positional", "any", *options, "-o", tmp_path / "whole")
+    real, measured = draws.measure_queries, []
+
+    def stopped(*given, **named):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(named["mode"])
+        return real(*given, **named)
+
+    monkeypatch.setattr(draws, "measure_queries", stopped)
+    run("positional", "any", *options, "-o", tmp_path / "out")
+    monkeypatch.setattr(
+        draws, "measure_queries", lambda *given, **named: measured.append("last") or real(*given, **named)
+    )
+    again = run("positional", "any", *options, "-o", tmp_path / "out")
+    assert measured == ["prompt", "prompt", "key", "last"]
+    assert again.stdout.replace("/out", "/whole") == whole.stdout
+    for file in (tmp_path / "whole").glob("*.parquet"):
+        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / file.name), read_table(file), check_exact=True)
+    other = run("positional", "any", *options, "--seed", 1, "-o", tmp_path / "out")
+    assert other.exit_code == 2
+    assert "was made with other" in other.output
 
 
 @pytest.mark.usefixtures("llama")

@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -353,6 +354,14 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
 
 
 # --- shared out ---
+
+
+def test_threads_do_not_meet_on_one_model(tmp_path):
+    model, tokens = built("bridge", "gemma2"), drawn()
+    expected = sweep(model, "symmetric", tokens=tokens)
+    with joblib.parallel_config(backend="threading"):
+        found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
+    assert_same(found, expected)
 
 
 @pytest.mark.slow

@@ -1,21 +1,17 @@
 """`ablation_sweep`: what every head's part is worth to the model, one head at a time."""
 
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import joblib
 import numpy as np
 import pandas as pd
 import scipy.stats
-from jaxtyping import Int
+from jaxtyping import Float64, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.ablation.effects import intact_losses, layer_effects
-from tlspectral.ablation.folder import open_folder
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences, whole_rows
 from tlspectral.ablation.screen import gradient_screen
@@ -24,8 +20,9 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import PieceFolder
+from tlspectral.tables import WorkPart, finished_parts, open_model_pieces, stacked
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -113,14 +110,28 @@ def ablation_sweep(
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
         }
-        folder = open_folder(checkpoint_dir, settings, scored_loss(view, sequences).value)
+        loss = scored_loss(view, sequences).value
+        folder = open_model_pieces(checkpoint_dir, settings, loss, manifest="sweep.json")
     screened = None
     if screen == "gradient":
-        screened = _screen(view, sequences, by_layer, part, seed, folder)
+        name = f"{part}_screen"
+        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, part, seed))
+        screened = finished_parts([screening], folder, description=name, unit="screen", show_progress=False)[name]
         exact = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, exact)
-    pieces = _measure(view, plan, by_layer, folder, n_jobs, show_progress)
-    return _assembled(view, plan, pieces, screened, {"task": task, "control": control, "screen": screen})
+    layers = finished_parts(
+        [
+            WorkPart(f"{part}_L{layer:03d}", partial(_layer_table, plan, layer, chosen))
+            for layer, chosen in by_layer.items()
+        ],
+        folder,
+        description=f"sweep {part}",
+        unit="layer",
+        prepare=partial(_intact, view.model, plan, list(by_layer)),
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+    )
+    return _assembled(view, plan, list(layers.values()), screened, {"task": task, "control": control, "screen": screen})
 
 
 @dataclass(frozen=True)
@@ -131,10 +142,6 @@ class _Plan:
     sequences: ScoredSequences
     draws: int
     seed: int
-
-    def piece(self, layer: int) -> str:
-        """Name of a layer's file."""
-        return f"{self.part}_L{layer:03d}"
 
 
 def _check_arguments(part: str, task: str, control: str | None, screen: str | None) -> None:
@@ -186,117 +193,71 @@ def _screen(
     by_layer: dict[int, list[int]],
     part: Part,
     seed: int,
-    folder: PieceFolder | None,
 ) -> pd.DataFrame:
     """Estimates of all heads, and which of them are to be measured."""
-    name = f"{part}_screen"
-    kept = None if folder is None else folder.read(name)
-    if kept is not None:
-        return kept
     table = gradient_screen(view, sequences, by_layer, part)
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
     table["measured"] = ""
     table.loc[order[:SCREENED], "measured"] = "top"
     table.loc[rest[:SCREENED], "measured"] = "control"
-    if folder is not None:
-        folder.write(name, table)
     return table
 
 
-def _measure(
-    view: AttentionView,
-    plan: _Plan,
-    by_layer: dict[int, list[int]],
-    folder: PieceFolder | None,
-    n_jobs: int,
-    show_progress: bool,
-) -> list[pd.DataFrame]:
-    """A table for each layer, in order; from the folder where it is there already."""
-    kept = {layer: None if folder is None else folder.read(plan.piece(layer)) for layer in by_layer}
-    found: dict[int, pd.DataFrame] = {layer: table for layer, table in kept.items() if table is not None}
-    missing = {layer: heads for layer, heads in by_layer.items() if layer not in found}
-    bar = partial(tqdm, desc=f"sweep {plan.part}", unit="layer", leave=False, disable=not show_progress)
-    workers = min(joblib.effective_n_jobs(n_jobs), len(missing))
-    with bar(total=len(by_layer), initial=len(found)) as progress:
-        if n_jobs == 1 or workers <= 1:
-            found |= _layers(view.model, plan, missing, folder, progress.update)
-        else:
-            order = list(missing)
-            shares = [{layer: missing[layer] for layer in order[first::workers]} for first in range(workers)]
-            jobs = (joblib.delayed(_layers)(view.model, plan, share, folder) for share in shares)
-            done: Any = joblib.Parallel(n_jobs=n_jobs)(jobs)
-            for share in done:
-                found |= share
-                progress.update(len(share))
-    return [found[layer] for layer in by_layer]
+def _intact(model: Any, plan: _Plan, layers: list[int]) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
+    """One intact run of the model, from which all of these layers are measured."""
+    return intact_losses(attention_view(model), plan.sequences, layers)
 
 
-def _layers(
-    model: Any,
-    plan: _Plan,
-    by_layer: dict[int, list[int]],
-    folder: PieceFolder | None,
-    advance: Callable[[int], Any] = lambda count: None,
-) -> dict[int, pd.DataFrame]:
-    """Measure some layers of a model after one intact run of it."""
-    if not by_layer:
-        return {}
-    view, sequences = attention_view(model), plan.sequences
-    intact, loss = intact_losses(view, sequences, by_layer)
-    found = {}
-    for layer, heads in by_layer.items():
-        effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)
-        deltas = effects.losses - loss
-        table = pd.DataFrame(
-            {
-                "layer": layer,
-                "head": heads,
-                "part": plan.part,
-                "loss": effects.losses.mean(1),
-                "delta": deltas.mean(1),
-                "delta_stderr": [standard_error(one) for one in deltas],
-                "delta_p": [sign_flip_p(one, plan.seed) for one in deltas],
-                "score_rms": effects.score_rms,
-            }
-        )
-        sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
-        sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
-        if plan.draws:
-            controls = effects.controls - loss  # [heads, draws, sequences]
-            over_sequences = np.array([standard_error(one) for one in controls.mean(1)])
-            over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
-            table["control_delta"] = controls.mean((1, 2))
-            table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
-            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
-        table.attrs = {
-            "sums_per_sequence": {name: one.tolist() for name, one in sums.items()},
-            "intact_per_sequence": loss.tolist(),
+def _layer_table(
+    plan: _Plan, layer: int, heads: list[int], prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]]
+) -> pd.DataFrame:
+    """Measure the heads of a layer after an intact run."""
+    intact, loss = prepared
+    sequences = plan.sequences
+    effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)
+    deltas = effects.losses - loss
+    table = pd.DataFrame(
+        {
+            "layer": layer,
+            "head": heads,
+            "part": plan.part,
+            "loss": effects.losses.mean(1),
+            "delta": deltas.mean(1),
+            "delta_stderr": [standard_error(one) for one in deltas],
+            "delta_p": [sign_flip_p(one, plan.seed) for one in deltas],
+            "score_rms": effects.score_rms,
         }
-        if folder is not None:
-            folder.write(plan.piece(layer), table)
-        found[layer] = table
-        advance(1)
-    return found
+    )
+    sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
+    sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
+    if plan.draws:
+        controls = effects.controls - loss  # [heads, draws, sequences]
+        over_sequences = np.array([standard_error(one) for one in controls.mean(1)])
+        over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
+        table["control_delta"] = controls.mean((1, 2))
+        table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
+        sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+    table.attrs = {
+        "sums_per_sequence": {name: one.tolist() for name, one in sums.items()},
+        "intact_per_sequence": loss.tolist(),
+    }
+    return table
 
 
 def _assembled(
     view: AttentionView,
     plan: _Plan,
-    pieces: Iterable[pd.DataFrame],
+    pieces: list[pd.DataFrame],
     screened: pd.DataFrame | None,
     arguments: dict[str, Any],
 ) -> pd.DataFrame:
-    pieces = list(pieces)
     if not pieces:
         raise ValueError("no heads were given, so there is nothing to sweep")
     names = pieces[0].attrs["sums_per_sequence"]
     sums = {name: np.sum([piece.attrs["sums_per_sequence"][name] for piece in pieces], axis=0) for name in names}
     intact = Loss(np.array(pieces[0].attrs["intact_per_sequence"]))
-    bare = [piece.copy(deep=False) for piece in pieces]
-    for piece in bare:
-        piece.attrs = {}
-    table = pd.concat(bare, ignore_index=True)
+    table = stacked(pieces)
     attrs: dict[Any, Any] = {
         **view.origin(),
         **arguments,

@@ -37,6 +37,8 @@ def positional(
 ) -> None:
     """Score every head on the binding task: does its attention stay in place, or follow the words that swap?
 
+    With -o, what was measured is kept in FOLDER/runs, and the same command continues there.
+
     Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
     """
     if mode not in _MODES:
@@ -71,6 +73,7 @@ def positional(
             draws=draws,
             mode=way,  # type: ignore[arg-type]
             per_frequency=weights is not None,
+            checkpoint_dir=None if output is None else output / "runs",
             seed=seed,
         )
         found = {f"{name}_{way}": one for name, one in profile.tables.items()}

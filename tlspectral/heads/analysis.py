@@ -27,7 +27,7 @@ from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoin
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, stacked
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -111,7 +111,7 @@ def analyze_heads(
             )
         pieces = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
     made = [piece.attrs for piece in pieces]
-    table = pd.concat(_bare(pieces))
+    table = stacked(pieces)
     detected = None
     if detectors and isinstance(source, AttentionView):
         detected = detect_heads(source.model, seed=seed, show_progress=show_progress)
@@ -162,18 +162,18 @@ def _loaded_layers(
     show_progress: bool,
 ) -> list[pd.DataFrame]:
     """A table for each layer of a loaded model, as `streamed_layers` gives them."""
-    bar = partial(tqdm, unit="layer", leave=False, disable=not show_progress)
+    bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
-        measured, made = _measure(view, indices, tokens, extras, partial(bar, desc="spectra"))
+        measured, made = _measure(view, indices, tokens, extras, bar)
     nulls = null_columns(
         [layer.spectra for layer in measured],
         draws=null_draws,
         blocks=null_blocks,
         seed=seed,
         n_jobs=n_jobs,
-        progress=partial(bar, desc="null"),
+        show_progress=show_progress,
     )
-    tables = [pd.DataFrame(at.columns | null) for at, null in zip(measured, nulls, strict=True)]
+    tables = [pd.DataFrame(at.columns).join(null) for at, null in zip(measured, nulls, strict=True)]
     for table, attrs in zip(tables, made, strict=True):
         table.attrs = attrs
     return tables
@@ -213,14 +213,6 @@ def _query_key(
     layer = view.layer(index)
     heads = measure_heads(layer, index, moments=moments, directions=directions)
     return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
-
-
-def _bare(pieces: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """The same tables without `attrs`, which concat would compare."""
-    bare = [piece.copy(deep=False) for piece in pieces]
-    for piece in bare:
-        piece.attrs = {}
-    return bare
 
 
 def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -> None:

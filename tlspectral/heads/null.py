@@ -1,16 +1,17 @@
 """The matched null of a whole table: layer by layer, in this process or spread over workers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-import joblib
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.tables import WorkPart, finished_parts
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,18 @@ def null_columns(
     blocks: Literal["shared", "fresh"],
     seed: int,
     n_jobs: int,
-    progress: Callable[[Sequence[LayerSpectra]], Iterable[LayerSpectra]],
-) -> list[dict[str, np.ndarray]]:
-    """Null mean, std, z and percentile of each layer's heads, in the order of `layers`.
+    show_progress: bool,
+) -> list[pd.DataFrame]:
+    """Null mean, std, z and percentile of each layer's heads, a table per layer in the order of `layers`.
 
     Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
     neither the order of layers nor the number of workers.
     """
     work = partial(layer_null, draws=draws, blocks=blocks, seed=seed)
+    parts = [WorkPart(f"L{layer.layer:03d}", partial(work, layer)) for layer in layers]
     try:
-        if n_jobs == 1:
-            return [work(layer) for layer in progress(layers)]
-        # One BLAS thread per worker: two on matrices of this size are slower than one, and fight over the cores.
-        with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
-            jobs = (joblib.delayed(work)(layer) for layer in layers)
-            found: Any = joblib.Parallel(n_jobs=n_jobs, return_as="generator")(jobs)
-            return [next(found) for _ in progress(layers)]
+        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
+        return list(tables.values())
     finally:
         forget_blocks()
 
@@ -60,9 +57,7 @@ def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "dr
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
 
 
-def layer_null(
-    layer: LayerSpectra, *, draws: int, blocks: Literal["shared", "fresh"], seed: int
-) -> dict[str, np.ndarray]:
+def layer_null(layer: LayerSpectra, *, draws: int, blocks: Literal["shared", "fresh"], seed: int) -> pd.DataFrame:
     """`null_columns` of one layer. Shared blocks are kept for the next one until `forget_blocks`."""
     n, k = layer.effective_dimension, layer.singular_values.shape[1]
     if blocks == "shared":
@@ -70,7 +65,7 @@ def layer_null(
     else:
         own = partial(_fresh_blocks, seed=seed, n=n, k=k, draws=draws, layer=layer.layer)
     observed = {column: layer.observed[column] for column in NULL_COLUMNS}
-    return dict(null_statistics(layer.singular_values, observed, own, n))
+    return pd.DataFrame(null_statistics(layer.singular_values, observed, own, n))
 
 
 def _fresh_blocks(head: int, *, seed: int, n: int, k: int, draws: int, layer: int) -> Float64[Tensor, "draws k k"]:

@@ -1,16 +1,14 @@
 """The head table of a checkpoint that is read layer by layer: each layer by itself, in any process, kept when done."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-import joblib
 import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.extras import position_directions
@@ -20,7 +18,7 @@ from tlspectral.models.attention import AttentionView, fold_attention, key_value
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import WorkPart, finished_parts, open_pieces
 from tlspectral.version import __version__
 
 
@@ -63,7 +61,7 @@ def streamed_layers(
         with one_thread(), checkpoint.layer(indices[0], "positions") as view:
             directions = position_directions(view)
     plan = _Plan(checkpoint, null_draws, null_blocks, seed, directions)
-    folder, found = None, {}
+    folder = None
     if checkpoint_dir is not None:
         settings = {
             "config_sha256": checkpoint.files.config_digest(),
@@ -74,60 +72,35 @@ def streamed_layers(
             "tlspectral": __version__,
         }
         folder = open_pieces(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
-        found = _kept(checkpoint, folder, indices)
-    missing = [index for index in indices if index not in found]
-    bar = partial(tqdm, desc="layers", unit="layer", leave=False, disable=not show_progress)
-    with bar(total=len(indices), initial=len(found)) as progress:
-        if n_jobs == 1 or min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1:
-            try:
-                found |= _measured(plan, missing, folder, progress.update)
-            finally:
-                forget_blocks()
-        else:
-            jobs = (joblib.delayed(_measured)(plan, [index], folder) for index in missing)
-            done: Any = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")(jobs)
-            for one in done:
-                found |= one
-                progress.update(len(one))
-    return [found[index] for index in indices]
-
-
-def _piece(index: int) -> str:
-    return f"L{index:03d}"
-
-
-def _kept(checkpoint: CheckpointLayers, folder: PieceFolder, indices: Iterable[int]) -> dict[int, pd.DataFrame]:
-    found = {}
+    parts = []
     for index in indices:
-        table = folder.read(_piece(index))
-        if table is None:
-            continue
-        if table.attrs["digest"] != checkpoint.digest(index):
-            raise IncompatibleCheckpoint(
-                f"{folder.path / _piece(index)}.parquet was made from other weights of layer {index} than those of "
-                f"{checkpoint.files.name}: remove it, or choose another folder"
-            )
-        found[index] = table
-    return found
+        name = f"L{index:03d}"
+        file = os.path.join(checkpoint_dir or "", f"{name}.parquet")
+        same_weights = partial(_require_same_weights, checkpoint, index, file)
+        parts.append(WorkPart(name, partial(_measured, plan, index), same_weights))
+    try:
+        tables = finished_parts(
+            parts, folder, description="layers", unit="layer", n_jobs=n_jobs, show_progress=show_progress
+        )
+        return list(tables.values())
+    finally:
+        forget_blocks()
 
 
-def _measured(
-    plan: _Plan,
-    indices: Iterable[int],
-    folder: PieceFolder | None,
-    advance: Callable[[int], Any] = lambda count: None,
-) -> dict[int, pd.DataFrame]:
-    """Measure some layers, one after the other, on one thread."""
-    found = {}
-    for index in indices:
-        with one_thread(), plan.checkpoint.layer(index) as view, layer_named(index):
-            table = _layer_table(plan, view, index)
-        table.attrs["digest"] = plan.checkpoint.digest(index)
-        if folder is not None:
-            folder.write(_piece(index), table)
-        found[index] = table
-        advance(1)
-    return found
+def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, kept: pd.DataFrame) -> None:
+    if kept.attrs["digest"] != checkpoint.digest(index):
+        raise IncompatibleCheckpoint(
+            f"{file} was made from other weights of layer {index} than those of "
+            f"{checkpoint.files.name}: remove it, or choose another folder"
+        )
+
+
+def _measured(plan: _Plan, index: int) -> pd.DataFrame:
+    """Measure a layer on one thread."""
+    with one_thread(), plan.checkpoint.layer(index) as view, layer_named(index):
+        table = _layer_table(plan, view, index)
+    table.attrs["digest"] = plan.checkpoint.digest(index)
+    return table
 
 
 def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
@@ -139,7 +112,7 @@ def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
     ]
     measured = joined(pieces)
     null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, seed=plan.seed)
-    table = pd.DataFrame(measured.columns | null)
+    table = pd.DataFrame(measured.columns).join(null)
     table.attrs = {
         "check": check.of_layer(0) | {"layer": index},
         "valid_up_to": raw.valid_up_to,

@@ -67,11 +67,6 @@ def measure_step(
     return MeasuredStep(heads, composition)
 
 
-def no_composition() -> pd.DataFrame:
-    """The table of no pairs."""
-    return _composition_table([])
-
-
 def _shape(view: AttentionView) -> dict[str, Any]:
     return {
         "layers": view.n_layers,
@@ -102,8 +97,4 @@ def _composition(view: AttentionView, pairs: Sequence[tuple[Head, Head]]) -> pd.
         if own.empty:
             raise BadHead(f"layer {source[0]} of the model has no head {source[1]}")
         rows.append((*source, *target, *own.iloc[0][["score", "chance", "rank"]]))
-    return _composition_table(rows)
-
-
-def _composition_table(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
     return pd.DataFrame.from_records(rows, columns=list(_COMPOSITION)).astype(_COMPOSITION)

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from torch import nn
-from tqdm.auto import tqdm
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.history.measure import MeasuredStep, measure_step, no_composition
+from tlspectral.history.measure import MeasuredStep, measure_step
 from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import WorkPart, bundled, finished_parts, open_pieces, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (
-    "commit", "control_variate", "identity", "in_context", "made_with", "revision", "score_check", "weights",
+    "commit", "control_variate", "identity", "in_context", "made_with", "revision", "score_check", "tables", "weights",
     "weights_sha256",
 )  # fmt: skip
 
@@ -76,7 +75,7 @@ def head_history(
     if isinstance(checkpoints, Sequence):  # all of them, before the first takes its time
         _require_rising([step for step, _ in checkpoints])
     settings = {
-        "what": "head history",
+        "what": "head history, one file a step",
         "pairs": [[list(head) for head in pair] for pair in wanted],
         "null_draws": null_draws,
         "detectors": detectors,
@@ -85,61 +84,79 @@ def head_history(
     pieces = None if folder is None else open_pieces(folder, settings)
 
     measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
-    measured: dict[int, MeasuredStep] = {}
-    total = len(checkpoints) if isinstance(checkpoints, Sequence) else None
-    with tqdm(total=total, desc="history", unit="step", leave=False, disable=not show_progress) as bar:
-        for step, checkpoint in checkpoints:  # tqdm around them would hold on to a model while the next one is made
-            _require_rising([*measured, step])
-            kept = None if pieces is None else _kept(pieces, int(step), checkpoint, with_pairs=bool(wanted))
-            if kept is None:
-                kept = _measured_now(int(step), checkpoint, measure, pieces, with_pairs=bool(wanted))
-                del checkpoint
-                gc.collect()  # models hold circles of references, and the next must not find this one in memory
-            measured[int(step)] = kept
-            _require_one_shape(measured)
-            bar.update()
-    if not measured:
-        raise ValueError("there are no checkpoints to measure")
-    return _joined(measured, seed)
-
-
-def _kept(pieces: PieceFolder, step: int, checkpoint: Any, *, with_pairs: bool) -> MeasuredStep | None:
-    """What the folder holds of a step, if it is of these weights; a model is loaded only where nothing else names it.
-
-    Raises:
-        IncompatibleCheckpoint: it is of other weights.
-    """
-    heads = pieces.read(f"step{step}")
-    composition = pieces.read(f"step{step}_composition") if with_pairs else no_composition()
-    if heads is None or composition is None:
-        return None
-    if isinstance(checkpoint, LazyCheckpoint) and heads.attrs["identity"] == checkpoint.identity():
-        return MeasuredStep(heads, composition)
-    if heads.attrs["weights"] != _opened(step, checkpoint).weights_digest():
-        raise IncompatibleCheckpoint(
-            f"{pieces.path} holds step {step} of another model, or of other weights: choose another folder"
+    shapes: dict[int, dict[str, Any]] = {}
+    with workers_kept():
+        steps = finished_parts(
+            _steps(checkpoints, folder, measure, shapes),
+            pieces,
+            description="history",
+            unit="step",
+            total=len(checkpoints) if isinstance(checkpoints, Sequence) else None,
+            show_progress=show_progress,
         )
-    return MeasuredStep(heads, composition)
+    if not steps:
+        raise ValueError("there are no checkpoints to measure")
+    return _joined({step: _measured_step(table) for step, table in zip(shapes, steps.values(), strict=True)}, seed)
 
 
-def _measured_now(
-    step: int,
-    checkpoint: Any,
+def _steps(
+    checkpoints: Iterable[tuple[Any, Any]],
+    folder: str | os.PathLike[str] | None,
     measure: Callable[[AttentionView], MeasuredStep],
-    pieces: PieceFolder | None,
-    *,
-    with_pairs: bool,
-) -> MeasuredStep:
-    """Load and measure a checkpoint, and keep what was found."""
+    shapes: dict[int, dict[str, Any]],
+) -> Iterator[WorkPart]:
+    """A part per checkpoint; `shapes` is given that of each model, which has to be the same."""
+    before: list[Any] = []
+    for step, checkpoint in checkpoints:
+        before.append(step)
+        _require_rising(before)
+        step = int(step)
+        yield WorkPart(
+            f"step{step}",
+            partial(_measured, step, checkpoint, measure, shapes),
+            None if folder is None else partial(_require_same_model, folder, step, checkpoint, shapes),
+        )
+        del checkpoint
+        gc.collect()  # models hold circles of references, and the next must not find this one in memory
+
+
+def _measured(
+    step: int, checkpoint: Any, measure: Callable[[AttentionView], MeasuredStep], shapes: dict[int, dict[str, Any]]
+) -> pd.DataFrame:
+    """Load and measure a checkpoint."""
     view = _opened(step, checkpoint)
     found = measure(view)
-    if pieces is not None:
-        identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
-        found.heads.attrs |= {"identity": identity, "weights": view.weights_digest()}
-        if with_pairs:  # first, as a step is finished when its heads are there
-            pieces.write(f"step{step}_composition", found.composition)
-        pieces.write(f"step{step}", found.heads)
-    return found
+    identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
+    table = bundled({"heads": found.heads, "composition": found.composition})
+    table.attrs |= found.heads.attrs | {"identity": identity, "weights": view.weights_digest()}
+    _note_shape(shapes, step, table)
+    return table
+
+
+def _measured_step(table: pd.DataFrame) -> MeasuredStep:
+    step = MeasuredStep(**unbundled(table))
+    step.heads.attrs = table.attrs
+    return step
+
+
+def _require_same_model(
+    folder: str | os.PathLike[str],
+    step: int,
+    checkpoint: Any,
+    shapes: dict[int, dict[str, Any]],
+    kept: pd.DataFrame,
+) -> None:
+    """Compare a step of the folder with its checkpoint, which is loaded only if nothing else identifies its weights.
+
+    Raises:
+        IncompatibleCheckpoint: they have other weights.
+    """
+    identified = isinstance(checkpoint, LazyCheckpoint) and kept.attrs["identity"] == checkpoint.identity()
+    if not identified and kept.attrs["weights"] != _opened(step, checkpoint).weights_digest():
+        raise IncompatibleCheckpoint(
+            f"{os.fspath(folder)} holds step {step} of another model, or of other weights: choose another folder"
+        )
+    _note_shape(shapes, step, kept)
 
 
 def _opened(step: int, checkpoint: Any) -> AttentionView:
@@ -181,9 +198,10 @@ def _require_rising(steps: list[Any]) -> None:
             raise ValueError(f"step {after} comes after step {before}: give checkpoints in the order of training")
 
 
-def _require_one_shape(measured: dict[int, MeasuredStep]) -> None:
-    (first, before), (step, now) = next(iter(measured.items())), list(measured.items())[-1]
-    expected, found = before.heads.attrs["shape"], now.heads.attrs["shape"]
+def _note_shape(shapes: dict[int, dict[str, Any]], step: int, table: pd.DataFrame) -> None:
+    """Note what a step's model is like; refuse a model that is not like the first one."""
+    shapes[step] = found = table.attrs["shape"]
+    first, expected = next(iter(shapes.items()))
     differing = [name for name in expected if expected[name] != found[name]]
     if differing:
         name = differing[0]
@@ -222,10 +240,7 @@ def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
 
 def _stacked(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
     """Tables of several steps below one another, the step in front."""
-    pieces = []
-    for step, table in tables.items():
-        own = table.copy(deep=False)
-        own.attrs = {}  # they are of one step
-        own.insert(0, "step", step)
-        pieces.append(own)
-    return pd.concat(pieces, ignore_index=True)
+    own = {step: table.copy(deep=False) for step, table in tables.items()}
+    for step, table in own.items():
+        table.insert(0, "step", step)
+    return stacked(own.values())

@@ -1,23 +1,23 @@
 """`positional_symbolic_profile`: positional and symbolic scores of a whole model on the binding task, over draws."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from html import escape
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.positional.answers import answers_table
 from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw
 from tlspectral.positional.experiment import planned_experiment
-from tlspectral.positional.measure import Mode, QueryScores, measure_queries
+from tlspectral.positional.measure import Mode
+from tlspectral.tables import WorkPart, finished_parts, unbundled
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,6 +106,7 @@ def positional_symbolic_profile(
     exclude_first_block: bool = True,
     per_frequency: bool = False,
     logit_scale: float | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
     show_progress: bool = True,
 ) -> PositionalSymbolicProfile:
     """Positional and symbolic scores of every head on the binding task, averaged over questions and draws.
@@ -127,7 +128,9 @@ def positional_symbolic_profile(
         mode, tau, exclude_first_block, logit_scale: see `positional_symbolic`. Block 0 is the first selected block; it
             may still be asked about.
         per_frequency: also score every rotary pair of every head.
-        show_progress: a bar over prompts.
+        checkpoint_dir: a folder for one file per mode and draw; a profile that was stopped continues there and gives
+            the tables it would have given. Both modes, and profiles of more draws, may share it.
+        show_progress: bars over draws and prompts.
 
     Returns:
         A `PositionalSymbolicProfile` of DataFrames.
@@ -136,6 +139,7 @@ def positional_symbolic_profile(
         ValueError: a model without tokenizer; more pairs than the context holds (the message says how many it does);
             arguments that contradict one another or the preset; and as `positional_symbolic`.
         UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
+        IncompatibleCheckpoint: the folder holds a profile of other weights, hooks, prompts or settings.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, appendices B.4 and B.5).
 
@@ -161,41 +165,38 @@ def positional_symbolic_profile(
         least_blocks=3 if exclude_first_block else 2,
     )
     experiment.require_context(tokenizer, view.n_ctx)
-    swaps = experiment.swaps(exclude_first_block=exclude_first_block)
-    found: list[list[QueryScores]] = []
-    answers: list[pd.DataFrame] = []
-    tokens: list[Tensor] = []
-    total = len(experiment.seeds) * len(experiment.queries) * (1 + len(swaps))
-    with tqdm(total=total, desc="profile", unit="prompt", leave=False, disable=not show_progress) as bar:
-        for draw_seed in experiment.seeds:
-            draw = experiment.task.draw(draw_seed)
-            prompts = experiment.prompts(draw, tokenizer)
-            of_draw = measure_queries(
-                view,
-                prompts[0].prefix,
-                prompts[0].blocks,
-                [prompt.suffix for prompt in prompts],
-                mode=mode,
-                tau=tau,
-                exclude_first_block=exclude_first_block,
-                logit_scale=logit_scale,
-                swaps=swaps,
-                per_frequency=per_frequency,
-                seed=draw_seed,
-                advance=bar.update,
+    settings = DrawSettings(mode, tau, exclude_first_block, logit_scale, per_frequency)
+    folder = None if checkpoint_dir is None else draw_folder(checkpoint_dir, view, experiment, settings, seed)
+    bundles = finished_parts(
+        [
+            WorkPart(
+                f"{mode}_draw{draw_seed}", partial(measured_draw, view, experiment, draw_seed, settings, show_progress)
             )
-            logits = torch.stack([one.last_logits for one in of_draw])
-            answers.append(answers_table(tokenizer, draw, experiment.queries, prompts, logits))
-            found.append(of_draw)
-            tokens += [one.tokens for one in of_draw]
-    heads = over_draws([[one.heads for one in of_draw] for of_draw in found])
+            for draw_seed in experiment.seeds
+        ],
+        folder,
+        description="profile",
+        unit="draw",
+        show_progress=show_progress,
+    )
+    found = [unbundled(bundle) for bundle in bundles.values()]
+    heads_by_query, frequencies = (
+        [_by_query(draw[name], experiment.queries) for draw in found if name in draw]
+        for name in ("heads", "frequencies")
+    )
+    heads = over_draws(heads_by_query)
+    tokens = [
+        torch.as_tensor(of_query["token"].to_numpy(copy=True))
+        for draw in found
+        for _, of_query in draw["tokens"].groupby("query", sort=False)
+    ]
     profile = PositionalSymbolicProfile(
         heads=heads,
-        queries=_per_query(found, experiment.queries),
-        frequencies=_frequencies(found) if per_frequency else None,
-        answers=_numbered(answers),
+        queries=_per_query(heads_by_query, experiment.queries),
+        frequencies=over_draws(frequencies) if frequencies else None,
+        answers=_numbered([draw["answers"] for draw in found]),
         median_tests=median_tests(heads, view.n_layers),
-        correlation=_numbered([_correlations(of_draw, experiment.queries) for of_draw in found]),
+        correlation=_numbered([draw["correlation"] for draw in found]),
     )
     attrs: dict[Any, Any] = {
         **view.origin(),
@@ -211,7 +212,7 @@ def positional_symbolic_profile(
         "tau": tau,
         "exclude_first_block": exclude_first_block,
         "logit_scale": logit_scale,
-        "n_swaps": len(swaps),
+        "n_swaps": len(experiment.swaps(exclude_first_block=exclude_first_block)),
         "n_tokens": [len(one) for one in tokens],
         "tokens_sha256": digest_of(tokens),
     }
@@ -220,25 +221,18 @@ def positional_symbolic_profile(
     return profile
 
 
-def _per_query(found: list[list[QueryScores]], queries: tuple[int, ...]) -> pd.DataFrame:
+def _by_query(table: pd.DataFrame, queries: tuple[int, ...]) -> list[pd.DataFrame]:
+    """The tables of the queries of one draw."""
+    return [table.loc[table["query"] == query].drop(columns="query").reset_index(drop=True) for query in queries]
+
+
+def _per_query(heads: list[list[pd.DataFrame]], queries: tuple[int, ...]) -> pd.DataFrame:
     tables = []
     for place, query in enumerate(queries):
-        table = over_draws([[of_draw[place].heads] for of_draw in found])
+        table = over_draws([[of_draw[place]] for of_draw in heads])
         table.insert(2, "query", query)
         tables.append(table)
     return pd.concat(tables).sort_values(["layer", "head", "query"], ignore_index=True)
-
-
-def _frequencies(found: list[list[QueryScores]]) -> pd.DataFrame:
-    return over_draws([[one.frequencies for one in of_draw if one.frequencies is not None] for of_draw in found])
-
-
-def _correlations(of_draw: list[QueryScores], queries: tuple[int, ...]) -> pd.DataFrame:
-    table = pd.DataFrame([one.correlation for one in of_draw]).rename(columns={"draws": "null_draws"})
-    for name in ("pearson", "null_mean", "null_sd", "null_pct"):
-        table[name] = table[name].astype(np.float64)  # None becomes NaN
-    table.insert(0, "query", queries)
-    return table
 
 
 def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:

@@ -4,9 +4,12 @@ from tlspectral.tables.columns.entry import Column, Table
 from tlspectral.tables.columns.every_table import TABLES, describe_table
 from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
 from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
+from tlspectral.tables.model_pieces import open_model_pieces
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.pieces import PieceFolder, open_pieces
+from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
+from tlspectral.tables.work import WorkPart, finished_parts, workers_kept
 
 __all__ = [
     "COLUMNS",
@@ -18,10 +21,17 @@ __all__ = [
     "Column",
     "PieceFolder",
     "Table",
+    "WorkPart",
+    "bundled",
     "describe_columns",
     "describe_table",
+    "finished_parts",
+    "open_model_pieces",
     "open_pieces",
     "read_table",
+    "stacked",
+    "unbundled",
     "whole_file",
+    "workers_kept",
     "write_table",
 ]

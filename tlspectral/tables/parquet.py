@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
+        OSError: the disk is full; the message names `path`.
 
     Provenance says what the caller recorded. It does not prove that the numbers came from those weights.
     """
@@ -66,8 +68,19 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
-    with whole_file(path) as partial:
+    with naming_file(path), whole_file(path) as partial:
         partial.write_bytes(_with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode()))
+
+
+@contextmanager
+def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name `path` in an error of the operating system that names no file, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:

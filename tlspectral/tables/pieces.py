@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables.parquet import read_table, write_table
+from tlspectral.tables.parquet import naming_file, read_table, write_table
 from tlspectral.tables.whole_file import whole_file
 
 _FORMAT = 1
@@ -58,7 +58,7 @@ class PieceFolder:
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> None:
-        """Keep a finished piece; the file appears as a whole."""
+        """Keep a finished piece; the file appears as a whole. Raises OSError, with the file's name, if it cannot."""
         keyed = table.copy(deep=False)
         keyed.attrs = {**table.attrs, "made_with": self.key, "file": name}
         write_table(keyed, self.path / f"{name}.parquet")
@@ -80,25 +80,24 @@ def open_pieces(
         noted: kept beside the settings and not compared; that of a folder which is there is returned as it was.
 
     Raises:
-        IncompatibleCheckpoint: the folder was made with other settings, or holds other files.
+        IncompatibleCheckpoint: the folder was made with other settings, or holds other files. Hidden files do not
+            count, nor does a manifest that was cut off before any piece was written.
     """
     folder = Path(path)
     settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     file = folder / manifest
-    if not file.exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise IncompatibleCheckpoint(f"{folder} holds files but no {manifest}: choose an empty or a new folder")
+    found = _read_manifest(file)
+    if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as partial:
+        with naming_file(file), whole_file(file) as partial:
             partial.write_text(json.dumps({**settings, **noted}, indent=1), encoding="utf-8")
         return PieceFolder(folder, key, manifest, noted)
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        before = {name: found.pop(name) for name in noted}
-    except (ValueError, KeyError, AttributeError) as error:
-        raise IncompatibleCheckpoint(f"{file} cannot be read ({error!r}): choose another folder") from error
+    lacking = [name for name in noted if name not in found]
+    if lacking:
+        raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
+    before = {name: found.pop(name) for name in noted}
     differing = sorted(name for name in {*found, *settings} if found.get(name) != settings.get(name))
     if differing:
         name = differing[0]
@@ -107,6 +106,30 @@ def open_pieces(
             f"{_short(settings.get(name))} now): choose another folder"
         )
     return PieceFolder(folder, key, manifest, before)
+
+
+def _read_manifest(file: Path) -> dict[str, Any] | None:
+    """The settings in a manifest, None where there are neither settings nor pieces yet."""
+    others = file.parent.is_dir() and any(
+        other.name != file.name and not other.name.startswith(".") for other in file.parent.iterdir()
+    )
+    if not file.exists():
+        if others:
+            raise IncompatibleCheckpoint(
+                f"{file.parent} holds files but no {file.name}: choose an empty or a new folder"
+            )
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        if not others:
+            return None
+        raise IncompatibleCheckpoint(f"{file} cannot be read ({error!r}): choose another folder") from error
+    if not isinstance(found, dict):
+        raise IncompatibleCheckpoint(
+            f"{file} cannot be read (it holds a {type(found).__name__}, not settings by name): choose another folder"
+        )
+    return found
 
 
 def _short(value: Any) -> str:

@@ -3,16 +3,15 @@
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from joblib import Parallel, delayed
-from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import PieceFolder, WorkPart, bundled, finished_parts, open_pieces, unbundled
 from tlspectral.version import __version__
 
 
@@ -27,30 +26,6 @@ class RunFolder:
 
     pieces: PieceFolder
     provenance: dict[str, Any]
-
-    def read(self, name: str) -> dict[str, pd.DataFrame] | None:
-        """The tables of a finished run, None where it is not finished. Raises IncompatibleCheckpoint."""
-        joined = self.pieces.read(name)
-        if joined is None:
-            return None
-        # A column that only empty tables have was not written, so reindex in place of a selection.
-        return {
-            table: joined.loc[joined["table"] == table]
-            .reindex(list(columns), axis="columns")
-            .astype(columns)
-            .reset_index(drop=True)
-            for table, columns in joined.attrs["tables"].items()
-        }
-
-    def write(self, name: str, tables: dict[str, pd.DataFrame], *, seed: int) -> None:
-        """Keep the tables of a finished run, one below the other; the file appears as a whole."""
-        columns = {
-            key: {str(column): str(kind) for column, kind in table.dtypes.items()} for key, table in tables.items()
-        }
-        filled = [table.assign(table=key) for key, table in tables.items() if len(table)]
-        joined = pd.concat(filled, ignore_index=True)
-        joined.attrs = {**self.provenance, "run": name, "seed": seed, "tables": columns}
-        self.pieces.write(name, joined)
 
 
 def open_run_folder(path: Path, settings: dict[str, Any], *, command: str) -> RunFolder:
@@ -83,16 +58,16 @@ def finish_runs(
         folder: where each run is kept as soon as it is finished.
         runs: by name, the seed and what makes the tables.
         n_jobs: processes; the tables do not depend on it.
-        show_progress: a bar over the runs that are not there yet.
+        show_progress: a bar over the runs.
     """
-    missing = [name for name in runs if folder.read(name) is None]
-    work = Parallel(n_jobs=n_jobs, return_as="generator_unordered")(
-        delayed(_finish)(folder, name, *runs[name]) for name in missing
+    parts = [
+        WorkPart(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
+        for name, (seed, make) in runs.items()
+    ]
+    found = finished_parts(
+        parts, folder.pieces, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
     )
-    for _ in tqdm(work, total=len(missing), desc="runs", unit="run", leave=False, disable=not show_progress):
-        pass
-    found = {name: folder.read(name) for name in runs}
-    return {name: tables for name, tables in found.items() if tables is not None}
+    return {name: unbundled(table) for name, table in found.items()}
 
 
 def versions() -> dict[str, str]:
@@ -100,8 +75,9 @@ def versions() -> dict[str, str]:
     return {"tlspectral": __version__, "python": platform.python_version(), "torch": version("torch")}
 
 
-def _finish(folder: RunFolder, name: str, seed: int, make: Callable[[], dict[str, pd.DataFrame]]) -> None:
+def _bundled_run(attrs: dict[str, Any], make: Callable[[], dict[str, pd.DataFrame]]) -> pd.DataFrame:
     # Sums are split by thread: one thread everywhere gives the same last digits on any number of processes.
     with one_thread():
-        tables = make()
-    folder.write(name, tables, seed=seed)
+        run = bundled(make())
+    run.attrs = {**attrs, **run.attrs}
+    return run

@@ -16,7 +16,7 @@ from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modu
 from tlspectral.studies.bifocal.language_runs import LanguageRun
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
 from tlspectral.studies.bifocal.schedule import FULL, LanguagePlan, LanguageSchedule
-from tlspectral.studies.common.run_folder import open_run_folder
+from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.tables import read_table
 
 PLAN = LanguagePlan(LANGUAGE, 4, 8, tuple(Dyck3((depth, depth)) for depth in (3, 5)), 4, 4)
@@ -24,35 +24,27 @@ MODULO_PLAN = LanguagePlan(Modulo7(), 4, 8, (), 0, 4)
 TINY = LanguageSchedule((PLAN,), steps=3, rates=(1e-3, 1e-2), seeds=(0, 1), warmup_steps=1, log_every=2)
 
 
-def test_a_folder_gives_back_what_was_written(tmp_path):
+def test_a_run_of_several_tables_is_one_file(tmp_path):
     folder = open_run_folder(tmp_path / "runs", {"a": [1, 2]}, command="x")
     tables = {
         "empty": pd.DataFrame(columns=["step", "omega"]).astype({"step": "int64", "omega": "float64"}),
         "full": pd.DataFrame({"step": [1, 2], "loss": [0.5, math.nan], "name": ["a", "b"]}),
         "other": pd.DataFrame({"step": [7], "layer": [3]}),
     }
-    folder.write("one", tables, seed=4)
-    found = folder.read("one")
-    assert found is not None
-    assert list(found) == list(tables)
-    for name, table in tables.items():
-        pd.testing.assert_frame_equal(found[name], table)
+    for make in (lambda: tables, None):  # made, then read
+        found = finish_runs(folder, {"one": (4, make)})["one"]
+        assert list(found) == list(tables)
+        for name, table in tables.items():
+            pd.testing.assert_frame_equal(found[name], table)
     attrs = read_table(folder.pieces.path / "one.parquet").attrs
     assert (attrs["command"], attrs["seed"], attrs["run"]) == ("x", 4, "one")
     assert set(attrs["versions"]) == {"tlspectral", "python", "torch"}
-    assert folder.read("two") is None
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     folder = open_run_folder(tmp_path / "runs", {"a": 1}, command="")
     with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
         open_run_folder(folder.pieces.path, {"a": 2}, command="")
-    replace(folder, pieces=replace(folder.pieces, key="other")).write("one", {"t": pd.DataFrame({"x": [1]})}, seed=0)
-    with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
-        folder.read("one")
-    (folder.pieces.path / "two.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(IncompatibleCheckpoint, match="not a finished piece"):
-        folder.read("two")
     with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
         open_run_folder(tmp_path, {"a": 1}, command="")
     manifest = folder.pieces.path / "settings.json"

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import joblib
 import pandas as pd
-from tqdm.auto import tqdm
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
@@ -18,7 +16,7 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
     validation_prompts,
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import WorkPart, finished_parts, open_pieces, stacked
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
@@ -65,8 +63,8 @@ def canonical_sweep(
         checkpoint_dir: a folder for one file per task, number of frequencies and seed; a sweep that was stopped
             continues there and gives the tables it would have given, to the bit on the same machine. Sweeps of other
             tasks or more seeds may share it; other angles or another schedule may not.
-        n_jobs: workers among which these pieces are shared out, by joblib.
-        show_progress: bars over pieces and steps.
+        n_jobs: workers among which these stacks are shared out, by joblib.
+        show_progress: bars over stacks and steps.
 
     Returns:
         The two tables, sorted by task (in the order given), n_frequencies, angle and seed. `attrs` say how the heads
@@ -87,8 +85,11 @@ def canonical_sweep(
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)))
-    pieces = [
-        _Piece(CanonicalTask(task), n_frequencies, seed)
+    show_steps = show_progress and n_jobs == 1
+    stacks = [
+        WorkPart(
+            f"{task}_{n_frequencies}f_seed{seed:03d}", partial(_trained, plan, task, n_frequencies, seed, show_steps)
+        )
         for task in tasks
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
@@ -98,83 +99,45 @@ def canonical_sweep(
     if checkpoint_dir is not None:
         # The loss guards against hooks on a caller's model; here there is no such model.
         folder = open_pieces(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
-    found = _measure(plan, pieces, folder, n_jobs, show_progress)
-    return _assembled(found, {**settings, "seeds": seeds})
+    tables = finished_parts(
+        stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs, show_progress=show_progress
+    )
+    return _assembled(tables.values(), {**settings, "seeds": seeds})
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all pieces have in common."""
+    """What all stacks have in common."""
 
     schedule: CanonicalSchedule
     angles: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Heads that are trained in one stack: all angles of a task, a number of frequencies and a seed."""
-
-    task: CanonicalTask
-    n_frequencies: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Name of the piece's file."""
-        return f"{self.task.name}_{self.n_frequencies}f_seed{self.seed:03d}"
-
-
-def _measure(
-    plan: _Plan, pieces: list[_Piece], folder: PieceFolder | None, n_jobs: int, show_progress: bool
-) -> list[pd.DataFrame]:
-    """The table of each piece, in order; from the folder where it is there already."""
-    found = {piece: table for piece in pieces if folder is not None and (table := folder.read(piece.name)) is not None}
-    missing = [piece for piece in pieces if piece not in found]
-    bar = partial(tqdm, desc="canonical sweep", unit="stack", leave=False, disable=not show_progress)
-    with bar(total=len(pieces), initial=len(found)) as progress:
-        if n_jobs == 1:
-            for piece in missing:
-                found[piece] = _trained(plan, piece, folder, show_progress)
-                progress.update()
-        else:
-            jobs = (joblib.delayed(_trained)(plan, piece, folder, False) for piece in missing)
-            done: Any = joblib.Parallel(n_jobs=n_jobs)(jobs)
-            found |= dict(zip(missing, done, strict=True))
-            progress.update(len(missing))
-    return [found[piece] for piece in pieces]
-
-
-def _trained(plan: _Plan, piece: _Piece, folder: PieceFolder | None, show_progress: bool) -> pd.DataFrame:
-    """Train one stack and count its right answers by angle and position."""
-    task, schedule = piece.task, plan.schedule
-    fixed = (0.0,) * (piece.n_frequencies - 1)
-    runs = [CanonicalRun((*fixed, angle * angle_unit(task)), piece.seed) for angle in plan.angles]
+def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, show_progress: bool) -> pd.DataFrame:
+    """Train heads at all angles in one stack and count their right answers by angle and position."""
+    task, schedule = CanonicalTask(name), plan.schedule
+    fixed = (0.0,) * (n_frequencies - 1)
+    runs = [CanonicalRun((*fixed, angle * angle_unit(task)), seed) for angle in plan.angles]
     model = train_canonical(task, runs, schedule, show_progress=show_progress).model
     counts = accuracy_by_position(model, validation_prompts(task, schedule))
     angle = counts["run"].map(dict(enumerate(plan.angles)))
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "task": task.name,
-            "n_frequencies": piece.n_frequencies,
+            "n_frequencies": n_frequencies,
             "angle": angle,
             "theta": angle * angle_unit(task),
-            "seed": piece.seed,
+            "seed": seed,
             "position": counts["position"],
             "n": counts["n"],
             "correct": counts["correct"],
             "accuracy": counts["correct"] / counts["n"].where(counts["n"] > 0),
         }
     )
-    if folder is not None:
-        folder.write(piece.name, table)
-    return table
 
 
-def _assembled(pieces: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
-    bare = [piece.copy(deep=False) for piece in pieces]
-    for piece in bare:
-        piece.attrs = {}
-    by_position = pd.concat(bare, ignore_index=True)
+def _assembled(tables: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
+    by_position = stacked(tables)
     order = {task: place for place, task in enumerate(by_position["task"].unique())}
     by_position = by_position.sort_values(
         ["task", "n_frequencies", "angle", "seed", "position"],

@@ -1,0 +1,332 @@
+"""The engine of long work: order, workers, a live bar, folders that continue, and what stops it."""
+
+import errno
+import json
+import os
+import time
+from functools import partial
+
+import joblib
+import pandas as pd
+import pytest
+
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables import WorkPart, bundled, finished_parts, open_pieces, stacked, unbundled, work, workers_kept
+
+finished = partial(finished_parts, description="work", unit="part", show_progress=False)
+
+
+def table_of(number, *prepared):
+    return pd.DataFrame({"number": [number], "pid": os.getpid(), "prepared": [*prepared, None][:1]})
+
+
+def parts_of(count, make=table_of):
+    return [WorkPart(f"part{number}", partial(make, number)) for number in range(count)]
+
+
+def numbers(tables):
+    return [table["number"].item() for table in tables.values()]
+
+
+def workers_of(tables):
+    return {int(table["pid"].item()) for table in tables.values()}
+
+
+# --- shared out ---
+
+
+def slow_first(number):
+    """The first part is finished last."""
+    time.sleep(0.5 if number == 0 else 0)
+    return table_of(number)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_tables_come_in_the_order_given(n_jobs):
+    with joblib.parallel_config(backend="threading"):
+        found = finished(parts_of(4, slow_first), n_jobs=n_jobs)
+    assert list(found) == ["part0", "part1", "part2", "part3"]
+    assert numbers(found) == [0, 1, 2, 3]
+
+
+def test_one_job_is_this_process():
+    assert workers_of(finished(parts_of(3))) == {os.getpid()}
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for_both(number, *prepared, folder):
+    """Parts 0 and 1 each wait until the other has begun, so that two workers have to take one each."""
+    (folder / f"begun{number}").touch()
+    until = time.monotonic() + 60
+    while number < 2 and not (folder / f"begun{1 - number}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return table_of(number, *prepared)
+
+
+def test_worker_processes_end_with_the_outermost_call(tmp_path):
+    parts = parts_of(4, partial(wait_for_both, folder=tmp_path))
+    with workers_kept():
+        first = workers_of(finished(parts, n_jobs=2))
+        second = workers_of(finished(parts, n_jobs=2))
+        assert len(first) == 2
+        assert os.getpid() not in first
+        assert second <= first  # started once
+        assert all(is_running(pid) for pid in first)
+    assert not any(is_running(pid) for pid in first)
+    third = workers_of(finished(parts_of(4), n_jobs=2))
+    assert not any(is_running(pid) for pid in third)
+
+
+def fails(number):
+    if number == 1:
+        raise ValueError("part 1 cannot be made")
+    return table_of(number)
+
+
+def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
+    folder, started = open_pieces(tmp_path / "parts", {}), []
+    real = work.get_reusable_executor
+    monkeypatch.setattr(work, "get_reusable_executor", lambda **given: started.append(real(**given)) or started[-1])
+    with pytest.raises(ValueError, match="part 1 cannot be made"):
+        finished(parts_of(2, fails), folder, n_jobs=2)
+    assert len(started) == 1
+    assert numbers(finished(parts_of(1), folder)) == [0]
+
+
+@pytest.mark.slow
+def test_workers_that_the_caller_configured_are_left_alone():
+    with joblib.parallel_config(backend="loky"):
+        found = workers_of(finished(parts_of(4), n_jobs=2))
+        assert all(is_running(pid) for pid in found)
+    joblib.externals.loky.get_reusable_executor(reuse=True).shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.usefixtures("dask_cluster")
+def test_a_dask_cluster_makes_the_parts(tmp_path):
+    folder = open_pieces(tmp_path / "parts", {})
+    (tmp_path / "begun").mkdir()
+    parts = parts_of(4, partial(wait_for_both, folder=tmp_path / "begun"))
+    found = finished(parts, folder, n_jobs=-1, prepare=partial(prepared_by, tmp_path))
+    assert numbers(found) == [0, 1, 2, 3]
+    assert os.getpid() not in workers_of(found)
+    assert len(list(tmp_path.glob("prepared*"))) == len(workers_of(found)) == 2
+    assert len(list(folder.path.glob("*.parquet"))) == 4
+
+
+# --- prepared once per worker ---
+
+
+def prepared_by(folder):
+    """Leave a file for each time that it is done."""
+    with open(folder / f"prepared_{os.getpid()}_{time.monotonic_ns()}", "w"):
+        return f"by {os.getpid()}"
+
+
+@pytest.mark.parametrize("backend", [None, "threading"])
+def test_what_parts_share_is_prepared_once_per_worker(tmp_path, backend):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    parts = parts_of(6, partial(wait_for_both, folder=begun))
+    with joblib.parallel_config(**({} if backend is None else {"backend": backend})):
+        found = finished(parts, n_jobs=2, prepare=partial(prepared_by, tmp_path))
+    assert len(list(tmp_path.glob("prepared*"))) == 2
+    assert all(table["prepared"].item() == f"by {table['pid'].item()}" for table in found.values())
+
+
+def test_nothing_is_prepared_for_a_finished_work(tmp_path):
+    folder = open_pieces(tmp_path / "parts", {})
+    for _ in range(2):
+        finished(parts_of(2), folder, prepare=partial(prepared_by, tmp_path))
+    assert len(list(tmp_path.glob("prepared*"))) == 1
+
+
+def test_two_works_do_not_share_what_they_prepared(tmp_path):
+    with workers_kept():
+        for text in ("one", "two"):
+            found = finished(parts_of(4), n_jobs=2, prepare=lambda text=text: text)
+            assert {table["prepared"].item() for table in found.values()} == {text}
+
+
+# --- the bar ---
+
+
+class Bar(work.tqdm):
+    """A bar that notes where it stands."""
+
+    stood: list[int]
+
+    def update(self, n=1):
+        super().update(n)
+        self.stood.append(self.n)
+
+
+@pytest.fixture
+def stood(monkeypatch):
+    Bar.stood = []
+    monkeypatch.setattr(work, "tqdm", Bar)
+    return Bar.stood
+
+
+def until_the_bar_moves(number, folder):
+    """The last part waits for a file, which appears when the bar has moved."""
+    until = time.monotonic() + 60
+    while number == 3 and not (folder / "moved").exists():
+        if time.monotonic() > until:
+            raise TimeoutError("the bar does not move while work is under way")
+        time.sleep(0.01)
+    return table_of(number)
+
+
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_the_bar_moves_while_work_is_under_way(tmp_path, stood, monkeypatch, backend):
+    def moved(self, n=1):
+        Bar.update(self, n)
+        if self.n:
+            (tmp_path / "moved").touch()
+
+    monkeypatch.setattr(work, "tqdm", type("Moved", (Bar,), {"update": moved}))
+    with joblib.parallel_config(backend=backend):
+        finished(parts_of(4, partial(until_the_bar_moves, folder=tmp_path)), n_jobs=2, show_progress=True)
+    assert stood == [1, 2, 3, 4]
+
+
+def test_the_bar_begins_where_the_folder_stands(tmp_path, stood, capfd):
+    folder = open_pieces(tmp_path / "parts", {})
+    finished(parts_of(3), folder)
+    stood.clear()
+    finished(parts_of(5), folder, show_progress=True)
+    assert stood == [4, 5]
+    assert "3/5" in capfd.readouterr().err
+
+
+def test_the_bar_is_silent_unless_asked_for(capfd):
+    finished(parts_of(2))
+    assert capfd.readouterr() == ("", "")
+
+
+# --- continued ---
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_stopped_work_continues(tmp_path, n_jobs):
+    def stops(number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return table_of(number)
+
+    folder = open_pieces(tmp_path / "parts", {"a": 1})
+    with joblib.parallel_config(backend="threading"), pytest.raises(KeyboardInterrupt):
+        finished(parts_of(3, stops), folder)
+    made = []
+    with joblib.parallel_config(backend="threading"):
+        found = finished(
+            parts_of(4, lambda number: made.append(number) or table_of(number)),
+            open_pieces(folder.path, {"a": 1}),
+            n_jobs=n_jobs,
+        )
+    assert sorted(made) == [2, 3]
+    assert numbers(found) == [0, 1, 2, 3]
+
+
+def test_all_files_are_checked_before_a_part_is_made(tmp_path):
+    folder, made = open_pieces(tmp_path / "parts", {}), []
+    finished(parts_of(3)[2:], folder)
+
+    def refuse(kept):
+        raise IncompatibleCheckpoint(f"part {kept['number'].item()} is of another work")
+
+    parts = [WorkPart(f"part{number}", partial(made.append, number), refuse) for number in range(3)]
+    with pytest.raises(IncompatibleCheckpoint, match="part 2 is of another work"):
+        finished(parts, folder)
+    assert made == []
+
+
+def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
+    folder, order = open_pieces(tmp_path / "parts", {}), []
+    finished(parts_of(2)[1:], folder)
+
+    def parts():
+        for number in range(3):
+            order.append(f"asked for {number}")
+            yield WorkPart(f"part{number}", lambda number=number: order.append(f"made {number}") or table_of(number))
+
+    assert numbers(finished(parts(), folder, total=3)) == [0, 1, 2]
+    assert order == ["asked for 0", "made 0", "asked for 1", "asked for 2", "made 2"]
+
+
+# --- folders ---
+
+
+def test_hidden_files_do_not_make_a_folder_foreign(tmp_path):
+    (tmp_path / ".DS_Store").write_bytes(b"\0")
+    (tmp_path / ".settings.1a2b.part.json").write_text('{"for')  # the machine went down while it was written
+    assert numbers(finished(parts_of(2), open_pieces(tmp_path, {"a": 1}))) == [0, 1]
+    (tmp_path / "._part0.parquet").write_bytes(b"\0")
+    assert numbers(finished(parts_of(2), open_pieces(tmp_path, {"a": 1}))) == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 1, "a'])
+def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    folder = open_pieces(tmp_path, {"a": 1})
+    assert json.loads((tmp_path / "settings.json").read_text())["a"] == 1
+    finished(parts_of(1), folder)
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
+        open_pieces(tmp_path, {"a": 1})
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"noted"', '{"format": 1, "a": 1}'])
+def test_a_manifest_of_another_shape_is_refused(tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
+        open_pieces(tmp_path, {"a": 1}, noted={"noted": 2})
+    assert (tmp_path / "settings.json").read_text() == text
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+    folder = open_pieces(tmp_path / "parts", {})
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*part0\.parquet'") as error:
+        finished(parts_of(1), folder)
+    assert error.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match=r"No space left on device: '.*settings\.json'"):
+        open_pieces(tmp_path / "new", {})
+
+
+# --- below one another ---
+
+
+def test_attrs_of_stacked_tables_are_left_to_the_tables():
+    tables = [table_of(number) for number in range(2)]
+    for number, table in enumerate(tables):
+        table.attrs = {"number": [number]}
+    assert stacked(tables)["number"].tolist() == [0, 1]
+    assert stacked(tables).index.tolist() == [0, 1]
+    assert stacked(tables).attrs == {}
+    assert [table.attrs for table in tables] == [{"number": [0]}, {"number": [1]}]
+
+
+def test_a_bundle_gives_its_tables_back():
+    tables = {
+        "empty": pd.DataFrame({"step": pd.Series(dtype="int64"), "omega": pd.Series(dtype="float64")}),
+        "whole": pd.DataFrame({"step": [2**53, 1], "right": [True, False], "name": ["a", "b"]}),
+        "other": pd.DataFrame({"loss": [0.1]}),
+    }
+    found = unbundled(bundled(tables))
+    assert list(found) == list(tables)
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(found[name], table)
