@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.effects import intact_losses, layer_effects
 from tlspectral.ablation.folder import open_folder
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
@@ -24,7 +25,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import PieceFolder
+from tlspectral.tables import PieceFolder, named
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -314,4 +315,4 @@ def _assembled(
             "pvalue": None if agreement is None else float(agreement.pvalue),
         }
     table.attrs = attrs
-    return table
+    return named(table, ABLATION_SWEEP)

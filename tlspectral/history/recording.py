@@ -14,12 +14,13 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.history.columns import HEAD_HISTORY
 from tlspectral.history.measure import MeasuredStep, measure_step, no_composition
 from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import PieceFolder, named, open_pieces
 
 _OF_A_STEP = (
     "commit", "control_variate", "identity", "in_context", "made_with", "revision", "score_check", "weights",
@@ -213,8 +214,10 @@ def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
         {"step": step} | {name: found.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
         for step, found in measured.items()
     ]
-    for table in (history.heads, history.summary, history.composition):
-        table.attrs = dict(common)
+    for name, table in HEAD_HISTORY.items():
+        frame: pd.DataFrame = getattr(history, name)
+        frame.attrs = common
+        named(frame, table)
     return history
 
 

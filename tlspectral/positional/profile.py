@@ -16,8 +16,10 @@ from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.columns import PROFILE
 from tlspectral.positional.experiment import planned_experiment
 from tlspectral.positional.measure import Mode, QueryScores, measure_queries
+from tlspectral.tables import named
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,8 +217,9 @@ def positional_symbolic_profile(
         "n_tokens": [len(one) for one in tokens],
         "tokens_sha256": digest_of(tokens),
     }
-    for table in profile.tables.values():
-        table.attrs = dict(attrs)
+    for name, table in profile.tables.items():
+        table.attrs = attrs
+        named(table, PROFILE[name])
     return profile
 
 

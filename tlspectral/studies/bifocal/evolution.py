@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from tlspectral.spectral_rope import SpectralRoPE
+from tlspectral.studies.bifocal.columns import EVOLVE_LOSSES, EVOLVE_TRAJECTORY
+from tlspectral.tables import named
 
 _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 
@@ -109,7 +111,8 @@ def evolve(
             losses.append({"step": done, "loss": loss.item()})
             if done % settings.log_every == 0 or done == settings.steps:
                 records.append(spectral_record(model, done))
-    return Evolution(pd.DataFrame(losses, columns=["step", "loss"]), pd.concat(records, ignore_index=True))
+    table = pd.DataFrame(losses, columns=["step", "loss"])
+    return Evolution(named(table, EVOLVE_LOSSES), named(pd.concat(records, ignore_index=True), EVOLVE_TRAJECTORY))
 
 
 def spectral_modules(model: nn.Module) -> dict[int, SpectralRoPE]:

@@ -18,6 +18,7 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
     validation_prompts,
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
 from tlspectral.tables import PieceFolder, open_pieces
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
@@ -185,5 +186,9 @@ def _assembled(pieces: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> Canonic
     accuracy = by_position.groupby(heads, sort=False, as_index=False).agg({"n": "sum", "correct": "sum"})
     accuracy["accuracy"] = accuracy.pop("correct") / accuracy["n"]
     accuracy["chance"] = accuracy["task"].map({task: 1 / CanonicalTask(task).n_answers for task in order})
-    by_position.attrs, accuracy.attrs = attrs, dict(attrs)
-    return CanonicalSweep(accuracy, by_position)
+    sweep = CanonicalSweep(accuracy, by_position)
+    for name, table in CANONICAL_SWEEP.items():
+        frame: pd.DataFrame = getattr(sweep, name)
+        frame.attrs = attrs
+        named(frame, table)
+    return sweep

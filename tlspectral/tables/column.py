@@ -1,19 +1,29 @@
-"""What is said of a column of a table, and of a table."""
+"""The documentation of one column, and of one table."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table; `also_known_as` and nothing else may be empty."""
+    """One column of a table.
+
+    Attributes:
+        name: its name in the table.
+        meaning: what the number is, with its formula, and when it is missing.
+        unit: of the values; `"flag"` for booleans.
+        range: from the smallest to the largest value, or the labels.
+        source: paper and section; numbers that no paper has are this package's.
+        also_known_as: what others call it; empty if nothing is known.
+        does_not_establish: what must not be read from it; empty for labels, indices and settings.
+    """
 
     name: str
     meaning: str
-    unit: str
-    range: str
-    source: str
-    also_known_as: str
-    does_not_establish: str
+    unit: str = ""
+    range: str = ""
+    source: str = "this package"
+    also_known_as: str = ""
+    does_not_establish: str = ""
 
     @property
     def signed(self) -> bool:
