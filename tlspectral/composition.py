@@ -27,7 +27,7 @@ from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, s
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
-from tlspectral.tables import COLUMNS, Column, Table
+from tlspectral.tables import COLUMNS, Column, Table, named
 
 CompositionKind = Literal["q", "k", "v"]
 

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import COLUMNS, Column, Table
+from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")
 SMALL_VOCABULARY = 64
