@@ -39,5 +39,5 @@ _ANOTHER = (
 )
 
 ANOTHER_MODEL = Table("another_model",
-    "`tlspectral.heads.model_statistics`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
+    "`tlspectral.heads.model_statistics.another_model`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
 TABLES = (ANOTHER_MODEL,)

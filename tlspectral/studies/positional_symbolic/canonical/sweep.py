@@ -19,7 +19,7 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
-from tlspectral.tables import PieceFolder, open_pieces
+from tlspectral.tables import PieceFolder, named, open_pieces
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}

@@ -14,7 +14,7 @@ from tlspectral.nulls import one_thread
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
-from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION
+from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY
 from tlspectral.tables import named
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
