@@ -1,6 +1,6 @@
 """The documentation of one column, and of one table."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Column:
     name: str
     meaning: str
     unit: str = ""
+    _: KW_ONLY
     range: str = ""
     source: str = "this package"
     also_known_as: str = ""
