@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from described import assert_described
 
 from tlspectral.positional.agreement import frequency_agreement, score_agreement
 
@@ -80,6 +81,7 @@ def test_frequency_agreement_finds_a_profile_and_says_when_all_heads_share_it():
     rng = np.random.default_rng(4)
     own = rng.normal(size=(LAYERS, HEADS, PAIRS))
     found = frequency_agreement(*frequency_tables(rng, own, 2 * own + 1), draws=300)
+    assert_described(found)
     assert found["spearman"].to_numpy() == pytest.approx(1.0, abs=1e-12)  # the same order, to rounding
     assert (found["null_pct"] == 1.0).all()
     assert (found["turned_pct"] < 1.0 + 1e-9).all()
@@ -128,7 +130,8 @@ def test_the_same_seed_gives_the_same_table_and_attrs_say_which():
     scores = scores_table(rng, table, rng.normal(size=len(table)))
     first, second = (score_agreement(scores, table, draws=30, seed=5) for _ in range(2))
     pd.testing.assert_frame_equal(first, second)
-    assert first.attrs == {"draws": 30, "seed": 5}
+    assert first.attrs == {"draws": 30, "seed": 5, "table": "score_agreement"}
+    assert_described(first)
 
 
 def test_missing_columns_and_strangers_are_refused():

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from described import assert_described
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -25,6 +26,7 @@ def row(table, statistic, method):
 
 def test_a_published_model_gets_its_published_row():
     table = another_model(published_heads("pythia-410m"), bootstrap_draws=200)
+    assert_described(table)
     # FP, Table 2: +0.35 and the percentile .89; Table 3: 61 % by the hybrid estimator, 47 % by ranks.
     assert round(row(table, "partial correlation", "hybrid")["value"], 2) == 0.35
     assert round(row(table, "top-5 percentile of D_head", "median")["value"], 2) == 0.89

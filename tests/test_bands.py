@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 from tlspectral.ablation import band_effects, induction_loss
 from tlspectral.ablation.bands import BANDS, equal_sets
@@ -59,6 +60,7 @@ def test_a_band_is_one_ablated_forward(name):
     intact = induction_loss(model, tokens=tokens)
     assert list(table["band"]) == list(BANDS) * 2
     assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
+    assert_described(table, table.assign(kind="symbolic"))
     assert table.attrs["intact_loss"] == pytest.approx(intact.value, abs=1e-6)
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]

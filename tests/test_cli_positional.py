@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from described import assert_described
 from typer.testing import CliRunner
 from zoo_words import reader
 
@@ -41,7 +42,9 @@ def test_positional_writes_what_the_library_measures(table, tmp_path):
             reader("llama"), "plain", n_pairs=5, n_blocks=4, queries=2, draws=1, mode=mode, per_frequency=True, seed=3
         )
         for name, one in expected.tables.items():
-            pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}_{mode}.parquet"), one)
+            found = read_table(tmp_path / "out" / f"{name}_{mode}.parquet")
+            pd.testing.assert_frame_equal(found, one)
+            assert_described(found)
         assert repr(expected) in done.output
         assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
         assert f"im_share against s_pos over frequencies, swaps by {mode}" in done.output
@@ -83,6 +86,7 @@ def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path):
     done = run("positional", "any", *SMALL, *options)
     assert done.exit_code == 0, done.output
     bands = read_table(tmp_path / "out" / "bands.parquet")
+    assert_described(bands)
     scores = read_table(tmp_path / "out" / "heads_key.parquet")
     lead = (scores["s_sym"] - scores["s_pos"]).nlargest(2).index
     symbolic = set(zip(scores.loc[lead, "layer"], scores.loc[lead, "head"], strict=True))

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 import tlspectral as tls
 from tlspectral.heads import compare_heads, weight_noise_band
@@ -72,6 +73,7 @@ def test_a_table_does_not_differ_from_itself_and_order_of_rows_does_not_matter(b
 
 
 def test_rounding_explains_small_changes_and_not_large_ones(base, tuned, noise):
+    assert_described(compare_heads(base, tuned), compare_heads(base, tuned, noise_b=noise))
     # Moved by 1e-9 of its spread, the weight stays within its float32 rounding of 6e-8 of its size.
     stand_in = noise.copy()  # the band of another model is the same but for the changed weight
     stand_in.attrs.pop("weights_sha256")

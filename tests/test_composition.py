@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 from reference_circuits import NAMES, bridge, edited, reference
 
 import tlspectral as tls
@@ -30,6 +31,7 @@ def test_scores_are_those_of_the_dense_operators(name, kind):
     dense, last = reference(name), len(reference(name).layers) - 1
     for head in range(len(dense.layers[last].qk)):
         table = tls.k_composition(bridge(name), (last, head), kind=kind)
+        assert_described(table)
         expected = dense_scores(dense, last, head, kind)
         found = table.set_index(["layer", "head"])["score"]
         assert set(found.index) == set(expected)

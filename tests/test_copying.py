@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 from reference_circuits import (
     NAMES,
     DenseLayer,
@@ -23,7 +24,7 @@ import tlspectral as tls
 @pytest.mark.parametrize("name", NAMES)
 def test_copying_is_that_of_the_dense_circuit(name):
     table, dense = tls.copying_scores(bridge(name)), reference(name)
-    assert list(table) == ["layer", "head", "copying", "positivity"]
+    assert_described(table)
     assert table[["layer", "head"]].to_numpy().tolist() == [
         [layer, head] for layer, at in enumerate(dense.layers) for head in range(len(at.qk))
     ]

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 import zoo
+from described import assert_described
 
 import tlspectral as tls
 from tlspectral import detectors
@@ -186,8 +187,7 @@ def test_detect_heads_runs_on_these_sequences():
 
 def test_the_table_says_how_it_was_made():
     table = tls.detect_heads(built("bridge", "llama"), **SMALL, seed=3)
-    first = ["prev_first", "prev_first_se"]
-    assert list(table) == ["layer", "head", "prev", "prev_se", "dup", "dup_se", "ind", "ind_se", *first]
+    assert_described(table)
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
     assert table.attrs == {
@@ -197,6 +197,7 @@ def test_the_table_says_how_it_was_made():
         "seed": 3,
         "chance": np.mean([1 / (p + 1) for p in range(11, 21)]),
         "reliability": table.attrs["reliability"],
+        "table": "detect_heads",
     }
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -202,6 +203,8 @@ def test_the_track_is_one_head_beside_the_summary(history):
 
 
 def test_what_was_measured_travels_with_the_tables(history, tmp_path):
+    for table in vars(history).values():
+        assert_described(table)
     json.dumps(history.heads.attrs, allow_nan=False)
     assert [at["step"] for at in history.heads.attrs["checkpoints"]] == list(STEPS)
     assert len({at["weights_sha256"] for at in history.heads.attrs["checkpoints"]}) == 3

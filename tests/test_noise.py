@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 import tlspectral as tls
 from tlspectral.heads.noise import (
@@ -80,7 +81,7 @@ def test_band_of_a_full_precision_model_is_tiny_and_reproducible() -> None:
     band = weight_noise_band(model, draws=40, seed=1)
     again = weight_noise_band(model, draws=40, seed=1)
     assert band.equals(again)
-    assert set(band) == {"layer", "head"} | {f"{name}_{end}" for name in NOISE_COLUMNS for end in ("sd", "shift")}
+    assert_described(band)
     # No rotary positions, so no phase to move; everything else moves a little.
     assert band["rope_imag_frac_sd"].isna().all()
     assert (band["D_head_sd"] > 0).all()
@@ -93,7 +94,7 @@ def test_the_band_is_the_spread_of_the_draws() -> None:
     model = zoo.bridge("llama")
     moved = weight_noise_draws(model, draws=5, seed=2)
     band = weight_noise_band(model, draws=5, seed=2)
-    assert list(moved) == ["draw", "layer", "head", *NOISE_COLUMNS]
+    assert_described(moved)
     assert moved["draw"].unique().tolist() == [-1, 0, 1, 2, 3, 4]
     heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
     unmoved = moved[moved["draw"] == -1].reset_index(drop=True)
@@ -103,7 +104,7 @@ def test_the_band_is_the_spread_of_the_draws() -> None:
         values = np.stack([moved[moved["draw"] == draw][name] for draw in range(5)])
         np.testing.assert_allclose(band[f"{name}_sd"], values.std(axis=0, ddof=1), rtol=1e-12, atol=0)
         np.testing.assert_allclose(band[f"{name}_shift"], values.mean(axis=0) - heads[name], rtol=1e-9, atol=1e-15)
-    assert moved.attrs == band.attrs
+    assert moved.attrs | {"table": "weight_noise_band"} == band.attrs
 
 
 def test_noise_of_a_statistic_is_that_of_the_drawn_tables() -> None:
@@ -120,7 +121,9 @@ def test_noise_of_a_statistic_is_that_of_the_drawn_tables() -> None:
             "weighted": lambda at: (at["D_head"] * at["prev"]).sum(),
             "rank": lambda at: at["D_head_pct"].max(),
         },
-    ).set_index("statistic")
+    )
+    assert_described(table)
+    table = table.set_index("statistic")
     means = moved[moved["draw"] >= 0].groupby("draw")["D_head"].mean()
     np.testing.assert_allclose(table.loc["mean", ["mean", "sd"]].astype(float), [means.mean(), means.std()], rtol=1e-7)
     assert table.loc["mean", "value"] == pytest.approx(heads["D_head"].mean(), rel=1e-12)

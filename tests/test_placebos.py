@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 from test_rotary import dense_phase
 
 import tlspectral as tls
@@ -98,7 +99,7 @@ def test_draws_share_one_permutation_over_heads_and_layers():
 def test_the_table_is_sorted_reproducible_and_says_its_seed():
     model = tls.load_model("tiny-rope")
     table = permuted_pairing(model)
-    assert list(table) == PLACES + COLUMNS
+    assert_described(table)
     assert len(table) == 50 * 2 * 4
     assert table[PLACES].equals(table[PLACES].sort_values(PLACES, ignore_index=True))
     assert table.equals(permuted_pairing(model))
@@ -139,7 +140,7 @@ def test_pseudo_rope_is_rotate_half_at_base_10000():
     geometry = RotaryGeometry(theta, torch.arange(width // 2), torch.arange(width // 2, width), width)
     found = table[table["layer"] == 1][COLUMNS].to_numpy()
     np.testing.assert_allclose(found, dense_metrics(*layer.operator_factors(), geometry), **EXACT)
-    assert list(table) == PLACES + COLUMNS
+    assert_described(table)
     assert (table["draw"] == 0).all()
     assert table.attrs["placebo"] == "pseudo_rope"
     partial_table = pseudo_rope(model, base=500.0, rotary_dim=4)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 from tlspectral.detectors import relative_position_kernel
 from tlspectral.errors import BadHead, UnsupportedArchitecture
@@ -44,6 +45,7 @@ def plain_kernel(model, layer, head, tokens, farthest=20):
 def test_it_is_the_mean_of_the_kept_scores(backend, name):
     model, tokens = built(backend, name), zoo.prompt(3, 24)
     found = relative_position_kernel(model, [(1, 2), (0, 1)], tokens)
+    assert_described(found)
     assert list(found) == ["layer", "head", "offset", "score"]
     assert found["offset"].tolist() == 2 * list(range(-20, 1))
     for (layer, head), one in found.groupby(["layer", "head"]):
@@ -80,7 +82,7 @@ def test_short_prompts_reach_less_far():
 
 
 def test_no_heads_is_an_empty_table():
-    assert list(relative_position_kernel(built("bridge", "llama"), [])) == ["layer", "head", "offset", "score"]
+    assert_described(relative_position_kernel(built("bridge", "llama"), []))
 
 
 @pytest.mark.parametrize("name", ["gptj", "opt"])

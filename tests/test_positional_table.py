@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 from positional_measurements import SCORES, block_prompt, differ, measured, modes, shared
 
 import tlspectral as tls
@@ -36,6 +37,7 @@ def test_the_table_says_what_it_was_made_with(mode, per_frequency):
     # The correlation is over heads in both tables.
     assert attrs["correlation"]["n_heads"] == 8
     heads = positional_symbolic(model, prompt, mode=mode, tau=0.02, show_progress=False)
+    assert_described(positional_symbolic(model, prompt, mode=mode, per_frequency=True, show_progress=False), heads)
     assert attrs["correlation"]["pearson"] == pytest.approx(heads["s_pos"].corr(heads["s_sym"]), abs=1e-12)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
@@ -220,7 +221,7 @@ def test_tables_are_sorted_typed_and_say_where_they_come_from():
     heads = pd.DataFrame({"layer": [1, 0], "head": [2, 3]})
     table = attention_traces(model, prompt, heads, swaps=[(3, 1), (1, 3)], frequencies=[4, 4, 1])
     keys = ["layer", "head", "frequency", "swap_i", "swap_j", "block"]
-    assert table.columns.tolist() == [*keys, "before", "after"]
+    assert_described(table)
     assert str(table["frequency"].dtype) == "Int64"
     assert table[keys].drop_duplicates().to_numpy(object).tolist() == [
         [layer, head, frequency, 1, 3, block]
@@ -229,6 +230,7 @@ def test_tables_are_sorted_typed_and_say_where_they_come_from():
         for block in range(5)
     ]
     norms = frequency_norms(model, prompt, heads)
+    assert_described(norms)
     for found in (table, norms):
         assert json.loads(json.dumps(found.attrs, allow_nan=False))["n_tokens"] == zoo.PROMPT_LENGTH
     assert table.attrs["mode"] == "prompt"

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -381,6 +382,7 @@ def test_first_block_queries_temperature_and_scale_can_be_chosen():
 def test_a_profile_says_what_it_was_made_with_and_whether_the_model_answers():
     found = profile()
     for table in found.tables.values():
+        assert_described(table)
         assert json.loads(json.dumps(table.attrs, allow_nan=False)) == table.attrs
     attrs = found.frequencies.attrs
     expected = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from described import assert_described
 
 from tlspectral.tables.published import (
     PUBLISHED_CHECKPOINTS,
@@ -45,6 +46,10 @@ def test_tables_say_whose_they_are():
         published_kernels(),
         *vars(published_constrained()).values(),
     ]
+    assert_described(*map(published_heads, PUBLISHED_HEADS), released=True)
+    assert_described(*map(published_checkpoints, PUBLISHED_CHECKPOINTS), released=True)
+    for table in tables[2:]:
+        assert_described(table, released=True)
     for table in tables:
         assert table.attrs["licence"] == "CC-BY-4.0"
         assert "qk-spectral-fingerprint" in table.attrs["source"]

@@ -204,7 +204,7 @@ def test_it_fits_a_telephone_and_a_dark_room(browser, address, width, dark):
         assert clean(page, address)
 
 
-# Fonts differ by machine, so a wide one is made of any: the letters of a spaced text stand apart, as those of a wide font.
+# Fonts differ by machine, so any of them is made wide by space between the letters.
 @pytest.mark.parametrize("spacing", [0, 2, 5])
 @pytest.mark.parametrize("font", ["", "'Liberation Sans', sans-serif", "'DejaVu Sans', monospace"])
 @pytest.mark.parametrize("width", [380, 1200])

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.regression.linear_model import OLS
@@ -247,6 +248,7 @@ def table_of(seed=0, n=60):
 def test_every_pair_is_in_the_table_with_scipys_numbers():
     frame = table_of()
     found = spearman_table(frame, ["a", "b"], ["prev", "ind"])
+    assert_described(found)
     assert list(zip(found["column"], found["against"], strict=True)) == [
         ("a", "prev"), ("a", "ind"), ("b", "prev"), ("b", "ind"),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.special
+from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_a_turned_score_turns_the_auc_and_its_interval(seed):
 def test_order_of_rows_and_monotone_maps_mean_nothing(seed):
     heads = heads_of(seed)
     pd.testing.assert_frame_equal(triage(heads.sample(frac=1, random_state=0)), triage(heads))
+    assert_described(triage(heads))
     assert one(heads.assign(rope_imag_frac=np.exp(heads["rope_imag_frac"]))).to_dict() == pytest.approx(
         one(heads).to_dict(), nan_ok=True
     )

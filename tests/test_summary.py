@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 import scipy.stats
 import zoo
+from described import assert_described
 
 import tlspectral as tls
 from tlspectral.ablation import ablation_sweep, summarize_sweep
-from tlspectral.ablation.summary import COLUMNS
 
 LAYERS, HEADS, SEQUENCES = 6, 5, 8
 
@@ -135,7 +135,7 @@ def test_the_interval_resamples_layers():
 def test_size_controls():
     sweep, heads, deltas = made(control=True)
     summary = summarize_sweep(sweep, heads)
-    assert list(summary) == list(COLUMNS)
+    assert_described(summary)
     assert set(summary["size_control"]) == {"none", "score_rms", "random"}
     per_rms = deltas / sweep["score_rms"].to_numpy()[:, None]
     assert statement(summary, "sum", "score_rms")["value"] == pytest.approx(per_rms.mean(1).sum())

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from described import assert_described
 
 import tlspectral.ablation.scoring as scoring
 import tlspectral.ablation.sweep as sweep_module
@@ -201,6 +202,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
     plain = sweep(model, "rope_phase", tokens=tokens)
     table = sweep(model, "rope_phase", tokens=tokens, control="random")
     assert list(table) == [*COLUMNS, "control_delta", "control_delta_stderr"]
+    assert_described(table, sweep(model, "rope_phase", tokens=tokens, screen="gradient"))
     pd.testing.assert_frame_equal(table[COLUMNS], plain, rtol=0, atol=1e-6)
     monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21 * 5)
     stacked = sweep(model, "rope_phase", tokens=tokens, control="random")

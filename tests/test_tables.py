@@ -19,7 +19,9 @@ from tlspectral.tables import (
     EXTRA_COLUMNS,
     FREQUENCY_COLUMNS,
     HEAD_COLUMNS,
+    TABLES,
     describe_columns,
+    named,
     read_table,
     whole_file,
     write_table,
@@ -45,7 +47,7 @@ def heads(rows: int = 4) -> pd.DataFrame:
         "score_check": {"worst_error": 1e-6, "layer": 0},
         "columns": {"D_head_null_mean": {"control_variate": True}},
     }
-    return frame
+    return named(frame, TABLES["analyze_heads"])
 
 
 def assert_identical(found: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -68,17 +70,6 @@ def test_head_columns_are_the_documented_ones_in_order():
     assert [column.name for column in EXTRA_COLUMNS] == ["score_asym", "position_share"]
     frequency = ["layer", "head", "frequency", "theta", "wavelength", "re_norm", "im_norm", "im_share"]
     assert [column.name for column in FREQUENCY_COLUMNS] == frequency
-
-
-@pytest.mark.parametrize("column", COLUMNS.values(), ids=lambda column: column.name)
-def test_every_column_says_what_it_is_and_what_it_does_not_establish(column):
-    for field in ("meaning", "unit", "range", "source", "does_not_establish"):
-        text = getattr(column, field)
-        assert text
-        assert text == text.strip()
-        assert "  " not in text, f"{column.name}.{field}: a seam between two strings"
-    assert column.meaning.endswith(".")
-    assert column.does_not_establish.endswith(".")
 
 
 def test_the_docs_name_what_the_literature_calls_the_same_thing():
@@ -195,6 +186,70 @@ def test_docs_and_provenance_travel_in_the_schema(tmp_path):
     assert "mine" in schema.names
     assert "mine" not in ours["columns"]
     assert b"meaning" not in (schema.field("mine").metadata or {})
+
+
+def documented(path):
+    """The meanings that a file carries, by column."""
+    return {
+        name: entry["meaning"]
+        for name, entry in json.loads(pq.read_schema(path).metadata[b"tlspectral"])["columns"].items()
+    }
+
+
+def test_a_frame_without_a_name_is_not_documented(tmp_path):
+    """`loss` is a column of six tables, and none of them is this one."""
+    write_table(pd.DataFrame({"epoch": [1], "loss": [2.0]}), tmp_path / "mine.parquet")
+    assert documented(tmp_path / "mine.parquet") == {}
+    assert not pq.read_schema(tmp_path / "mine.parquet").field("loss").metadata
+
+
+@pytest.mark.parametrize("name", ["nobody's", ["analyze_heads"], {"analyze_heads": 1}, 3, None])
+def test_a_name_that_no_maker_gave_documents_nothing(tmp_path, name):
+    frame = heads()
+    frame.attrs["table"] = name
+    write_table(frame, tmp_path / "heads.parquet")
+    assert documented(tmp_path / "heads.parquet") == {}
+
+
+def test_columns_that_the_user_renames_or_joins_go_without(tmp_path):
+    """`rank` is a place among heads in `k_composition` and a matrix's rank in the head table."""
+    ranked = pd.DataFrame({"layer": [0], "head": [1], "score": [0.5], "chance": [0.1], "rank": [1]})
+    joined = ranked.rename(columns={"rank": "place"}).assign(D_head=0.5, dir_frac=0.7, own=1.0)
+    for frame, kept in ((ranked, {*ranked}), (joined, {"layer", "head", "score", "chance"})):
+        write_table(named(frame, TABLES["k_composition"]), tmp_path / "table.parquet")
+        found = documented(tmp_path / "table.parquet")
+        assert set(found) == kept
+        assert found == {
+            column.name: column.meaning for column in TABLES["k_composition"].columns if column.name in kept
+        }
+
+
+def test_a_file_read_and_written_again_keeps_its_docs_without_the_maker(tmp_path):
+    write_table(heads().assign(mine=1.0), tmp_path / "heads.parquet")
+    code = (
+        "import sys; from tlspectral.tables import read_table, write_table; "
+        "write_table(read_table(sys.argv[1]), sys.argv[2]); "
+        "print([m for m in sys.modules if m in ('torch', 'tlspectral.heads')])"
+    )
+    paths = tmp_path / "heads.parquet", tmp_path / "again.parquet"
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert documented(paths[0]) == documented(paths[1])
+    assert pq.read_schema(paths[0]).equals(pq.read_schema(paths[1]), check_metadata=True)
+
+
+def test_docs_of_a_file_do_not_replace_those_of_the_maker(tmp_path):
+    schema = pa.schema([("D_head", pa.float64()), ("odd", pa.float64())])
+    ours = {
+        "format": 1,
+        "provenance": {"table": "analyze_heads"},
+        "columns": {"D_head": {"meaning": "Another."}, "odd": {"meaning": "Odd.", "of_a_later_version": 1}, "no": 3},
+    }
+    table = pa.table({"D_head": [0.5], "odd": [1.0]}, schema=schema)
+    pq.write_table(table.replace_schema_metadata({b"tlspectral": json.dumps(ours)}), tmp_path / "file.parquet")
+    heads()
+    write_table(read_table(tmp_path / "file.parquet"), tmp_path / "again.parquet")
+    assert documented(tmp_path / "again.parquet") == {"D_head": COLUMNS["D_head"].meaning, "odd": "Odd."}
 
 
 # Refusals

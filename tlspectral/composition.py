@@ -28,8 +28,32 @@ from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, s
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
+from tlspectral.tables import COLUMNS, Column, Table, named
 
 CompositionKind = Literal["q", "k", "v"]
+
+_PATH = "That the path is used: it reads weights, not what is on the residual stream."
+COMPOSITION = (
+    Column("score",
+        "||M OV^T|| / (||M|| ||OV||), M of the target and OV of this earlier head, for the target's keys; with M^T "
+        "for its queries, with the target's OV for its values. Frobenius norms.", "ratio", range="0 .. 1",
+        source="Elhage et al. 2021; FP 4", also_known_as="K-, Q- or V-composition", does_not_establish=_PATH),
+    Column("chance", "1 / sqrt(d_model): the score of operators with random frames.", "ratio", range="0 .. 1",
+        source="Elhage et al. 2021", also_known_as="baseline of composition",
+        does_not_establish="A threshold: it is a typical value of random operators, without their spread."),
+    Column("rank", "Place of the score among all heads of all earlier layers; 1 is the strongest.", "index",
+        range="1 .. heads of earlier layers", source="FP 4",
+        does_not_establish="That ranks of two targets compare: the number of heads to be ranked among grows with "
+        "the layer."),
+)  # fmt: skip
+"""`score, chance, rank` of `k_composition`."""
+
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+K_COMPOSITION = Table(
+    "k_composition", "`tls.k_composition`; layer and head are those of the earlier head", (*_HEAD, *COMPOSITION)
+)
+COPYING_SCORES = Table("copying_scores", "`tls.copying_scores`", (*_HEAD, COLUMNS["copying"], COLUMNS["positivity"]))
+TABLES = (K_COMPOSITION, COPYING_SCORES)
 
 
 def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind = "k") -> pd.DataFrame:
@@ -88,7 +112,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
-    return table
+    return named(table, K_COMPOSITION)
 
 
 def _opened(model: Any) -> AttentionView | CheckpointLayers:
@@ -164,7 +188,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         pieces.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return pd.concat(pieces, ignore_index=True)
+    return named(pd.concat(pieces, ignore_index=True), COPYING_SCORES)
 
 
 def copying_of_layer(

@@ -18,12 +18,39 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import refuse_padding
 from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")
 SMALL_VOCABULARY = 64
 BATCH = 25
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
+
+_FIRST_COPY = (
+    Column("prev_first",
+        "Mean attention from each query of the first copy, the first one left out, to the token before it. On the "
+        "sequences of prev.", "attention probability", range="0 .. 1",
+        also_known_as="previous-token score without repetition",
+        does_not_establish="Its chance level is another one than that of prev, since its queries see fewer keys."),
+    Column("prev_first_se", "Standard error of prev_first over sequences.", "attention probability", range="0 .. inf",
+        does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
+)  # fmt: skip
+_KERNEL = (
+    Column("offset", "Position of the key less that of the query; -1 is the previous token, 0 the query itself.",
+        "token", range="-20 .. 0, or as far back as prompts reach", source="FP 7, figure 3",
+        also_known_as="relative position"),
+    Column("score",
+        "Mean attention score at the offset, scaled and before the softmax, over sequences and all queries that have "
+        "such a key unmasked. NaN where every such key is masked.", "logit", range="-inf .. inf",
+        source="FP 7, figure 3", also_known_as="relative-position kernel",
+        does_not_establish="That the head attends by position: contents contribute to the mean, and a softmax sees "
+        "only differences within a query's row."),
+)  # fmt: skip
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_DETECTOR_COLUMNS = tuple(COLUMNS[f"{name}{end}"] for name in DETECTORS for end in ("", "_se"))
+DETECT_HEADS = Table("detect_heads", "`tls.detect_heads`", (*_HEAD, *_DETECTOR_COLUMNS, *_FIRST_COPY))
+RELATIVE_POSITION_KERNEL = Table("relative_position_kernel", "`tls.relative_position_kernel`", (*_HEAD, *_KERNEL))
+TABLES = (DETECT_HEADS, RELATIVE_POSITION_KERNEL)
 
 
 def detect_heads(
@@ -87,7 +114,7 @@ def detect_heads(
         "chance": chance_level(length),
         "reliability": split_half_reliability(np.concatenate(halves, axis=2)),
     }
-    return table
+    return named(table, DETECT_HEADS)
 
 
 def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dict[str, float | None]:
@@ -132,7 +159,7 @@ def relative_position_kernel(
     chosen = heads_by_layer(view, heads)
     columns = ["layer", "head", "offset", "score"]
     if not chosen:
-        return pd.DataFrame.from_records([], columns=columns)
+        return named(pd.DataFrame.from_records([], columns=columns), RELATIVE_POSITION_KERNEL)
     for layer in chosen:
         if "scores" not in view.hook_names(layer):
             raise UnsupportedArchitecture(
@@ -161,7 +188,7 @@ def relative_position_kernel(
         ]
     table = pd.DataFrame.from_records(rows, columns=columns)
     table.attrs = dict[Any, Any](view.origin())
-    return table
+    return named(table, RELATIVE_POSITION_KERNEL)
 
 
 def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:

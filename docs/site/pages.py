@@ -77,7 +77,9 @@ def _column_section(column: "Column", anchor: str) -> list[str]:
     ]
     if column.also_known_as:
         lines.append(f"- also known as: {_cell(column.also_known_as)}")
-    return [*lines, "", f"**Does not establish:** {_cell(column.does_not_establish)}", ""]
+    if column.does_not_establish:
+        lines += ["", f"**Does not establish:** {_cell(column.does_not_establish)}"]
+    return [*lines, ""]
 
 
 def architectures_page() -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.ablation.columns import BAND_EFFECTS
 from tlspectral.ablation.effects import intact_losses
 from tlspectral.ablation.losses import standard_error
 from tlspectral.ablation.scoring import ScoredSequences
@@ -21,6 +22,7 @@ from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.tables import named
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -95,7 +97,7 @@ def band_effects(
         "seed": seed,
         "intact_loss": float(intact_loss.mean()),
     }
-    return table
+    return named(table, BAND_EFFECTS)
 
 
 def _head_rows(

@@ -8,8 +8,9 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
+from tlspectral.ablation.columns import SUMMARIZE_SWEEP
 from tlspectral.detectors import DETECTORS
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables import HEAD_COLUMNS, named
 from tlspectral.tables.same_model import require_same_model
 
 SMALL_EFFECT = 0.01
@@ -63,7 +64,7 @@ def summarize_sweep(
             rows += _part_rows(part, found, heads, table.attrs if len(parts) == 1 else {}, seed)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return named(pd.DataFrame(rows, columns=list(COLUMNS)), SUMMARIZE_SWEEP)
 
 
 def _part_rows(part: str, found: pd.DataFrame, heads: pd.DataFrame, attrs: Any, seed: int) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import scipy.stats
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.effects import intact_losses, layer_effects
 from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
 from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences, whole_rows
@@ -22,7 +23,7 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import WorkPart, finished_parts, open_model_pieces, stacked
+from tlspectral.tables import WorkPart, finished_parts, named, open_model_pieces, stacked
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -285,4 +286,4 @@ def _assembled(
             "pvalue": None if agreement is None else float(agreement.pvalue),
         }
     table.attrs = attrs
-    return table
+    return named(table, ABLATION_SWEEP)

@@ -1,9 +1,25 @@
-"""One table row per attention head, one per head and rotary frequency, how far rounding moves them, two tables."""
+"""One row per attention head, one per head and rotary frequency, the noise of weight rounding, two tables compared.
 
-from tlspectral.heads.analysis import analyze_heads
-from tlspectral.heads.comparison import compare_heads
-from tlspectral.heads.frequencies import frequency_table
-from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
+A function is imported when it is first used, so that `analyze_heads` does not load the others.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tlspectral.heads.analysis import analyze_heads
+    from tlspectral.heads.comparison import compare_heads
+    from tlspectral.heads.frequencies import frequency_table
+    from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
+
+_HOMES = {
+    "analyze_heads": "analysis",
+    "compare_heads": "comparison",
+    "frequency_table": "frequencies",
+    "statistic_noise": "noise",
+    "weight_noise_band": "noise",
+    "weight_noise_draws": "noise",
+}
 
 __all__ = [
     "analyze_heads",
@@ -13,3 +29,9 @@ __all__ = [
     "weight_noise_band",
     "weight_noise_draws",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tlspectral.heads' has no attribute {name!r}")
+    return getattr(import_module(f"tlspectral.heads.{_HOMES[name]}"), name)

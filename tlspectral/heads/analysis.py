@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.errors import BadHead
+from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
@@ -27,7 +28,7 @@ from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoin
 from tlspectral.models.loading import load_model
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, stacked
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -134,7 +135,7 @@ def analyze_heads(
         "rotary_valid_up_to": min(limits) if limits else None,
         "columns": {name: COLUMNS[name].meaning for name in wanted},
     }
-    return table
+    return named(table, ANALYZE_HEADS)
 
 
 def _opened(model: Any, detectors: bool) -> AttentionView | CheckpointLayers:

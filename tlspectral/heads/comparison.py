@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tlspectral.heads.columns import COMPARE_HEADS
+from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -95,7 +97,7 @@ def compare_heads(
         "settings": settings,
         "noise": {key: _noise_origin(noise) for key, noise in (("a", noise_a), ("b", noise_b)) if noise is not None},
     }
-    return table
+    return named(table, COMPARE_HEADS)
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:

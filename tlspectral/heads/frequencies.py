@@ -7,9 +7,10 @@ import pandas as pd
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads.columns import FREQUENCY_TABLE
 from tlspectral.models.attention import attention_view
 from tlspectral.rotary import phase_norms
-from tlspectral.tables import FREQUENCY_COLUMNS
+from tlspectral.tables import FREQUENCY_COLUMNS, named
 
 
 def frequency_table(model: Any) -> pd.DataFrame:
@@ -60,4 +61,4 @@ def frequency_table(model: Any) -> pd.DataFrame:
         "rotary_valid_up_to": min(limits) if limits else None,
         "torch": torch.__version__,
     }
-    return table
+    return named(table, FREQUENCY_TABLE)

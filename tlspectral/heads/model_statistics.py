@@ -11,6 +11,7 @@ from tlspectral.heads import statistic_noise, weight_noise_draws
 from tlspectral.heads.placebo_attenuation import placebo_attenuation
 from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
 from tlspectral.heads.same_model import require_table_of
+from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
     attenuation,
     hypergeometric_overlap,
@@ -18,8 +19,9 @@ from tlspectral.stats import (
     partial_spearman,
     top_head_percentile,
 )
-from tlspectral.stats.columns import reasons_as_objects
 from tlspectral.stats.correlations import Method
+from tlspectral.stats.values import reasons_as_objects
+from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")
 
@@ -96,7 +98,7 @@ def another_model(
         "placebo_draws": placebo_draws if rotary else 1,
         "noise_draws": noise_draws if model is not None else 0,
     }
-    return table
+    return named(table, ANOTHER_MODEL)
 
 
 def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:

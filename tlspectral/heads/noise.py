@@ -11,10 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from tlspectral.heads.columns import STATISTIC_NOISE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
 from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
+from tlspectral.tables import named
 from tlspectral.tables.draws import tables_with_draws
 
 NOISE_COLUMNS = (
@@ -74,7 +76,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     for at, name in enumerate(NOISE_COLUMNS):
         table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, at], shift[:, at]
     table.attrs = moved.attrs
-    return table
+    return named(table, WEIGHT_NOISE_BAND)
 
 
 def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progress: bool = False) -> pd.DataFrame:
@@ -103,7 +105,7 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
             kinds |= kind
     table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
-    return table
+    return named(table, WEIGHT_NOISE_DRAWS)
 
 
 def statistic_noise(
@@ -138,7 +140,7 @@ def statistic_noise(
         rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
     table = pd.DataFrame(rows)
     table.attrs = {key: value for key, value in draws.attrs.items() if key != "columns"}
-    return table
+    return named(table, STATISTIC_NOISE)
 
 
 def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps:

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.heads.columns import PERMUTED_PAIRING
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns, phase_metrics, phase_norms
+from tlspectral.tables import named
 
 PHASE_COLUMNS = PhaseMetrics._fields
 """The columns that a placebo gives: `rope_imag_frac`, `freq_centroid`, `hi_freq_dir`."""
@@ -148,4 +150,4 @@ def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None])
 def _table(pieces: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
     table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), **settings}
-    return table
+    return named(table, PERMUTED_PAIRING)

@@ -13,16 +13,17 @@ import pandas as pd
 from torch import nn
 
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.history.columns import HEAD_HISTORY
 from tlspectral.history.measure import MeasuredStep, measure_step
 from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.tables import WorkPart, bundled, finished_parts, open_pieces, stacked, unbundled, workers_kept
+from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_pieces, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (
-    "commit", "control_variate", "identity", "in_context", "made_with", "revision", "score_check", "tables", "weights",
+    "commit", "control_variate", "file", "identity", "in_context", "made_with", "revision", "score_check", "tables", "weights",
     "weights_sha256",
 )  # fmt: skip
 
@@ -233,8 +234,10 @@ def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
         {"step": step} | {name: found.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
         for step, found in measured.items()
     ]
-    for table in (history.heads, history.summary, history.composition):
-        table.attrs = dict(common)
+    for name, table in HEAD_HISTORY.items():
+        frame: pd.DataFrame = getattr(history, name)
+        frame.attrs = common
+        named(frame, table)
     return history
 
 

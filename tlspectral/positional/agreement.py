@@ -6,6 +6,8 @@ import scipy.stats
 from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
+from tlspectral.positional.columns import FREQUENCY_AGREEMENT, SCORE_AGREEMENT
+from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -72,7 +74,7 @@ def score_agreement(
             )
     table = pd.DataFrame(rows)
     table.attrs = {"draws": draws, "seed": seed}
-    return table
+    return named(table, SCORE_AGREEMENT)
 
 
 def frequency_agreement(
@@ -136,7 +138,7 @@ def frequency_agreement(
         )
     table = pd.DataFrame(rows)
     table.attrs = {"draws": draws, "seed": seed}
-    return table
+    return named(table, FREQUENCY_AGREEMENT)
 
 
 def _standard_ranks(profiles: list[Float64[np.ndarray, "n"]]) -> Float64[np.ndarray, "profiles n"]:

@@ -15,12 +15,14 @@ from tqdm.auto import tqdm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
+from tlspectral.positional.columns import POSITIONAL_SYMBOLIC
 from tlspectral.positional.exclusion import ExclusionSplit
 from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt, Piece, chosen_swaps
 from tlspectral.positional.readout import LastQuery, require_reproduced
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
+from tlspectral.tables import named
 
 Mode = Literal["prompt", "key"]
 MODES: tuple[Mode, ...] = ("prompt", "key")
@@ -126,7 +128,7 @@ def positional_symbolic(
         "seed": seed,
         "correlation": found.correlation,
     }
-    return table
+    return named(table, POSITIONAL_SYMBOLIC)
 
 
 @dataclass(frozen=True)

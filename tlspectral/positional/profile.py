@@ -14,10 +14,11 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.columns import PROFILE
 from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw
 from tlspectral.positional.experiment import planned_experiment
 from tlspectral.positional.measure import Mode
-from tlspectral.tables import WorkPart, finished_parts, unbundled
+from tlspectral.tables import WorkPart, finished_parts, named, unbundled
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,8 +217,9 @@ def positional_symbolic_profile(
         "n_tokens": [len(one) for one in tokens],
         "tokens_sha256": digest_of(tokens),
     }
-    for table in profile.tables.values():
-        table.attrs = dict(attrs)
+    for name, table in profile.tables.items():
+        table.attrs = attrs
+        named(table, PROFILE[name])
     return profile
 
 

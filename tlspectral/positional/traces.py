@@ -14,10 +14,12 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS
 from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, LastQueryReader, Reduce, normed, require_reproduced
 from tlspectral.positional.scores import block_means
+from tlspectral.tables import named
 
 
 def attention_traces(
@@ -109,7 +111,7 @@ def attention_traces(
     table = pd.DataFrame(rows, columns=columns).astype({"frequency": "Int64"})
     table = table.sort_values(columns[:6], na_position="first", ignore_index=True)
     table.attrs = {**_provenance(view, intact), "mode": mode}
-    return table
+    return named(table, ATTENTION_TRACES)
 
 
 def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
@@ -167,7 +169,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
     table.attrs = {**_provenance(view, intact)}
-    return table
+    return named(table, FREQUENCY_NORMS)
 
 
 class _Trace(NamedTuple):

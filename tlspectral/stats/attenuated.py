@@ -13,8 +13,8 @@ from tlspectral.stats.bootstrap import (
     over_resamples,
     variables_and_clusters,
 )
-from tlspectral.stats.columns import complete_rows
 from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
+from tlspectral.stats.values import complete_rows
 from tlspectral.tables.html_summary import html_summary
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
-from tlspectral.stats.columns import complete_rows, table_columns
 from tlspectral.stats.correlations import Method, partial_correlation, residual_correlation
+from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats.columns import complete_rows, table_columns
 from tlspectral.stats.rank_tests import mann_whitney
 from tlspectral.stats.residuals import residuals
+from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Int64
 
-from tlspectral.stats.columns import require_columns, table_columns
+from tlspectral.stats.values import require_columns, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 # With two clusters a resample has three different outcomes, and the spread between clusters one degree of freedom.

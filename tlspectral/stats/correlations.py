@@ -10,7 +10,10 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
-from tlspectral.stats.columns import (
+from tlspectral.stats.columns import SPEARMAN_TABLE
+from tlspectral.stats.false_discovery import benjamini_hochberg
+from tlspectral.stats.residuals import residuals
+from tlspectral.stats.values import (
     Values,
     as_controls,
     as_values,
@@ -20,8 +23,7 @@ from tlspectral.stats.columns import (
     require_columns,
     table_columns,
 )
-from tlspectral.stats.false_discovery import benjamini_hochberg
-from tlspectral.stats.residuals import residuals
+from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
@@ -153,7 +155,7 @@ def spearman_table(
     table = pd.DataFrame(rows, columns=names)
     table["q"] = benjamini_hochberg(table["pvalue"]).q if len(table) else np.empty(0)
     table["significant"] = table["q"] <= alpha
-    return reasons_as_objects(table)
+    return named(reasons_as_objects(table), SPEARMAN_TABLE)
 
 
 def _spearman(x: Float64[np.ndarray, "rows 1"], y: Float64[np.ndarray, "rows 1"]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float64
 
-from tlspectral.stats.columns import Values, as_values
+from tlspectral.stats.values import Values, as_values
 from tlspectral.tables.html_summary import html_summary
 
 

@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
-from tlspectral.stats.columns import Values, as_values, reasons_as_objects
+from tlspectral.stats.columns import LEAVE_ONE_MODEL_OUT
 from tlspectral.stats.rank_tests import Alternative
+from tlspectral.stats.values import Values, as_values, reasons_as_objects
+from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 _MOST_LABELINGS = 200_000
@@ -133,7 +135,7 @@ def leave_one_model_out(
             reason = f"{left_out} is the only model of its group"
             rows.append({"left_out": left_out, "separated": False, "n_permutations": 0, "reason": reason})
     names = ["left_out", "separated", "gap", "pvalue", "floor", "pvalue_paper", "n_permutations", "reason"]
-    return reasons_as_objects(pd.DataFrame(rows, columns=names))
+    return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), LEAVE_ONE_MODEL_OUT)
 
 
 def grouped_models(

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats.columns import require_columns, table_columns
+from tlspectral.stats.columns import TOP_K_SENSITIVITY
 from tlspectral.stats.permutation import grouped_models, model_permutation_test
+from tlspectral.stats.values import require_columns, table_columns
+from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -129,4 +131,5 @@ def top_k_sensitivity(
         one, two = medians[first], medians[second]
         upper = first if min(one) - max(two) >= min(two) - max(one) else second
         rows.append({"k": k, "upper": upper} | vars(model_permutation_test(one, two)))
-    return pd.DataFrame(rows, columns=["k", "gap", "separated", "upper", "pvalue", "pvalue_paper", "floor"])
+    names = ["k", "gap", "separated", "upper", "pvalue", "pvalue_paper", "floor"]
+    return named(pd.DataFrame(rows, columns=names), TOP_K_SENSITIVITY)

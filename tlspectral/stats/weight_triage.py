@@ -11,7 +11,9 @@ import scipy.stats
 from jaxtyping import Bool, Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
-from tlspectral.stats.columns import complete_rows, reasons_as_objects, require_columns, table_columns
+from tlspectral.stats.columns import TRIAGE
+from tlspectral.stats.values import complete_rows, reasons_as_objects, require_columns, table_columns
+from tlspectral.tables import named
 
 _LEVEL = 0.95
 
@@ -61,7 +63,7 @@ def triage(
     rows = [_score_row(heads, score, behaviour, threshold, ks) for score in scores]
     names = ["score", "direction", "auc", "auc_low", "auc_high", *(f"precision_at_{k}" for k in ks)]
     names += ["base_rate", "n", "n_positive", "n_dropped", "reason"]
-    return reasons_as_objects(pd.DataFrame(rows, columns=names))
+    return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), TRIAGE)
 
 
 def _score_row(heads: pd.DataFrame, score: str, behaviour: str, threshold: float, ks: Sequence[int]) -> dict[str, Any]:

@@ -1,10 +1,17 @@
-"""The column dictionary and the files that carry it: needs neither torch nor TransformerLens."""
+"""Documented tables and their files. It needs torch and TransformerLens only to look up the tables of other rooms."""
 
-from tlspectral.tables.columns.entry import Column, Table
-from tlspectral.tables.columns.every_table import TABLES, describe_table
-from tlspectral.tables.columns.heads import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS, describe_columns
-from tlspectral.tables.columns.positional import POSITIONAL_COLUMNS
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.every_table import TABLES, describe_table
+from tlspectral.tables.head_columns import (
+    COLUMNS,
+    EXTRA_COLUMNS,
+    FREQUENCY_COLUMNS,
+    HEAD_COLUMNS,
+    POSITIONAL_COLUMNS,
+    describe_columns,
+)
 from tlspectral.tables.model_pieces import open_model_pieces
+from tlspectral.tables.names import named
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.pieces import PieceFolder, open_pieces
 from tlspectral.tables.stacking import bundled, stacked, unbundled
@@ -26,6 +33,7 @@ __all__ = [
     "describe_columns",
     "describe_table",
     "finished_parts",
+    "named",
     "open_model_pieces",
     "open_pieces",
     "read_table",

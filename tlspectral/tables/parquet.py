@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.columns.every_table import columns_of
+from tlspectral.tables.names import columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
@@ -27,8 +27,10 @@ _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write a table as parquet, with column docs and provenance in the schema metadata.
 
-    Every documented column carries its docs as field metadata; a column of the user's own is kept without. The
-    schema's key `tlspectral` holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name).
+    `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
+    metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
+    holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name). pandas keeps `attrs` through
+    selections and drops them in many joins.
     `pandas.read_parquet` reads the file as well. The file appears when it is complete: an error or an interrupt leaves
     what was there. It carries checksums of its pages and, under `tlspectral_sha256`, one of itself, so that
     `read_table` refuses a damaged file.
@@ -50,7 +52,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     frame = df.copy(deep=False)
     frame.attrs = provenance
     table = pa.Table.from_pandas(frame)
-    documented = {column.name: asdict(column) for column in columns_of(table.column_names)}
+    known = columns_of(provenance)
+    documented = {name: asdict(known[name]) for name in table.column_names if name in known}
     fields = [
         field.with_metadata({key: value for key, value in documented[field.name].items() if key != "name"})
         if field.name in documented
@@ -100,6 +103,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     described, table = _open(path)
     frame = table.to_pandas()
     frame.attrs = described["provenance"]
+    remember(frame.attrs.get("table"), described.get("columns"))
     return frame
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from tlspectral.tables import published_columns as columns
+from tlspectral.tables.names import named
+
 SOURCE = "Li Hengyu, Fingerprint, Not Blueprint (2026), HengyuLi-Ozaki-lab/qk-spectral-fingerprint"
 LICENCE = "CC-BY-4.0"
 
@@ -74,7 +77,7 @@ def published_heads(name: str) -> pd.DataFrame:
     tables.
     """
     _require_published(name, PUBLISHED_HEADS, "table of heads")
-    return _read(f"{name}_head_full", model=name)
+    return named(_read(f"{name}_head_full", model=name), columns.PUBLISHED_HEADS)
 
 
 def published_checkpoints(name: str) -> pd.DataFrame:
@@ -100,7 +103,7 @@ def published_checkpoints(name: str) -> pd.DataFrame:
     kept = joined.drop(columns=[column for column in _TWICE if column in joined]).rename(columns=_CHECKPOINT_NAMES)
     kept.insert(1, "tokens", kept["step"] * _TOKENS_PER_STEP)
     kept["n_heads"] = _HEADS_OF_CHECKPOINTS[name]
-    return _marked(kept, model=name)
+    return named(_marked(kept, model=name), columns.PUBLISHED_CHECKPOINTS)
 
 
 def published_kernels() -> pd.DataFrame:
@@ -118,7 +121,7 @@ def published_kernels() -> pd.DataFrame:
     curves = pd.DataFrame(
         {"layer": place[0], "head": place[1], "offset": kept["offset"], "score": kept["score"], "ablated": ablated}
     )
-    return _marked(curves, model="pythia-410m")
+    return named(_marked(curves, model="pythia-410m"), columns.PUBLISHED_KERNELS)
 
 
 def published_constrained(strength: float = 10.0) -> ConstrainedTables:
@@ -138,8 +141,9 @@ def published_constrained(strength: float = 10.0) -> ConstrainedTables:
     """
     if strength not in _STRENGTHS:
         raise ValueError(f"no constrained runs of strength {strength} were published: there are 10 and 1")
-    tables = (_read(f"constrained_{name}", strength=strength) for name in ("evaluations", "heads", "kernels"))
-    return ConstrainedTables(*(_of_strength(table, strength) for table in tables))
+    read = {name: _read(f"constrained_{name}", strength=strength) for name in columns.PUBLISHED_CONSTRAINED}
+    kept = {name: _of_strength(table, strength) for name, table in read.items()}
+    return ConstrainedTables(**{name: named(kept[name], columns.PUBLISHED_CONSTRAINED[name]) for name in kept})
 
 
 def _of_strength(table: pd.DataFrame, strength: float) -> pd.DataFrame:

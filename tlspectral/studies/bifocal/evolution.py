@@ -18,6 +18,8 @@ from tqdm.auto import tqdm
 
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
+from tlspectral.studies.bifocal.columns import EVOLVE_LOSSES, EVOLVE_TRAJECTORY
+from tlspectral.tables import named
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def evolve(
             losses.append({"step": done, "loss": loss.item()})
             if done % settings.log_every == 0 or done == settings.steps:
                 records.append(spectral_record(model, done))
-    return Evolution(pd.DataFrame(losses, columns=["step", "loss"]), pd.concat(records, ignore_index=True))
+    table = pd.DataFrame(losses, columns=["step", "loss"])
+    return Evolution(named(table, EVOLVE_LOSSES), named(pd.concat(records, ignore_index=True), EVOLVE_TRAJECTORY))
 
 
 def spectral_modules(model: nn.Module) -> dict[int, SpectralRoPE]:

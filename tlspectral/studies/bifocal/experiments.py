@@ -15,6 +15,7 @@ import typer
 
 from tlspectral.errors import TlspectralError
 from tlspectral.nulls import one_thread
+from tlspectral.studies.bifocal import code_columns, columns, headline_columns
 from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, QUICK_CODE, CodeSchedule, code_experiment
 from tlspectral.studies.bifocal.depth_manifold import depth_manifold
 from tlspectral.studies.bifocal.headline import SEEDS, headline
@@ -26,9 +27,13 @@ from tlspectral.studies.bifocal.structure_gap import structure_gap
 from tlspectral.studies.bifocal.table1 import memorisation, table1
 from tlspectral.studies.common.run_folder import RunFolder, open_run_folder
 from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
-from tlspectral.tables import read_table, write_table
+from tlspectral.tables import named, read_table, write_table
 
 _SHOWN = 30  # rows of a table that is short enough for a terminal
+_TABLES = {
+    table.name.removeprefix("experiments."): table
+    for table in (*headline_columns.TABLES, *columns.TABLES, *code_columns.TABLES)
+}
 _MODULE = "tlspectral.studies.bifocal.experiments"
 
 
@@ -112,7 +117,7 @@ def run_experiment(
     for table_name, table in make(n_jobs=n_jobs, show_progress=show_progress).items():
         table.attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": seeds}
         paths.append(output / f"{table_name}.parquet")
-        write_table(table, paths[-1])
+        write_table(named(table, _TABLES[table_name]), paths[-1])
     return paths
 
 

@@ -10,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from tlspectral.studies.common.columns import TRAIN_HISTORY
 from tlspectral.studies.common.evaluation import evaluate, token_losses
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+from tlspectral.tables import named
 
 _TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared
@@ -123,7 +125,7 @@ def train(
                     found["penalty"] = penalty(model).item()
                 history.append({"step": done, **found})
                 bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
-    return TrainingRun(model, pd.DataFrame(history), checkpoints)
+    return TrainingRun(model, named(pd.DataFrame(history), TRAIN_HISTORY), checkpoints)
 
 
 def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> RandomMapBatch:

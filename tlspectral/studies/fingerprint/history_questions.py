@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.studies.fingerprint.columns import EVENTUAL_HEAD_RANK
+from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tables.required import require
 
@@ -222,7 +224,7 @@ def eventual_head_rank(
                 }
             )
         )
-    return pd.concat(pieces, ignore_index=True)
+    return named(pd.concat(pieces, ignore_index=True), EVENTUAL_HEAD_RANK)
 
 
 def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: float) -> Crossing:

@@ -150,7 +150,7 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -
     found = {
         **last.to_dict(),
         "logit_difference": difference,
-        "detectors": heads.attrs,
+        "detectors": {key: value for key, value in heads.attrs.items() if key != "table"},
         "heads": _rounded(heads, ["layer", "head", "prev", "dup", "ind"]),
     }
     if recipe.penalty is not None:

@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from described import assert_described
 
 import tlspectral as tls
-from tlspectral.studies.bifocal import code_adaptation
+from tlspectral.studies.bifocal import code_adaptation, code_columns
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
+from tlspectral.tables import named
 
 
 class Letters:
@@ -87,6 +89,8 @@ def test_a_frozen_model_adapts_and_is_left_as_it_was(package, tmp_path):
         assert torch.equal(value, before[name])
         assert value.requires_grad == flags[name]
         assert value.grad is None
+    for table in code_columns.TABLES:
+        assert_described(named(found[table.name.removeprefix("experiments.")], table))
     losses = found["code_losses"]
     assert losses["step"].tolist() == [0, 2, 4] * 3
     start = losses[losses["step"] == 0]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from described import assert_described
 from spectral_arms import LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
 from torch import nn
 
@@ -43,7 +44,8 @@ def test_an_arm_learns_what_it_says_and_nothing_else(arm, moved, still):
 def test_the_log_is_the_parameters():
     built, evolution = trained("full", steps=5)
     table = evolution.trajectory
-    assert table.columns.tolist() == ["step", "layer", "head", "frequency", "omega", "gain", "phase"]
+    assert_described(table)
+    assert_described(evolution.losses)
     assert table["step"].unique().tolist() == [0, 2, 4, 5]
     assert len(table) == 4 * 2 * 4 * 2
     for layer, attention in enumerate(built.attentions()):

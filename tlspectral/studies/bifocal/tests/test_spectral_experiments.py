@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from described import assert_described
 from spectral_arms import LANGUAGE, generator
 from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.studies.bifocal import experiments, language_runs
+from tlspectral.studies.bifocal import columns, experiments, language_runs
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modulo7
 from tlspectral.studies.bifocal.language_runs import LanguageRun
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
@@ -152,6 +153,12 @@ def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
     experiments.run_experiment("memorisation", finished, languages=TINY)
     assert len(trained_names) == 5
     assert all(name.startswith("memorise-") for name in trained_names)
+
+    written = [read_table(path) for path in finished.glob("*.parquet")]
+    for table in written:
+        assert_described(table)
+    made = {table.attrs["table"] for table in written} | {"evolve.losses", "evolve.trajectory"}
+    assert made == {table.name for table in columns.TABLES}
 
 
 def test_memorisation_sees_the_same_sequences_again():

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from described import assert_described
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -120,6 +121,8 @@ def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     monkeypatch.setattr("tlspectral.studies.bifocal.headline.train_canonical", None)
     run_experiment("headline", folder, heads=QUICK_HEADLINE, command="twice")
     again = read_table(folder / "headline_runs.parquet")
+    for path in folder.glob("*.parquet"):
+        assert_described(read_table(path))
     pd.testing.assert_frame_equal(again, runs)
     assert again.attrs["command"] == "twice"
 

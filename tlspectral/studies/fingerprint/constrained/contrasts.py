@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.formation import CRITERIA
+from tlspectral.tables import named
 from tlspectral.tables.required import require
 
 _LEVEL = 0.05
@@ -73,7 +75,7 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
         for row, q, q_paper in zip(family, proper, papers, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
             rows.append({**row, "verdict": _verdict(row)})
-    return pd.DataFrame(rows, columns=list(_COLUMNS))
+    return named(pd.DataFrame(rows, columns=list(_COLUMNS)), GRID["table4"])
 
 
 _COLUMNS = (

@@ -3,7 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
+from tlspectral.tables import named
 from tlspectral.tables.required import require
 
 CRITERIA = ("both", "loss")
@@ -54,7 +56,7 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
                 "last_step": int(steps[-1]),
             }
         )
-    return pd.DataFrame(rows)
+    return named(pd.DataFrame(rows), GRID["formation"])
 
 
 def refuse_mixed_runs(table: pd.DataFrame, keys: list[str]) -> None:

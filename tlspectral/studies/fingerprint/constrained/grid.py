@@ -8,11 +8,12 @@ import pandas as pd
 
 from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.studies.fingerprint.constrained.cell import train_cell
+from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
 from tlspectral.studies.fingerprint.constrained.formation import formation
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
-from tlspectral.tables import write_table
+from tlspectral.tables import named, write_table
 
 
 def constrained_grid(
@@ -88,7 +89,7 @@ def constrained_grid(
             },
             "seeds": list(range(seeds)),
         }
-        write_table(table, output / f"{name}.parquet")
+        write_table(named(table, GRID[name]), output / f"{name}.parquet")
     return tables
 
 

@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.formation import refuse_mixed_runs
+from tlspectral.tables import named
 
 _SPECTRA = (
     "dir_frac",
@@ -88,7 +90,7 @@ def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     table["distance_ratio"] = table["kernel_distance"] / table["free_spread"]
-    return table
+    return named(table, GRID["rerouting"])
 
 
 def free_arm(arm: str) -> str:

@@ -5,8 +5,10 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.studies.fingerprint.columns import SIDE_BY_SIDE
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.tables import named
 from tlspectral.tables.published import published_constrained
 from tlspectral.tables.required import require
 
@@ -222,7 +224,7 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
             row[f"{name}_sd"] = deviation.get(arm, np.nan)
             row[f"{name}_ratio"] = mean.get(arm, np.nan) / free
         rows.append(row)
-    return pd.DataFrame(rows)
+    return named(pd.DataFrame(rows), SIDE_BY_SIDE)
 
 
 def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndarray, "offsets"]:

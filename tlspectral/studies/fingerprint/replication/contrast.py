@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tlspectral.stats import ModelPermutation, model_permutation_test, top_head_percentile
+from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
+from tlspectral.tables import named
 
 ROPE, NOT_ROPE = "RoPE", "not RoPE"
 
@@ -63,4 +65,4 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
         groups = (models.loc[chosen, "percentile"].to_numpy(dtype=float) for chosen in (rotary, ~rotary))
         test = model_permutation_test(*groups, alternative="greater")
     heads = pd.DataFrame(members, columns=["model", "scheme", "layer", "head", "percentile"])
-    return SchemeContrast(models, heads, test)
+    return SchemeContrast(named(models, SCHEME_MODELS), named(heads, SCHEME_HEADS), test)

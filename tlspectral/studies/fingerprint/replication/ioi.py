@@ -3,6 +3,8 @@
 import pandas as pd
 import scipy.stats
 
+from tlspectral.studies.fingerprint import columns
+from tlspectral.tables import named
 from tlspectral.tables.published import published_heads
 from tlspectral.tables.required import require
 
@@ -61,4 +63,4 @@ def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
                 **{f"{column}_pct": float(medians[column]) for column in _SCORES},
             }
         )
-    return pd.DataFrame(rows)
+    return named(pd.DataFrame(rows), columns.IOI_CLASSES)

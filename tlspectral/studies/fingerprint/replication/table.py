@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from tlspectral.studies.fingerprint.columns import REPLICATE
 from tlspectral.studies.fingerprint.replication import (
     causal_anatomy,
     constrained_training,
@@ -18,6 +19,7 @@ from tlspectral.studies.fingerprint.replication import (
     training_history,
 )
 from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
+from tlspectral.tables import named
 from tlspectral.tables.published import LICENCE, SOURCE
 
 RECOMPUTED: tuple[Callable[[PublishedTables], list[Claim]], ...] = (
@@ -151,4 +153,4 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
         "monte_carlo_tolerance": MONTE_CARLO_TOLERANCE,
         "verdicts": {verdict: int((table["verdict"] == verdict).sum()) for verdict in VERDICTS},
     }
-    return table
+    return named(table, REPLICATE)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import typer
 from constrained_preset import TINY
+from described import assert_described
 from typer.testing import CliRunner
 
 from tlspectral.errors import IncompatibleCheckpoint
@@ -38,6 +39,8 @@ def test_a_grid_writes_what_it_returns(tiny_grid):
     folder, returned = tiny_grid
     assert tuple(returned) == TABLES
     same_tables(tables_in(folder), returned)
+    for table in returned.values():
+        assert_described(table)
     cells = returned["evaluations"][["arm", "seed"]].drop_duplicates()
     assert cells.to_numpy().tolist() == [[arm, seed] for arm in ARMS for seed in (0, 1)]
     cell = train_cell(TINY, ARMS["rope_sym"], 1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from described import assert_described
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -66,7 +67,9 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
         }
     )
     write_table(steps, tmp_path / "formation.parquet")
-    own = replication.side_by_side(steps).set_index("arm")
+    own = replication.side_by_side(steps)
+    assert_described(own)
+    own = own.set_index("arm")
     assert own.loc["rope_imag", "published_ratio"] == pytest.approx(1280 / 940)
     assert own.loc["rope_imag", "loss_ratio"] == pytest.approx(2)
     assert own.loc["rope_imag", ["both_mean", "both_ratio"]].tolist() == [400, 2]
@@ -146,6 +149,8 @@ def test_the_contrast_groups_by_phase_and_tests_in_one_direction():
         "c": model(0.1, 0.3, rotary=False),
     }
     found = scheme_contrast(tables)
+    assert_described(found.models)
+    assert_described(found.heads)
     assert found.models["scheme"].tolist() == ["RoPE", "RoPE", "not RoPE"]
     assert found.models["percentile"].tolist() == [0.8, 0.8, 0.3]
     assert found.models["midrank"].tolist() == pytest.approx([0.75, 0.75, 0.25])

@@ -6,6 +6,7 @@ from importlib.resources import as_file, files
 import numpy as np
 import pandas as pd
 import pytest
+from described import assert_described
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,6 +148,7 @@ def test_published_medians_leave_the_null_for_good(name, last):
 def test_ranks_are_counted_from_the_top():
     table = track([0.1, 0.9], prev_pct=[0.25, 1.0], D_head_pct=[0.5, 0.625], n_heads=4)
     found = eventual_head_rank(table, percentiles=["prev_pct", "D_head_pct"])
+    assert_described(found)
     assert found["rank"].tolist() == [4.0, 1.0, 3.0, 2.5]  # 2.5: a tie of the second and third
     assert found["top_share"].tolist() == [1.0, 0.25, 0.75, 0.625]
     assert (found["chance"] == 0.25).all()

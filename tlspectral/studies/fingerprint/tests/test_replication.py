@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from described import assert_described
 
 from tlspectral.studies.fingerprint.replication import (
     PublishedTables,
@@ -40,6 +41,7 @@ def ours(table):
 
 
 def test_every_row_has_one_of_three_verdicts_and_a_reason_where_it_differs(table):
+    assert_described(table)
     assert set(table["verdict"]) == set(VERDICTS)
     assert table["id"].is_unique
     assert (table.loc[table["verdict"] != "reproduced", "why"].str.len() > 0).all()
@@ -317,6 +319,7 @@ def test_the_exact_heads_are_run_not_quoted(monkeypatch):
 
 
 def test_ioi_classes_are_percentiles_of_the_circuit():
+    assert_described(ioi_classes())
     table = ioi_classes().set_index("heads_class")
     assert table["n"].to_dict() == {
         "name mover": 3,

@@ -16,7 +16,8 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
     validation_prompts,
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
-from tlspectral.tables import WorkPart, finished_parts, open_pieces, stacked
+from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
+from tlspectral.tables import WorkPart, finished_parts, named, open_pieces, stacked
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
@@ -148,5 +149,9 @@ def _assembled(tables: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> Canonic
     accuracy = by_position.groupby(heads, sort=False, as_index=False).agg({"n": "sum", "correct": "sum"})
     accuracy["accuracy"] = accuracy.pop("correct") / accuracy["n"]
     accuracy["chance"] = accuracy["task"].map({task: 1 / CanonicalTask(task).n_answers for task in order})
-    by_position.attrs, accuracy.attrs = attrs, dict(attrs)
-    return CanonicalSweep(accuracy, by_position)
+    sweep = CanonicalSweep(accuracy, by_position)
+    for name, table in CANONICAL_SWEEP.items():
+        frame: pd.DataFrame = getattr(sweep, name)
+        frame.attrs = attrs
+        named(frame, table)
+    return sweep

@@ -14,6 +14,8 @@ from tlspectral.nulls import one_thread
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
+from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY
+from tlspectral.tables import named
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
 _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared
@@ -102,7 +104,8 @@ def train_canonical(
                     since, logged = np.zeros(len(runs)), done
                     if observe is not None:
                         observe(done, model)
-    return CanonicalTraining(model, pd.concat(losses, ignore_index=True), pd.concat(frequencies, ignore_index=True))
+    history = named(pd.concat(losses, ignore_index=True), HISTORY)
+    return CanonicalTraining(model, history, named(pd.concat(frequencies, ignore_index=True), FREQUENCIES))
 
 
 @torch.no_grad()
@@ -130,7 +133,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
             right = model(context, query).argmax(-1) == answer  # runs batch
             for run in range(n_runs):
                 correct[run] += torch.bincount(now.answer_position[right[run]], minlength=length).numpy()
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "run": np.repeat(np.arange(n_runs), length),
             "seed": np.repeat([run.seed for run in model.runs], length),
@@ -139,6 +142,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
             "correct": correct.ravel(),
         }
     )
+    return named(table, ACCURACY_BY_POSITION)
 
 
 def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int) -> Iterator[CanonicalBatch]:

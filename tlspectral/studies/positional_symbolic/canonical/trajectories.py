@@ -9,6 +9,8 @@ from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHead
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import train_canonical
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.studies.positional_symbolic.columns import QUERY_KEY_TRAJECTORIES
+from tlspectral.tables import named
 
 
 def query_key_trajectories(
@@ -67,7 +69,8 @@ def query_key_trajectories(
 
     train_canonical(task, runs, schedule_of(preset), observe=observe, show_progress=show_progress)
     table = pd.concat(rows, ignore_index=True)
-    return table.sort_values(["angle", "step", "kind", "token"], ignore_index=True)
+    table = table.sort_values(["angle", "step", "kind", "token"], ignore_index=True)
+    return named(table, QUERY_KEY_TRAJECTORIES)
 
 
 @torch.no_grad()

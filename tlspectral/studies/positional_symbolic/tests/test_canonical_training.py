@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from described import assert_described
 
 import tlspectral.studies.positional_symbolic.canonical.sweep as sweep_module
 from tlspectral.errors import IncompatibleCheckpoint
@@ -170,6 +171,8 @@ def test_training_is_adam_on_each_runs_mean_loss():
 def test_fixed_frequencies_stay():
     runs = [CanonicalRun((0.0, 0.3), 0)]
     training = train_canonical(SMALL["partial_induction"], runs, SHORT)
+    assert_described(training.history)
+    assert_described(training.frequencies)
     assert training.frequencies["step"].tolist() == [0, 0, 5, 5, 10, 10, 12, 12]
     assert training.frequencies["theta"].tolist() == [0.0, 0.3] * 4
     assert not list(training.model.learned_frequencies)
@@ -247,6 +250,7 @@ def test_accuracy_by_position_counts_right_answers():
     runs = [CanonicalRun((0.3,), seed) for seed in (4, 2)]
     model, batch = CanonicalHeads(task, runs), task.sample(2049, generator(1))  # the last prompt is a piece of its own
     found = accuracy_by_position(model, batch)
+    assert_described(found)
     assert found["n"].tolist() == 2 * torch.bincount(batch.answer_position, minlength=6).tolist()
     assert found["seed"].tolist() == [4] * 6 + [2] * 6
     with torch.no_grad():
@@ -283,7 +287,8 @@ def test_a_sweep_has_one_row_per_head(sweep):
     expected = [(*arm, angle, seed) for arm in arms for angle in ANGLES for seed in range(2)]
     columns = ["task", "n_frequencies", "angle", "seed"]
     assert list(sweep.accuracy[columns].itertuples(index=False, name=None)) == expected
-    assert list(sweep.accuracy) == ["task", "n_frequencies", "angle", "theta", "seed", "n", "accuracy", "chance"]
+    assert_described(sweep.accuracy)
+    assert_described(sweep.by_position)
     assert sweep.accuracy["theta"].to_numpy() == pytest.approx(sweep.accuracy["angle"].to_numpy() * np.pi / 33)
     assert sweep.accuracy["chance"].tolist() == [1 / 16] * 6 + [1 / 32] * 18
     assert set(sweep.accuracy["n"]) == {500}
@@ -391,7 +396,7 @@ def test_bars_are_silent_unless_asked_for(capfd):
 def test_trajectories_are_the_queries_and_keys_of_the_heads():
     table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3, show_progress=False)
     task = CanonicalTask("index")
-    assert list(table) == ["angle", "seed", "step", "kind", "token", "label", "x", "y"]
+    assert_described(table)
     assert len(table) == 2 * 4 * (32 + 512)
     assert table["step"].unique().tolist() == [0, 5, 10, 12]
     runs = [CanonicalRun((angle * angle_unit(task),), 3) for angle in (0.5, 2.0)]

@@ -1,0 +1,56 @@
+"""The texts about the columns of every table: complete, in sentences, looked up by name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tlspectral.tables import COLUMNS, TABLES, describe_columns, describe_table
+
+
+def test_every_table_is_there_once():
+    names = list(TABLES)
+    assert len(names) == len(set(names)) == 86
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_text_is_complete(name):
+    described = describe_table(name)
+    assert described["name"].is_unique
+    assert list(described) == list(describe_columns())
+    assert TABLES[name].made_by.count("`") >= 2
+    for column in TABLES[name].columns:
+        for field in ("meaning", "unit", "range", "source", "also_known_as", "does_not_establish"):
+            text = getattr(column, field)
+            assert text or field in ("also_known_as", "does_not_establish"), (column.name, field)
+            assert text == text.strip(), (column.name, field)
+            assert "  " not in text, f"{column.name}.{field}: a seam between two strings"
+            assert ".." not in text.replace(" .. ", "").replace("...", ""), (column.name, field)
+        assert column.meaning.endswith("."), column.name
+        assert column.does_not_establish.endswith(".") or not column.does_not_establish, column.name
+
+
+def test_a_name_has_the_meaning_of_its_table():
+    def meaning(table, column):
+        return describe_table(table).set_index("name").loc[column, "meaning"]
+
+    assert meaning("analyze_heads", "rank") == COLUMNS["rank"].meaning
+    assert "singular values" in meaning("analyze_heads", "rank")
+    assert "among all heads of all earlier layers" in meaning("k_composition", "rank")
+    assert "among all tokens" in meaning("positional_symbolic_profile.answers", "rank")
+    assert "before the softmax" in meaning("relative_position_kernel", "score")
+    assert meaning("band_effects", "delta") != meaning("ablation_sweep", "delta")
+
+
+def test_an_unknown_table_is_refused():
+    with pytest.raises(ValueError, match="there is no table 'heads'; there are analyze_heads, frequency_table, "):
+        describe_table("heads")
+
+
+def test_head_columns_are_described_without_the_makers_and_core_tables_without_studies():
+    code = (
+        "import sys, tlspectral as tls; tls.tables.describe_columns(); assert 'torch' not in sys.modules; "
+        "tls.tables.describe_table('band_effects'); print([m for m in sys.modules if '.studies' in m])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

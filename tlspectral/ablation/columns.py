@@ -1,0 +1,147 @@
+"""Columns of the tables about ablations: the sweep, its summary, and bands of rotary frequencies.
+
+FP is Li, "Fingerprint, Not Blueprint" (2026). Losses are mean next-token cross-entropies in nats.
+"""
+
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import COLUMNS
+
+# fmt: off
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_STAND_IN = "That heads without effect do nothing: others can stand in for them, and parts differ in size."
+
+_SWEEP = (
+    Column("part",
+        "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
+        "Im M_t), or output (the whole head).", "label", range="symmetric, antisymmetric, rope_phase, output",
+        source="FP 5, 8"),
+    Column("loss", "Loss of the model without the part of this one head, mean over the task's sequences.", "nat",
+        range="0 .. inf", source="FP 5, 8",
+        does_not_establish="What the head is worth: compare with the intact loss in df.attrs, or read delta."),
+    Column("delta", "loss less the loss of the intact model on the same sequences; positive where the part helped.",
+        "nat", range="-inf .. inf", source="FP 5, 8", also_known_as="ablation effect; FP's dCE and dInd",
+        does_not_establish=_STAND_IN + " Set it beside score_rms and the control."),
+    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
+        "nat", range="0 .. inf",
+        does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
+    Column("delta_p",
+        "Two-sided p of no effect, by flipping the signs of the differences of sequences: exact up to 13 sequences, "
+        "from 9,999 seeded flips above.", "probability", range="1e-4 .. 1 above 13 sequences",
+        also_known_as="sign-flip test",
+        does_not_establish="Significance of the largest of many heads: it is not corrected for the number of heads."),
+    Column("score_rms",
+        "Root mean square of what was removed from the scaled scores, before a softcap, over unmasked pairs of "
+        "tokens of all sequences. NaN for output.", "logit", range="0 .. inf", also_known_as="size of the edit",
+        does_not_establish="That a large edit matters: what is equal for all keys of a query is not seen by a "
+        "softmax."),
+    Column("control_delta",
+        "As delta, with a random score part of equal size removed in place of the part: q O k^T of the head's own "
+        "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; mean over five draws. With "
+        "control='random' only.", "nat", range="-inf .. inf", also_known_as="random-part control",
+        does_not_establish="What no edit would do: it says what any edit of that size costs."),
+    Column("control_delta_stderr",
+        "Standard error of control_delta, over draws and over sequences, in squares. With control='random' only.",
+        "nat", range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
+    Column("estimate",
+        "First-order estimate of delta from one backward pass: sum of (dL/dS) D over the scores S, D the difference "
+        "that removing the part makes. With screen='gradient' only.", "nat", range="-inf .. inf",
+        source="attribution patching (Nanda 2023)", also_known_as="attribution score",
+        does_not_establish="The effect: a softmax saturates, and an edit as large as the score is not small."),
+    Column("measured",
+        "Why the effect was measured: top (one of the 20 largest estimates in absolute value), control (one of 20 "
+        "random others), or empty (not measured, losses are NaN). With screen='gradient' only.", "label",
+        range="top, control, empty",
+        does_not_establish="That an unmeasured head has no effect: see the rank correlation in df.attrs."),
+)
+
+_SUMMARY = (
+    _SWEEP[0],
+    Column("size_control",
+        "How parts of unlike size are made comparable: none (effects as they are), score_rms (effect over the RMS "
+        "removed), random (effect less that of a random part of equal size).", "label", range="none, score_rms, random",
+        does_not_establish="That the control is enough: effects need not be linear in the size."),
+    Column("statement",
+        "What value is: sum (of all heads' effects), share_small (heads with an absolute effect below 0.01 nats), "
+        "detector_rank (rank by a detector of the head with the largest effect), rank_correlation (Spearman of the "
+        "effect with a column of the head table).", "label", range="sum, share_small, detector_rank, rank_correlation",
+        source="FP 5, 8"),
+    Column("column",
+        "Column of the head table that the statement is about: a detector for detector_rank, any spectral column or "
+        "detector for rank_correlation. Missing for the others.", "label",
+        range="a column of the head table, or missing"),
+    Column("value", "The number of the statement.",
+        "nat for sum (nat per logit under score_rms), share, rank from 1, or correlation", range="by statement",
+        source="FP 5, 8",
+        does_not_establish="That a column predicts which heads matter: one model is one observation of circuits."),
+    Column("low",
+        "Lower end of a 95 % interval: over sequences for sum, all effects moved by 1.96 standard errors for "
+        "share_small, layers resampled for rank_correlation. NaN for detector_rank.", "as value", range="as value",
+        does_not_establish="The spread over models or tasks. Where the sums per sequence no longer fit the table, "
+        "the interval of sum is the widest that the heads' errors allow (see note)."),
+    Column("high", "Upper end of the interval of low.", "as value", range="as value",
+        does_not_establish="The spread over models or tasks."),
+    Column("pvalue",
+        "For detector_rank rank / n, exact for a head chosen at random; for rank_correlation scipy's two-sided p. "
+        "NaN for the others.", "probability", range="0 .. 1", source="FP 5, 8",
+        does_not_establish="Significance: heads of a layer are not independent, as a correlation's p takes them, "
+        "and the three detectors are not corrected for."),
+    Column("n", "Heads behind the number; for detector_rank the heads that are ranked.", "count", range="0 .. heads",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("note", "For sum what its interval is over; for detector_rank the head. Missing for the others.", "text",
+        range="any text, or missing"),
+)
+
+_BANDS = (
+    Column("band", "Which third of the head's rotary frequencies was dropped: high (the fastest pairs), middle or low.",
+        "label", range="high, middle, low",
+        does_not_establish="That the border lies at the same wavelength in another model: thirds are by index, fast "
+        "to slow."),
+    Column("first", "Index of the band's first frequency when the head's pairs are sorted from fast to slow.", "index",
+        range="0 .. pairs - 1"),
+    Column("last", "Index of the band's last frequency in that order.", "index", range="0 .. pairs - 1"),
+    Column("delta", "Loss with the band's contribution to the head's scores dropped, less the intact loss.", "nat",
+        range="-inf .. inf",
+        does_not_establish="That the head was trained to use the band. Effects of the three bands do not add up to "
+        "that of the head."),
+    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run.", "nat",
+        range="0 .. inf", does_not_establish="Sampling of sequences only."),
+    Column("score_rms",
+        "Root mean square of the band's contribution to the scaled scores, over unmasked pairs of tokens.", "logit",
+        range="0 .. inf", also_known_as="size of the edit",
+        does_not_establish="That a large band matters: what is equal for all keys of a query is not seen by a "
+        "softmax."),
+    Column("random_delta",
+        "As delta, for random sets of the head's frequencies whose RMS is within 10 % of the band's; mean over sets. "
+        "NaN if none were found.", "nat", range="-inf .. inf", also_known_as="random-set control",
+        does_not_establish="A control where random_overlap is near 1: the sets are then the band with trifles."),
+    Column("random_delta_stderr",
+        "Standard error of random_delta, over sets and over sequences, in squares. NaN for fewer than two sets.", "nat",
+        range="0 .. inf", does_not_establish="A precise number: some five sets give a rough error."),
+    Column("random_delta_min", "Smallest effect of a random set, mean over sequences.", "nat", range="-inf .. inf",
+        does_not_establish="A bound: other sets may have less."),
+    Column("random_delta_max", "Largest effect of a random set, mean over sequences.", "nat", range="-inf .. inf",
+        does_not_establish="A bound: other sets may have more."),
+    Column("random_score_rms",
+        "Root mean square of the contribution of a random set to the scaled scores, mean over sets.", "logit",
+        range="within 10 % of score_rms", does_not_establish="That the sets are alike in anything but their size."),
+    Column("random_overlap",
+        "RMS of the band's own frequencies that are in a random set, over the RMS of the band; mean over sets.",
+        "share", range="0 .. 1, as a rule",
+        does_not_establish="A share of frequencies: it is one of size, and contributions may cancel."),
+    Column("random_draws", "Different random sets of equal RMS that were found.", "count", range="0 .. draws",
+        does_not_establish="That the band is unusual where there are few: a head with one dominant frequency leaves "
+        "no room for others."),
+)
+
+_KIND = Column("kind",
+    "Why the head was chosen: previous-token (largest prev), symbolic (largest s_sym - s_pos), or both.", "label",
+    range="previous-token, symbolic, or both with a comma",
+    does_not_establish="That the head does this and nothing else: it is a rank within one table.")
+
+ABLATION_SWEEP = Table("ablation_sweep", "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
+    (*_HEAD, *_SWEEP))
+SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.summarize_sweep`", _SUMMARY)
+BAND_EFFECTS = Table("band_effects",
+    "`tls.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
+    (*_HEAD, *_BANDS, _KIND))
+TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS)

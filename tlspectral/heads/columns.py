@@ -1,0 +1,124 @@
+"""Columns of the tables of this room: rounding, comparison, placebos. Those of the head table are in `tables`.
+
+FP is Li, "Fingerprint, Not Blueprint" (2026).
+"""
+
+from dataclasses import replace
+
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
+
+# fmt: off
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+
+_SPECTRAL = (
+    "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
+    "rope_imag_frac", "freq_centroid", "hi_freq_dir",
+)
+_ROUNDING = (
+    "How far the unquantised model's numbers lie from these: quantising is no independent noise, and weights elsewhere "
+    "moved too."
+)
+
+
+def _noise_columns(name: str) -> tuple[Column, Column]:
+    unit = COLUMNS[name].unit
+    return (
+        Column(f"{name}_sd",
+            f"Standard deviation (ddof 1) of {name} over draws in which query and key weights move within half a step "
+            "of the grid they are stored on. NaN where a draw has no value.", unit, range="0 .. inf",
+            also_known_as="rounding noise", does_not_establish=_ROUNDING),
+        Column(f"{name}_shift", f"Mean of {name} over those draws less its value for the weights as they are.", unit,
+            range="-inf .. inf", does_not_establish=_ROUNDING),
+    )
+
+
+_DRAW = Column("draw", "Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.", "index",
+    range="-1 .. draws - 1")
+
+_MOVED = "An interval over models, prompts or heads: rounding is one source of uncertainty."
+_STATISTIC = (
+    Column("statistic", "Name of the statistic, as it was given.", "label", range="any text", source="the caller"),
+    Column("value", "The statistic of the head table as it is.", "of the statistic", range="-inf .. inf",
+        source="the caller's function",
+        does_not_establish="That it lies within low and high: rounding moves all draws away from the stored weights "
+        "alike."),
+    Column("mean", "Mean of the statistic over draws, each with its spectral columns in place of the table's.",
+        "of the statistic", range="-inf .. inf", does_not_establish=_MOVED),
+    Column("sd", "Standard deviation (ddof 1) of the statistic over draws.", "of the statistic", range="0 .. inf",
+        does_not_establish=_MOVED),
+    Column("low", "2.5 % quantile of the statistic over draws.", "of the statistic", range="-inf .. inf",
+        does_not_establish=_MOVED),
+    Column("high", "97.5 % quantile of the statistic over draws.", "of the statistic", range="-inf .. inf",
+        does_not_establish=_MOVED),
+    Column("draws", "Number of draws.", "count", range="2 .. inf", source="the caller"),
+)
+
+_COMPARED = (
+    "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
+    "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
+    "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", "prev", "dup", "ind", "copying", "positivity",
+    "D_head_pct",
+)
+
+
+def _compared_columns(name: str) -> tuple[Column, ...]:
+    unit = COLUMNS[name].unit
+    difference = Column(f"{name}_diff",
+        f"{name} of the head in table b less that in table a. NaN where one of them has no value.", unit,
+        range="-inf .. inf",
+        does_not_establish="That the head works otherwise, or what training did to it: two runs of the same "
+        "fine-tuning may move other heads.")
+    if name not in _SPECTRAL:
+        return (difference,)
+    return (
+        difference,
+        Column(f"{name}_band",
+            f"Twice the standard deviation that rounding gives {name}_diff, both models taken as independent. With a "
+            "noise table only.", unit, range="0 .. inf",
+            does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
+            "rounding is all there is."),
+        Column(f"{name}_outside",
+            f"Whether |{name}_diff| exceeds {name}_band; missing where either is NaN. With a noise table only.", "flag",
+            range="False, True",
+            does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
+            "rounding is all there is."),
+    )
+
+
+_PLACEBO_LIMIT = (
+    "Anything about the model's positions: it is what the recipe finds where pairs or frequencies are not the model's."
+)
+
+
+def _placebo_column(name: str) -> Column:
+    own = COLUMNS[name]
+    return replace(
+        own,
+        meaning=f"{name} as the head table has it, with the placebo's pairs of columns or its frequencies in place of "
+        "the model's own. NaN on layers that have none.",
+        source="FP 7 (placebo controls)",
+        does_not_establish=_PLACEBO_LIMIT,
+    )
+
+
+ANALYZE_HEADS = Table("analyze_heads",
+    "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it",
+    (*HEAD_COLUMNS, *EXTRA_COLUMNS))
+FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
+WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",
+    (*_HEAD, *(column for name in _SPECTRAL for column in _noise_columns(name))))
+WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise_draws`",
+    (_DRAW, *_HEAD, *(COLUMNS[name] for name in _SPECTRAL)))
+STATISTIC_NOISE = Table("statistic_noise", "`tlspectral.heads.statistic_noise`", _STATISTIC)
+COMPARE_HEADS = Table("compare_heads", "`tls.compare_heads`",
+    (*_HEAD, *(column for name in _COMPARED for column in _compared_columns(name))))
+PERMUTED_PAIRING = Table("permuted_pairing",
+    "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
+    (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,
+     *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
+
+TABLES = (
+    ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
+    PERMUTED_PAIRING,
+)

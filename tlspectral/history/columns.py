@@ -1,0 +1,90 @@
+"""Columns of the tables of head histories over a training.
+
+FP is Li, "Fingerprint, Not Blueprint" (2026).
+"""
+
+from dataclasses import replace
+
+from tlspectral.composition import COMPOSITION
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS
+from tlspectral.tables.published_columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
+
+
+# fmt: off
+def _median(name: str, *, null: bool) -> tuple[Column, ...]:
+    limit = "An exact level: heads that share keys, or were trained together, are not independent."
+    drawn = "every head drawn independently from a normal distribution with the mean and deviation of its own null"
+    unit = COLUMNS[name].unit
+    median = median_column(name)
+    if not null:
+        half = Column(f"{name}_null_median",
+            "1/2: turning the pairs of a random W_K by a quarter swaps Re M_t and Im M_t. NaN without rotary layers.",
+            unit, range="0.5",
+            does_not_establish="A spread: how far from 1/2 chance would take the median is not in it.")
+        return median, half
+    return (
+        median,
+        Column(f"{name}_null_low", f"2.5 % quantile of such medians under the null: {drawn}.", unit, range="0 .. 1",
+            source="FP 3, 9", does_not_establish=limit),
+        Column(f"{name}_null_median", f"Median of such medians under the null: {drawn}.", unit, range="0 .. 1",
+            source="FP 3, 9", does_not_establish=limit),
+        Column(f"{name}_null_high", f"97.5 % quantile of such medians under the null: {drawn}.", unit, range="0 .. 1",
+            source="FP 3, 9", does_not_establish=limit),
+    )
+
+
+_SUMMARY = (
+    N_HEADS,
+    ICL_SCORE,
+    Column("icl_score_se", "Standard error of icl_score over sequences, paired.", "nat per token", range="0 .. inf",
+        does_not_establish="Sampling of sequences only: neither text nor another seed of the model."),
+    Column("first_copy_loss", "Loss on the first copy, positions 1 .. L - 1.", "nat per token", range="0 .. inf",
+        does_not_establish="A loss on text: tokens are random, and a model that has learned text finds them ever "
+        "less likely."),
+    Column("second_copy_loss", "Loss on the second copy, positions L + 1 .. 2L - 1.", "nat per token", range="0 .. inf",
+        also_known_as="induction loss",
+        does_not_establish="That a certain head does it: whatever the copy needs shows."),
+    *_median("D_head", null=True),
+    *_median("dir_frac", null=True),
+    *_median("rope_imag_frac", null=False),
+)
+
+_PAIR = tuple(
+    Column(f"{end}_{part}",
+        f"{part.capitalize()} of the {'earlier head, whose output is read' if end == 'source' else 'head that reads'}.",
+        "index", range=f"0 .. {part}s - 1", source="the caller")
+    for end in ("source", "target")
+    for part in ("layer", "head")
+)
+
+_AFTERWARDS = (
+    "A prediction, if the best of many steps and columns is picked afterwards: weights at neighbouring steps are all "
+    "but equal."
+)
+_RANKS = (
+    CHECKPOINT_STEP,
+    Column("column", "Which percentile is looked at.", "label", range="a column of a percentile, such as prev_pct",
+        source="FP 9, Q3"),
+    Column("percentile", "Percentile of the eventual head within the model of that step.", "share", range="1/n .. 1",
+        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
+    Column("rank", "Place of the eventual head among all heads; 1 has the largest value, ties stand in the middle.",
+        "index", range="1 .. n_heads, halves for ties", source="FP 9, Q3",
+        does_not_establish=_AFTERWARDS + " The last step is no test of the behaviour by which the head was chosen."),
+    _SUMMARY[1],
+    Column("top_share", "rank / n_heads: how often a head picked at random stands as high.", "share", range="1/n .. 1",
+        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
+    Column("chance", "1 / n_heads: how often a head picked at random is the first.", "share", range="0 .. 1",
+        source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
+)
+
+HEAD_HISTORY = {
+    name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (CHECKPOINT_STEP, *columns))
+    for name, also, columns in (
+        ("heads", "", (*HEAD_COLUMNS, *map(percentile_column, ("prev", "rope_imag_frac", "dir_frac")))),
+        ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),
+        ("composition", "", (*_PAIR, replace(COMPOSITION[0],
+            meaning="||M OV^T|| / (||M|| ||OV||), M of the target and OV of the source."), *COMPOSITION[1:])),
+    )
+}
+TABLES = tuple(HEAD_HISTORY.values())

@@ -1,0 +1,191 @@
+"""Columns of the tables around positional and symbolic scores: the profile, its agreement with weights, traces.
+
+PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers". A draw is a list of names
+and colours, a query one of its lines that is asked about.
+"""
+
+from dataclasses import replace
+
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import COLUMNS, POSITIONAL_COLUMNS
+
+# fmt: off
+_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_FREQUENCY = COLUMNS["frequency"]
+
+
+def _averaged(over: str) -> tuple[Column, ...]:
+    """Scores as means, with standard errors but for `tau` and `alpha_ess`."""
+    columns: list[Column] = []
+    for own in POSITIONAL_COLUMNS:
+        meaning = f"{own.meaning} Mean over {over}, without prompts that have no score."
+        columns.append(replace(own, meaning=meaning))
+        if own.name in ("tau", "alpha_ess"):
+            continue
+        columns.append(
+            Column(f"{own.name}_se", f"Standard error of {own.name} over draws. NaN for one draw.", own.unit,
+                range="0 .. inf",
+                does_not_establish="Lists of names and colours only: neither another wording nor another task.")
+        )
+    return tuple(columns)
+
+
+_DRAW = Column("draw", "Number of the list of names and colours, from 0.", "index", range="0 .. draws - 1")
+_QUERY = Column("query", "Index of the line of the list that is asked about, from 0.", "index", range="0 .. pairs - 1",
+    source="PS B.5", also_known_as="queried block")
+
+_ANSWERS = (
+    Column("answer", "The right colour, as text.", "text", range="a colour", source="PS B.4"),
+    Column("probability", "Probability that the model gives to the first token of the right colour after the prompt.",
+        "probability", range="0 .. 1",
+        does_not_establish="That the model read the line: colours differ in how probable they are in any text."),
+    Column("rank", "Place of that token among all tokens by probability; 1 is the most probable.", "index",
+        range="1 .. d_vocab",
+        does_not_establish="That the model read the line: a colour may rank high after any such prompt."),
+    Column("relative_probability", "probability as a share of that of the first tokens of all colours of this draw.",
+        "share", range="0 .. 1",
+        does_not_establish="That the model read the line: compare with chance, and with other lists."),
+    Column("chance", "Share of the draw's lines that have the right colour's first token.", "share", range="0 .. 1",
+        does_not_establish="What a model without the list would say: it allows for how often a draw has a colour, "
+        "not for how probable colours are in any text."),
+)
+
+_DEPENDENT = "An exact level: heads of a layer are not independent, as the test takes them."
+_MEDIANS = (
+    Column("score", "Which score is tested.", "label", range="s_pos, s_sym", source="PS 3.3"),
+    Column("early_median", "Median of the score over heads of the first half of the layers.",
+        "weighted mean of cosines", range="0 .. 1", source="PS 3.3, footnote 2",
+        does_not_establish="That depth is the cause of a difference."),
+    Column("late_median", "Median of the score over heads of the other layers, the middle one among them.",
+        "weighted mean of cosines", range="0 .. 1", source="PS 3.3, footnote 2",
+        does_not_establish="That depth is the cause of a difference."),
+    Column("statistic",
+        "Chi-square of Mood's median test, with Yates' correction. NaN where there is nothing to compare.",
+        "chi-square", range="0 .. inf", source="PS 3.3, footnote 2", does_not_establish=_DEPENDENT),
+    Column("pvalue", "p of that test.", "probability", range="0 .. 1", source="PS 3.3, footnote 2",
+        does_not_establish=_DEPENDENT),
+)
+
+_GEOMETRY = "The exclusion principle: by geometry s_pos^2 + s_sym^2 is at least 1 at every swap."
+_CORRELATION = (
+    Column("pearson",
+        "Pearson correlation of s_pos and s_sym over heads, on one prompt. NaN for fewer than three heads.",
+        "correlation", range="-1 .. 1", source="PS 3.3", does_not_establish=_GEOMETRY),
+    Column("null_mean",
+        "Mean of that correlation where every head keeps its own weights and follows the blocks at each swap with a "
+        "probability drawn once per head.", "correlation", range="-1 .. 1", also_known_as="per-head-coin null",
+        does_not_establish=_GEOMETRY),
+    Column("null_sd", "Standard deviation of the correlation over draws of that null.", "correlation", range="0 .. inf",
+        does_not_establish=_GEOMETRY),
+    Column("null_pct", "Share of those draws at or below pearson.", "share", range="0 .. 1",
+        does_not_establish=_GEOMETRY),
+    Column("null_draws", "Draws of that null.", "count", range="0 .. inf"),
+    Column("n_heads", "Heads with both scores.", "count", range="0 .. heads",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+)
+
+_THIRD = "A mechanism: both may follow a third, such as depth. Heads of a layer are not independent samples."
+
+
+def _null(prefix: str, shuffled: str, limit: str) -> tuple[Column, ...]:
+    return (
+        Column(f"{prefix}null_low", f"2.5 % quantile of spearman with {shuffled}.", "correlation", range="-1 .. 1",
+            does_not_establish=limit),
+        Column(f"{prefix}null_high", f"97.5 % quantile of spearman with {shuffled}.", "correlation", range="-1 .. 1",
+            does_not_establish=limit),
+        Column(f"{prefix}null_pct", f"Share of shuffles at or below spearman, with {shuffled}.", "share",
+            range="0 .. 1", does_not_establish=limit),
+    )
+
+
+_AGREEMENT = (
+    Column("score", "Which score on the prompt is compared.", "label", range="s_pos, s_sym, exclusion_index",
+        source="PS 3.3"),
+    Column("column", "Which column of the head table it is compared with.", "label",
+        range="a column of the head table"),
+    Column("n", "Heads that have both numbers.", "count", range="0 .. heads",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("spearman", "Rank correlation of score and column over heads. NaN for fewer than three heads or a constant.",
+        "correlation", range="-1 .. 1", does_not_establish=_THIRD),
+    *_null("", "heads shuffled", _THIRD + " This null is too narrow for that reason."),
+    *_null("layer_", "heads shuffled within their layer, so that a trend over layers stays in", _THIRD),
+)
+
+_WAVELENGTH = (
+    "That the phase content causes the score: s_pos follows the wavelength whatever the head, so look at others."
+)
+_FREQUENCY_AGREEMENT = (
+    Column("n", "Rotary pairs of the head.", "count", range="1 .. pairs",
+        does_not_establish="An effective sample size: neighbouring frequencies are alike."),
+    Column("spearman", "Rank correlation over the head's rotary pairs of im_share (weights) with s_pos (a prompt).",
+        "correlation", range="-1 .. 1", source="FP 7 beside PS figure 1C", does_not_establish=_WAVELENGTH),
+    *_null("", "the head's frequencies shuffled", "An exact level: neighbouring frequencies are alike, shuffled not."),
+    Column("turned_pct", "Share of the circular shifts of the frequencies with a correlation at or below spearman.",
+        "share", range="0 .. 1", does_not_establish="A fine level: there are only as many shifts as pairs."),
+    Column("others", "Mean correlation of this head's im_share with s_pos of all other heads.", "correlation",
+        range="-1 .. 1", does_not_establish="A null of this head: it says what all heads share over frequencies."),
+)
+
+_OTHER_SWAPS = "How the head behaves under other swaps: the scores are means over many."
+_TRACES = (
+    replace(
+        _FREQUENCY, meaning="Index of the rotary pair that is shown alone; missing (NA) for the whole head.",
+    ),
+    Column("swap_i", "Index of the first of the two blocks that change places.", "index", range="0 .. blocks - 1",
+        source="PS 3.3"),
+    Column("swap_j", "Index of the second of them, above swap_i.", "index", range="1 .. blocks - 1", source="PS 3.3"),
+    Column("block", "Place of a block in the prompt, from 0; whichever block stands there.", "index",
+        range="0 .. blocks - 1", source="PS figure 1E"),
+    Column("before", "Mean attention weight of the last query to a token at that place, before the swap.",
+        "attention probability", range="0 .. 1", source="PS figure 1E", also_known_as="d",
+        does_not_establish=_OTHER_SWAPS),
+    Column("after",
+        "The same after the swap, with the block that stands there then. A head stays if it equals before, and "
+        "follows if two places have exchanged theirs.", "attention probability", range="0 .. 1", source="PS figure 1E",
+        also_known_as="d'", does_not_establish=_OTHER_SWAPS),
+)
+
+_ONE_SINK = "That the frequency decides where the head looks: a logit that is large for all keys alike changes nothing."
+_NORMS = (
+    Column("logit_norm",
+        "Root mean square, over visible tokens before the last query, of what the rotary pair adds to its score, "
+        "before the model's score scale.", "logit x attention scale", range="0 .. inf",
+        source="PS figure 1D, which does not define it", does_not_establish=_ONE_SINK),
+    Column("key_norm",
+        "Root mean square, over the same tokens, of the length of the key's two coordinates of the pair, after key "
+        "norm and with the model's attention scaling.", "units of the model's keys", range="0 .. inf",
+        source="PS figure 1D, which does not define it",
+        does_not_establish=_ONE_SINK + " One attention sink can make up most of it."),
+)
+
+_PROFILE = "`tls.positional_symbolic_profile`; `tlspectral positional -o FOLDER` writes it as "
+
+
+def _written(name: str) -> str:
+    return f"{_PROFILE}{name}_prompt.parquet and {name}_key.parquet"
+
+
+POSITIONAL_SYMBOLIC = Table("positional_symbolic", "`tls.positional_symbolic`, frequency with `per_frequency`",
+    (*_HEAD, _FREQUENCY, *POSITIONAL_COLUMNS))
+PROFILE = {
+    name: Table(f"positional_symbolic_profile.{name}", _written(name), columns)
+    for name, columns in (
+        ("heads", (*_HEAD, *_averaged("the queries of a draw, then over draws"))),
+        ("queries", (*_HEAD, _QUERY, *_averaged("draws"))),
+        ("frequencies", (*_HEAD, _FREQUENCY, *_averaged("the queries of a draw, then over draws"))),
+        ("answers", (_DRAW, _QUERY, *_ANSWERS)),
+        ("median_tests", _MEDIANS),
+        ("correlation", (_DRAW, _QUERY, *_CORRELATION)),
+    )
+}
+SCORE_AGREEMENT = Table("score_agreement",
+    "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
+    "and agreement_key.parquet", _AGREEMENT)
+FREQUENCY_AGREEMENT = Table("frequency_agreement",
+    "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
+    "frequency_agreement_prompt.parquet and frequency_agreement_key.parquet", (*_HEAD, *_FREQUENCY_AGREEMENT))
+ATTENTION_TRACES = Table("attention_traces", "`tlspectral.positional.attention_traces`", (*_HEAD, *_TRACES))
+FREQUENCY_NORMS = Table("frequency_norms", "`tlspectral.positional.frequency_norms`", (*_HEAD, _FREQUENCY, *_NORMS))
+TABLES = (
+    POSITIONAL_SYMBOLIC, *PROFILE.values(), SCORE_AGREEMENT, FREQUENCY_AGREEMENT, ATTENTION_TRACES, FREQUENCY_NORMS,
+)

@@ -1,0 +1,91 @@
+"""Columns of a head table, and loose arrays, as float64, and the rule for missing values: NaN rows go, counted."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float64
+
+Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
+
+
+def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
+    """One column as float64, missing values as NaN.
+
+    Raises:
+        ValueError: not numbers, or not one-dimensional; the message calls the column `name`.
+    """
+    array = _as_floats(values, name)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, found shape {array.shape}")
+    return array
+
+
+def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows controls"]:
+    """Control variables as columns: a Series or 1-D array is one column, a 2-D array or DataFrame one per column."""
+    if isinstance(controls, pd.DataFrame):
+        return table_columns(controls, list(controls.columns))
+    array = _as_floats(controls, "controls")
+    if array.ndim not in (1, 2):
+        raise ValueError(f"controls must have one or two dimensions, found shape {array.shape}")
+    return array[:, None] if array.ndim == 1 else array
+
+
+def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
+    """Columns of a table by name, side by side.
+
+    Raises:
+        ValueError: a column that the table lacks or has twice, or that holds no numbers.
+    """
+    require_columns(heads, names)
+    columns = [_as_floats(heads[name], f"column {name!r}") for name in names]
+    return np.column_stack(columns) if columns else np.empty((len(heads), 0))
+
+
+def require_columns(heads: pd.DataFrame, names: Sequence[str]) -> None:
+    """Refuse a table that lacks a column, or has it twice."""
+    absent = [name for name in names if name not in heads.columns]
+    if absent:
+        raise ValueError(f"the table has no column {absent}; it has {', '.join(map(str, heads.columns))}")
+    twice = [name for name in names if (heads.columns == name).sum() > 1]
+    if twice:
+        raise ValueError(f"the table has more than one column called {twice}")
+
+
+def require_aligned(**values: Any) -> None:
+    """Refuse pandas objects whose indexes hold the same labels in another order: rows are paired by position."""
+    indexed = {name: value.index for name, value in values.items() if isinstance(value, pd.Series | pd.DataFrame)}
+    if not indexed:
+        return
+    first, *others = indexed
+    for other in others:
+        one, two = indexed[first], indexed[other]
+        if len(one) == len(two) and not one.equals(two) and one.sort_values().equals(two.sort_values()):
+            raise ValueError(
+                f"{first} and {other} hold the same index in different orders and would be paired wrongly: "
+                "reindex one of them, or pass .to_numpy() to pair by position"
+            )
+
+
+def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.ndarray, "rows"]:
+    """True where no column is NaN."""
+    kept = np.ones(len(columns[0]), dtype=bool)
+    for column in columns:
+        kept &= ~np.isnan(column).any(axis=tuple(range(1, column.ndim)))
+    return kept
+
+
+def reasons_as_objects(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with None, not NaN, where the column `reason` says nothing."""
+    reasons = table["reason"].astype(object)
+    return table.assign(reason=reasons.where(reasons.notna(), None))
+
+
+def _as_floats(values: Any, name: str) -> np.ndarray:
+    try:
+        if isinstance(values, pd.Series):
+            return values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must hold numbers: {error}") from error

@@ -1,0 +1,124 @@
+"""Columns of the tables around the published numbers of Li, "Fingerprint, Not Blueprint" (FP, 2026)."""
+
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import COLUMNS
+from tlspectral.tables.published_columns import ARM, CHECKPOINT_STEP, N_HEADS
+
+# fmt: off
+_LAYER, _HEAD = COLUMNS["layer"], COLUMNS["head"]
+_AGREES = "That the tables are what the models are: it goes from published tables to published numbers."
+_CLAIMS = (
+    Column("id", "Name of the row.", "label", range="unique"),
+    Column("where", "Paper, and section, table or figure.", "text", range="any text", source="FP; for exact heads PS"),
+    Column("what", "What the number is.", "text", range="any text", source="FP; for exact heads PS"),
+    Column("published", "The number as printed, or as a sentence has it: +0.47, 2.5e-5, <= 0.02, ~0.61.", "text",
+        range="a number, with <, <=, >, >= or ~ in front", source="FP; for exact heads PS",
+        does_not_establish="That a claim follows from the number."),
+    Column("ours", "The number recomputed. NaN where the published tables do not suffice.", "of the number",
+        range="-inf .. inf", does_not_establish=_AGREES),
+    Column("difference", "ours less the published number. NaN for bounds.", "of the number", range="-inf .. inf",
+        does_not_establish=_AGREES),
+    Column("verdict",
+        "reproduced: rounds to the printed digits, an approximate one within one unit of the last, a Monte-Carlo one "
+        "within 0.01, a bound where it holds. Else differs; or cannot be checked without weights.", "label",
+        range="reproduced, differs, cannot be checked without weights", does_not_establish=_AGREES),
+    Column("why", "Why a number differs, what has to be known about one that does not, what weights are needed for.",
+        "text", range="any text, or empty", does_not_establish="The authors' own account."),
+    Column("function", "Function that recomputes the number, or measures it on a model.", "label", range="a function"),
+    Column("seed", "Seed of a Monte-Carlo number; missing for others.", "index", range="0 .. inf"),
+)
+
+_FAR = "How far apart heads are: it is a rank. Models share data and code, and differ in more than their positions."
+_MODEL = Column("model", "Name of the model.", "label", range="any text", source="the caller")
+_SCHEME = Column("scheme", "RoPE where rope_imag_frac is there and not all NaN, else not RoPE.", "label",
+    range="RoPE, not RoPE", source="FP 6", also_known_as="positional scheme",
+    does_not_establish="That positions make a difference between models.")
+_MODELS = (
+    _MODEL, _SCHEME,
+    Column("n_heads", "Heads ranked.", "count", range="1 .. heads",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("k", "Strongest previous-token heads taken.", "count", range="1 .. heads", source="FP Table 2"),
+    Column("percentile", "Median over those heads of the percentile of D_head within the model, rank / n.", "share",
+        range="1/n .. 1", source="FP Table 2", does_not_establish=_FAR),
+    Column("midrank", "The same with (rank - 1/2) / n, which is 1/2 on average for heads at random.", "share",
+        range="0 .. 1", does_not_establish=_FAR),
+)
+_MEMBERS = (
+    _MODEL, _SCHEME, _LAYER, _HEAD,
+    Column("percentile", "Percentile of the head's D_head within its model, rank / n.", "share", range="1/n .. 1",
+        source="FP Fig. 2a", does_not_establish=_FAR),
+)
+
+_FEW = "That a class is told apart by these scores: it has two to eight heads, found by their effect on one task."
+_IOI = (
+    Column("heads_class", "Class of heads of GPT-2's circuit for indirect objects.", "label",
+        range="name mover, induction, ...", source="Wang et al. 2022, figure 2",
+        does_not_establish="That its heads do this and nothing else."),
+    Column("heads", "The heads, layer.head.", "text", range="9.9, 10.0, ...", source="Wang et al. 2022, figure 2"),
+    Column("n", "Heads of the class.", "count", range="2 .. 8", source="Wang et al. 2022, figure 2"),
+    *(
+        Column(f"{name}_pct", f"Median over the class of the percentile of {name} among all heads, rank / n.", "%",
+            range="0 .. 100", does_not_establish=_FEW)
+        for name in ("dir_frac", "D_head", "content_pos_frac", "prev", "dup", "ind")
+    ),
+)
+
+_OTHER_SIZE = "That steps of the two compare: a quick grid is smaller, learns faster and stops early. Ratios do."
+
+
+def _of_runs(name: str, whose: str) -> tuple[Column, ...]:
+    return (
+        Column(f"{name}_mean", f"Mean step of formation over the runs that formed, {whose}.", "step", range="0 .. inf",
+            source="FP 10", does_not_establish=_OTHER_SIZE + " Where runs did not form it is too low."),
+        Column(f"{name}_sd", f"Standard deviation of the same over seeds (ddof 1), {whose}.", "step", range="0 .. inf",
+            source="FP 10", does_not_establish=_OTHER_SIZE),
+        Column(f"{name}_ratio", f"{name}_mean over that of the free arm with the same positions.", "ratio",
+            range="0 .. inf", source="FP 10", also_known_as="delay",
+            does_not_establish="The same experiment: sizes and schedules differ. Where runs did not form it is too "
+            "low."),
+    )
+
+
+_SIDE = (
+    ARM,
+    Column("seeds", "Runs of the arm in the grid.", "count", range="1 .. inf"),
+    Column("unformed", "Runs of the grid that did not form, by both criteria.", "count", range="0 .. seeds",
+        does_not_establish="That they never would: they had so many steps."),
+    *_of_runs("published", "published runs by the loss"),
+    *_of_runs("loss", "the grid's by the loss"),
+    *_of_runs("both", "the grid's by loss and induction score"),
+)
+
+_AFTERWARDS = (
+    "A prediction, if the best of many steps and columns is picked afterwards: weights at neighbouring steps are all "
+    "but equal."
+)
+_RANKS = (
+    CHECKPOINT_STEP,
+    Column("column", "Which percentile is looked at.", "label", range="a column of a percentile, such as prev_pct",
+        source="FP 9, Q3"),
+    Column("percentile", "Percentile of the eventual head within the model of that step.", "share", range="1/n .. 1",
+        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
+    Column("rank", "Place of the eventual head among all heads; 1 has the largest value, ties stand in the middle.",
+        "index", range="1 .. n_heads, halves for ties", source="FP 9, Q3",
+        does_not_establish=_AFTERWARDS + " The last step is no test of the behaviour by which the head was chosen."),
+    N_HEADS,
+    Column("top_share", "rank / n_heads: how often a head picked at random stands as high.", "share", range="1/n .. 1",
+        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
+    Column("chance", "1 / n_heads: how often a head picked at random is the first.", "share", range="0 .. 1",
+        source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
+)
+
+_REPLICATION = "`tlspectral.studies.fingerprint.replication."
+
+REPLICATE = Table("replicate",
+    f"{_REPLICATION}replicate`; `tlspectral study replicate -o FOLDER` writes it as replication.parquet", _CLAIMS)
+SCHEME_MODELS = Table("scheme_contrast.models",
+    f"{_REPLICATION}scheme_contrast`: `.models`; `tlspectral study schemes` prints it without k", _MODELS)
+SCHEME_HEADS = Table("scheme_contrast.heads", f"{_REPLICATION}scheme_contrast`: `.heads`", _MEMBERS)
+IOI_CLASSES = Table("ioi_classes", f"{_REPLICATION}ioi_classes`", _IOI)
+SIDE_BY_SIDE = Table("side_by_side",
+    f"{_REPLICATION}side_by_side`; `tlspectral study replicate --grid TABLE` prints it", _SIDE)
+EVENTUAL_HEAD_RANK = Table("eventual_head_rank",
+    "`tlspectral.studies.fingerprint.history_questions.eventual_head_rank`", _RANKS)
+TABLES = (REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, EVENTUAL_HEAD_RANK)

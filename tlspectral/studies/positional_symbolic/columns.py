@@ -1,0 +1,82 @@
+"""Columns of the tables about small models trained on the canonical tasks.
+
+PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers".
+"""
+
+from tlspectral.tables.column import Column, Table
+from tlspectral.tables.published_columns import SEED, STEP
+
+# fmt: off
+_SCHEDULE = "That a task cannot be learned at an angle where it was not: one architecture under one schedule."
+
+_HEADS = (
+    Column("task", "Canonical task: index needs positions, retrieval symbols, partial_induction both.", "label",
+        range="index, retrieval, partial_induction", source="PS 4",
+        does_not_establish="That the head uses what the task is about: there may be another way to be right."),
+    Column("n_frequencies", "Rotary frequencies of the head: 1 is the angle alone, 2 is 0 and the angle.", "count",
+        range="1, 2", source="PS 5"),
+    Column("angle", "The head's rotary frequency in units of pi/33; 2 turns once in the 33 tokens of a prompt.",
+        "pi/33 rad/token", range="0 .. inf; 0 .. 2 by default", source="PS D.1", also_known_as="base angle",
+        does_not_establish=_SCHEDULE),
+    Column("theta", "The same frequency in radians per token.", "rad/token", range="0 .. inf", source="PS D.1",
+        does_not_establish=_SCHEDULE),
+    SEED,
+)
+_N = Column("n", "Validation prompts behind the row; the same prompts for every run.", "count",
+    range="0 .. validation prompts", source="PS D.1",
+    does_not_establish="The spread over prompts of runs: all runs share them.")
+_POSITION = Column("position", "Where in the context the answer stands, from 0.", "index", range="0 .. length - 1",
+    source="PS 5")
+_CORRECT = Column("correct", "How many of the n prompts are answered rightly: the right class has the largest logit.",
+    "count", range="0 .. n", source="PS D.1",
+    does_not_establish="Where the head looks: a right answer can come from several keys together.")
+_ACCURACY = Column("accuracy", "Share of the prompts that are answered rightly: correct / n. NaN where n is 0.",
+    "share", range="0 .. 1", source="PS 5, D.1", does_not_establish=_SCHEDULE)
+_CHANCE = Column("chance", "1 over the number of classes of the task.", "share", range="0 .. 1", source="PS 5",
+    does_not_establish="What a head reaches with a part of the prompt: it is the guess that looks at nothing.")
+
+_PLANE = (
+    "That other seeds arrange their vectors at the same angles: a common turn of all queries and keys changes no score."
+)
+_TRAJECTORIES = (
+    _HEADS[2], SEED, STEP,
+    Column("kind", "query for the index queries, key for the pairs of symbol and integer.", "label", range="query, key",
+        source="PS figure 3B"),
+    Column("token", "Id of the token.", "index", range="0 .. n_tokens - 1"),
+    Column("label", "Of a query the position that it asks for, of a key its symbol.", "index",
+        range="0 .. length - 1 for queries, 0 .. n_symbols - 1 for keys", source="PS figure 3B"),
+    Column("x", "First column of the token's q or k, before rotation.", "units of the head", range="-inf .. inf",
+        source="PS figure 3B", does_not_establish=_PLANE),
+    Column("y",
+        "Second column of the same. The score at distance d is the scalar product of q and k after the query was "
+        "turned by d x angle x pi/33.", "units of the head", range="-inf .. inf", source="PS figure 3B",
+        does_not_establish=_PLANE),
+)
+
+_RUN = Column("run", "Number of the model in its stack, from 0, in the order in which runs were given.", "index",
+    range="0 .. runs - 1")
+_LOSS = Column("loss", "Mean cross-entropy of the answers in training, over the steps since the row before.", "nat",
+    range="0 .. inf", does_not_establish="A held-out loss: with a fixed set of training prompts they come again.")
+_PAIR = Column("pair", "Index of the head's rotary pair.", "index", range="0 .. n_frequencies - 1")
+_LEARNED = Column("theta", "The pair's frequency after that many steps; it moves only if frequencies are learned.",
+    "rad/token", range="-inf .. inf",
+    does_not_establish="That a frequency that moved did anything. Integer positions tell frequencies apart modulo 2 "
+    "pi only.")
+
+_CANONICAL = "`tlspectral.studies.positional_symbolic.canonical."
+_WRITTEN = "`; `tlspectral study canonical -o FOLDER` writes it as "
+
+CANONICAL_SWEEP = {
+    name: Table(f"canonical_sweep.{name}", f"{_CANONICAL}canonical_sweep{_WRITTEN}{name}.parquet", columns)
+    for name, columns in (
+        ("accuracy", (*_HEADS, _N, _ACCURACY, _CHANCE)),
+        ("by_position", (*_HEADS, _POSITION, _N, _CORRECT, _ACCURACY)),
+    )
+}
+QUERY_KEY_TRAJECTORIES = Table("query_key_trajectories",
+    f"{_CANONICAL}query_key_trajectories{_WRITTEN}trajectories.parquet", _TRAJECTORIES)
+HISTORY = Table("train_canonical.history", f"{_CANONICAL}train_canonical`", (_RUN, SEED, STEP, _LOSS))
+FREQUENCIES = Table("train_canonical.frequencies", f"{_CANONICAL}train_canonical`", (_RUN, SEED, STEP, _PAIR, _LEARNED))
+ACCURACY_BY_POSITION = Table("accuracy_by_position", f"{_CANONICAL}accuracy_by_position`",
+    (_RUN, SEED, _POSITION, _N, _CORRECT))
+TABLES = (*CANONICAL_SWEEP.values(), QUERY_KEY_TRAJECTORIES, HISTORY, FREQUENCIES, ACCURACY_BY_POSITION)
