@@ -23,8 +23,8 @@ from tlspectral.models.attention.selection import head_pair
 from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_pieces, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (
-    "commit", "control_variate", "file", "identity", "in_context", "made_with", "revision", "score_check", "tables", "weights",
-    "weights_sha256",
+    "commit", "control_variate", "file", "identity", "in_context", "made_with", "revision", "score_check", "tables",
+    "weights", "weights_sha256",
 )  # fmt: skip
 
 
