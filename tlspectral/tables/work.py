@@ -133,8 +133,10 @@ def _made_by_workers(
     # As an array, because joblib sends a large array once: it maps its file into processes and scatters it on Dask.
     packed = None
     if prepare is not None:
+        # Pickled by cloudpickle, which joblib has, and not once more: a model is large.
         picklable: Any = joblib.wrap_non_picklable_objects(prepare, keep_wrapper=False)
-        packed = np.frombuffer(pickle.dumps(picklable), dtype=np.uint8)
+        _, (content,) = picklable.__reduce__()
+        packed = np.frombuffer(content, dtype=np.uint8)
     token = secrets.token_hex(8)
     with workers_kept():
         jobs = (joblib.delayed(_made_there)(part.name, part.make, folder, packed, token) for part in parts)

@@ -32,7 +32,7 @@ def test_a_run_of_several_tables_is_one_file(tmp_path):
         "full": pd.DataFrame({"step": [1, 2], "loss": [0.5, math.nan], "name": ["a", "b"]}),
         "other": pd.DataFrame({"step": [7], "layer": [3]}),
     }
-    for make in (lambda: tables, None):  # made, then read
+    for make in (lambda: tables, lambda: {}):  # made, then read
         found = finish_runs(folder, {"one": (4, make)})["one"]
         assert list(found) == list(tables)
         for name, table in tables.items():
