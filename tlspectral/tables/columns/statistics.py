@@ -136,11 +136,6 @@ _PVALUE = Column(
     "probability", "0 .. 1", "FP 6", "exact permutation test",
     _FLOOR,
 )  # fmt: skip
-_PAPER = Column(
-    "pvalue_paper", "Share of labelings with a gap at least as wide in the direction seen.",
-    "probability", "0 .. 1", "FP 6", "",
-    "A two-sided level: the direction is taken from the values.",
-)  # fmt: skip
 _FLOOR_COLUMN = Column(
     "floor", "Smallest pvalue that any labeling of these values could have.",
     "probability", "0 .. 1", "this package", "",
@@ -152,7 +147,7 @@ _LEFT_OUT = (
         "label", "a model", "FP 6", "",
         "Robustness to models that were never in.",
     ),
-    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN, _PAPER,
+    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN,
     Column(
         "n_permutations", "Labelings of the models that are left.",
         "count", "0 .. 200,000", "FP 6", "",
@@ -172,7 +167,7 @@ _BY_K = (
         "label", "a group", "this package", "",
         "That it is above as a whole: see separated.",
     ),
-    _PVALUE, _PAPER, _FLOOR_COLUMN,
+    _PVALUE, _FLOOR_COLUMN,
 )  # fmt: skip
 
 STATISTICS_TABLES = (
