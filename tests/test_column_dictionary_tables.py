@@ -327,7 +327,7 @@ def written_by(paths):
 
 
 def test_tables_of_the_headline_experiment(tmp_path):
-    paths = run_experiment("headline", tmp_path, heads=replace(QUICK_HEADLINE, steps=2, validation_samples=8))
+    paths = run_experiment("learned-frequency", tmp_path, heads=replace(QUICK_HEADLINE, steps=2, validation_samples=8))
     assert_documented(written_by(paths), names(HEADLINE_TABLES))
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import TableFile, app
+from tlspectral.cli.app import TableFile, app, write_figure
 
 
 @app.command(short_help="dir_frac against D_head, with the null")
@@ -19,9 +19,7 @@ def plane(
     Example: tlspectral plane heads.parquet -o plane.png
     """
     from tlspectral.plots import content_direction_plane
-    from tlspectral.tables import read_table, whole_file
+    from tlspectral.tables import read_table
 
-    figure = content_direction_plane(read_table(table), highlight_previous_token=highlight)
-    with whole_file(output) as partial:
-        figure.savefig(partial, dpi=200)
+    write_figure(content_direction_plane(read_table(table), highlight_previous_token=highlight), output)
     typer.echo(str(output))

@@ -143,7 +143,7 @@ def phase_drift(trajectory: pd.DataFrame) -> pd.DataFrame:
 def resonance_experiment(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """Resonance and phase drift of the models of `table1`, and of two arms that start with BA's phase noise.
+    """Resonance and phase drift of the models of `languages`, and of two arms that start with BA's phase noise.
 
     The noisy arms run at the learning rate that was chosen for `full`.
 

@@ -13,7 +13,7 @@ from tlspectral.studies.common.run_folder import RunFolder
 def structure_gap(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """Accuracy of the models of `table1` by depth of the word and by length of the noise.
+    """Accuracy of the models of `languages` by depth of the word and by length of the noise.
 
     Dyck-3 is trained at depths 4 to 8 and tested up to 24; Bio-Rotation at 100 to 200 noise letters and up to 400.
     Modulo-7 has no such size.

@@ -97,13 +97,13 @@ _TRAINING = Column(
 
 
 CODE_TABLES = (
-    experiment_table("code", "code_losses", _ARM, STEP, *_LOSSES),
-    experiment_table("code", "code_effects", _ARM, *_EFFECTS),
+    experiment_table("source-code", "code_losses", _ARM, STEP, *_LOSSES),
+    experiment_table("source-code", "code_effects", _ARM, *_EFFECTS),
     experiment_table(
-        "code", "code_movement", _ARM, *_HEAD, _FREQUENCY, _OMEGA_START, _OMEGA, _LOG_RATIO, _GAIN, _PHASE
+        "source-code", "code_movement", _ARM, *_HEAD, _FREQUENCY, _OMEGA_START, _OMEGA, _LOG_RATIO, _GAIN, _PHASE
     ),
-    experiment_table("code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
-    experiment_table("code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
-    experiment_table("code", "code_training", _ARM, STEP, _TRAINING),
+    experiment_table("source-code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
+    experiment_table("source-code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
+    experiment_table("source-code", "code_training", _ARM, STEP, _TRAINING),
 )
 """Tables of the experiment on code."""

@@ -1,7 +1,7 @@
 """Columns of the tables of constrained training: evaluations, heads, kernels, formation, contrasts, rerouting.
 
-FP is Li, "Fingerprint, Not Blueprint" (2026), section 10. `python -m
-tlspectral.studies.fingerprint.constrained -o FOLDER` writes all of them.
+FP is Li, "Fingerprint, Not Blueprint" (2026), section 10. `tlspectral study constrained -o FOLDER`
+writes all of them.
 """
 
 from dataclasses import replace
@@ -260,8 +260,7 @@ _REROUTING = (
 
 _HEADS = (*_RUN, *_HEAD, *_BEHAVIOUR, *_SPECTRA, *_RAW)
 _GRID = (
-    "`tlspectral.studies.fingerprint.constrained.constrained_grid`; "
-    "`python -m tlspectral.studies.fingerprint.constrained -o FOLDER` writes "
+    "`tlspectral.studies.fingerprint.constrained.constrained_grid`; `tlspectral study constrained -o FOLDER` writes "
 )
 
 CONSTRAINED_TABLES = (

@@ -30,7 +30,7 @@ def headline_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         ("paths", paths, ("task", "start", "seed", "step", "omega")),
         ("runs", runs, ("task", "start", "seed", "success")),
     ):
-        require(table, columns, "the headline experiment", name=f"table of {name}")
+        require(table, columns, "the experiment learned-frequency", name=f"table of {name}")
     tasks = [task for task in _TITLES if task in set(paths["task"])]
     starts = sorted(paths["start"].unique())
     colours = dict(zip(starts, colormaps["viridis"](np.linspace(0.0, 0.88, len(starts))), strict=True))

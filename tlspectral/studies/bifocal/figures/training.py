@@ -182,7 +182,7 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
     """Loss per step of every arm, mean over seeds, with entropy floor and chance; one panel per language (BA, Fig. 4).
 
     Args:
-        losses: columns `language, arm, seed, step, loss`, of the experiment `table1`.
+        losses: columns `language, arm, seed, step, loss`, of the experiment `languages`.
         references: `language, entropy_floor, chance_loss` in nats per scored token, as in its table `table1`.
         window: steps that are averaged, those before included.
 

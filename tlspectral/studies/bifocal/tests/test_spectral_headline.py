@@ -34,7 +34,7 @@ UNIT = math.pi / 33
 def found(tmp_path_factory):
     """The tables of a short run, and the folder."""
     folder = tmp_path_factory.mktemp("headline")
-    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="once")
+    run_experiment("learned-frequency", folder, heads=QUICK_HEADLINE, command="once")
     names = ("headline_runs", "headline_paths", "headline_shares")
     return folder, *(read_table(folder / f"{name}.parquet") for name in names)
 
@@ -118,7 +118,7 @@ def test_shares_count_the_runs(found):
 def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     folder, runs, _, _ = found
     monkeypatch.setattr("tlspectral.studies.bifocal.headline.train_canonical", None)
-    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="twice")
+    run_experiment("learned-frequency", folder, heads=QUICK_HEADLINE, command="twice")
     again = read_table(folder / "headline_runs.parquet")
     pd.testing.assert_frame_equal(again, runs)
     assert again.attrs["command"] == "twice"
