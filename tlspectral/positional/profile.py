@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from html import escape
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from tlspectral.positional.averages import median_tests, over_draws, pearson_of_
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.experiment import planned_experiment
 from tlspectral.positional.measure import Mode, QueryScores, measure_queries
+from tlspectral.tables.html_summary import html_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,8 +63,7 @@ class PositionalSymbolicProfile:
         return "\n".join(lines + [f"  {name}: {text}" for name, text in self._summary()])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._summary())
-        return f"<table><caption>Profile of {escape(str(self.heads.attrs['model']))}</caption>{rows}</table>"
+        return html_rows(f"Profile of {self.heads.attrs['model']}", self._summary())
 
     def _summary(self) -> list[tuple[str, str]]:
         about, answers = self.heads.attrs, self.answers.mean(numeric_only=True)
