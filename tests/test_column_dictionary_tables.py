@@ -21,7 +21,7 @@ from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt
 from tlspectral.studies.bifocal import code_adaptation
-from tlspectral.studies.bifocal.experiments import LANGUAGE_EXPERIMENTS, QUICK_HEADLINE, run_experiment
+from tlspectral.studies.bifocal.experiments import LANGUAGE_EXPERIMENTS, QUICK_FREQUENCY, run_experiment
 from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import LanguageRun, train_on_language
 from tlspectral.studies.bifocal.schedule import LanguagePlan, LanguageSchedule
@@ -327,7 +327,7 @@ def written_by(paths):
 
 
 def test_tables_of_the_headline_experiment(tmp_path):
-    paths = run_experiment("learned-frequency", tmp_path, heads=replace(QUICK_HEADLINE, steps=2, validation_samples=8))
+    paths = run_experiment("learned-frequency", tmp_path, heads=replace(QUICK_FREQUENCY, steps=2, validation_samples=8))
     assert_documented(written_by(paths), names(HEADLINE_TABLES))
 
 

@@ -42,7 +42,7 @@ def learn(
         output,
         languages=schedule.QUICK if quick else schedule.FULL,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
-        heads=experiments.QUICK_HEADLINE if quick else experiments.FULL_HEADLINE,
+        heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
         n_jobs=jobs,
         command=f"tlspectral study learn {name}" + " --quick" * quick,
         show_progress=sys.stderr.isatty(),
@@ -64,19 +64,19 @@ def evolution(
     """
     import pandas as pd
 
-    from tlspectral.studies.bifocal.figures.headline import headline_paths
-    from tlspectral.studies.bifocal.figures.training import (
+    from tlspectral.studies.bifocal.figures import (
         depth_manifold_plane,
+        frequency_paths,
         phase_evolution,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
     )
-    from tlspectral.studies.bifocal.figures.training import evolution as frequency_evolution
+    from tlspectral.studies.bifocal.figures import evolution as frequency_evolution
     from tlspectral.tables import read_table
 
     wanted = {
-        "headline": (headline_paths, ("headline_paths", "headline_runs")),
+        "learned_frequency": (frequency_paths, ("headline_paths", "headline_runs")),
         "losses": (training_losses, ("losses", "table1")),
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
         "manifold": (depth_manifold_plane, ("manifold",)),

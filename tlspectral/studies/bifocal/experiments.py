@@ -8,51 +8,26 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
-from tlspectral.nulls import one_thread
 from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, CodeSchedule, code_experiment
-from tlspectral.studies.bifocal.depth_manifold import depth_manifold
-from tlspectral.studies.bifocal.headline import SEEDS, headline
-from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
-from tlspectral.studies.bifocal.llama import ARMS
+from tlspectral.studies.bifocal.depth_manifold import manifold
+from tlspectral.studies.bifocal.languages import arms_on_languages, memorisation, structure_gap
+from tlspectral.studies.bifocal.learned_frequency import SEEDS, learned_frequency
 from tlspectral.studies.bifocal.resonance import resonance_experiment
 from tlspectral.studies.bifocal.schedule import FULL, LanguageSchedule
-from tlspectral.studies.bifocal.structure_gap import structure_gap
-from tlspectral.studies.bifocal.table1 import memorisation, table1
-from tlspectral.studies.common.run_folder import RunFolder, open_run_folder
+from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
 from tlspectral.tables import write_table
 
-
-def manifold(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
-    """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their run.
-
-    Returns:
-        `manifold`: `arm` and the columns of `depth_manifold`.
-    """
-    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
-    wanted = [run for run in runs if run.language == "dyck3" and run.seed == schedule.seeds[0]]
-    tables = []
-    for run in wanted:
-        with one_thread():
-            model, _ = trained_model(run, schedule)
-        tables.append(depth_manifold(model).assign(arm=run.arm))
-    return {"manifold": pd.concat(tables, ignore_index=True)}
-
-
 LANGUAGE_EXPERIMENTS = {
-    "languages": table1,
+    "languages": arms_on_languages,
     "memorisation": memorisation,
     "structure-gap": structure_gap,
     "resonance": resonance_experiment,
     "manifold": manifold,
 }
 EXPERIMENTS = ("learned-frequency", *LANGUAGE_EXPERIMENTS, "source-code")
-FULL_HEADLINE = CanonicalSchedule()
-QUICK_HEADLINE = CanonicalSchedule(steps=4, batch_size=8, warmup_steps=1, validation_samples=64, log_every=2)
+FULL_FREQUENCY = CanonicalSchedule()
+QUICK_FREQUENCY = CanonicalSchedule(steps=4, batch_size=8, warmup_steps=1, validation_samples=64, log_every=2)
 
 
 def run_experiment(
@@ -61,7 +36,7 @@ def run_experiment(
     *,
     languages: LanguageSchedule = FULL,
     code: CodeSchedule = FULL_CODE,
-    heads: CanonicalSchedule = FULL_HEADLINE,
+    heads: CanonicalSchedule = FULL_FREQUENCY,
     n_jobs: int = 1,
     command: str = "",
     show_progress: bool = False,
@@ -89,7 +64,7 @@ def run_experiment(
     if name == "learned-frequency":
         settings = {**asdict(heads), "weights": "N(0, 1/d_model)"}
         folder = open_run_folder(output / "headline_runs", settings, command=command)
-        make = partial(headline, folder, heads)
+        make = partial(learned_frequency, folder, heads)
         seeds = list(SEEDS)
     elif name == "source-code":
         settings = code.settings()

@@ -13,10 +13,10 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
+from tlspectral.studies.bifocal.languages import stacked
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.bifocal.seed_intervals import intervals
-from tlspectral.studies.bifocal.table1 import stacked
 from tlspectral.studies.common.run_folder import RunFolder
 
 PAIR_SETS = ("all", "turning")

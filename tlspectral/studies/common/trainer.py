@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from tlspectral.studies.common.evaluation import evaluate, token_losses
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
-from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 
 _TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.studies.bifocal.figures.training import (
+from tlspectral.studies.bifocal.figures import (
     depth_manifold_plane,
     evolution,
     phase_evolution,
