@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.cli import app
-from tlspectral.heads import model_statistics as another_model
 from tlspectral.heads import statistic_noise, weight_noise_draws
+from tlspectral.heads.model_statistics import another_model
 from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.tables.published import published_heads
 

@@ -81,7 +81,7 @@ def statistics(
     """
     if output is not None:
         require_writable(output)
-    from tlspectral.heads import model_statistics as another_model
+    from tlspectral.heads.model_statistics import another_model
     from tlspectral.tables import read_table, write_table
 
     heads = head_table(read_table(table), table)
