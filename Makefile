@@ -40,7 +40,7 @@ demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads o
 	echo "make demo: $$SECONDS s, $$installed s of it for the environment"
 
 spectral-demo: .venv/base ## train heads with a learnable rotary frequency on two tasks and draw where it goes: minutes
-	.venv/bin/python -m tlspectral.studies.bifocal.experiments headline -o out/spectral-demo --jobs 2
+	.venv/bin/tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2
 	.venv/bin/tlspectral study evolution out/spectral-demo
 
 test: .venv/test ## all tests not marked slow

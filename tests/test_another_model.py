@@ -13,8 +13,7 @@ from tlspectral import stats
 from tlspectral.cli import app
 from tlspectral.heads import statistic_noise, weight_noise_draws
 from tlspectral.heads.model_statistics import another_model
-from tlspectral.heads.placebo_attenuation import placebo_attenuation
-from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.tables.published import published_heads
 
 

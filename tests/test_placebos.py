@@ -13,8 +13,13 @@ from test_rotary import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats
-from tlspectral.heads.placebo_attenuation import placebo_attenuation
-from tlspectral.heads.placebos import PHASE_COLUMNS, permuted_geometries, permuted_pairing, pseudo_rope
+from tlspectral.heads.placebos import (
+    PHASE_COLUMNS,
+    permuted_geometries,
+    permuted_pairing,
+    placebo_attenuation,
+    pseudo_rope,
+)
 from tlspectral.models.attention import attention_view
 from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 

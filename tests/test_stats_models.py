@@ -159,13 +159,10 @@ def test_units_mean_nothing_to_it(x, y, scale, shift):
 
 @given(x=few, y=few)
 @invariant
-def test_separated_groups_have_the_smallest_p_of_the_paper(x, y):
+def test_groups_are_separated_where_the_gap_is_positive(x, y):
     found = model_permutation_test(x, y)
     assert found.separated == (min(x) > max(y) or min(y) > max(x))
     assert found.gap == max(min(x) - max(y), min(y) - max(x))
-    if found.separated:
-        assert found.pvalue_paper == pytest.approx(1 / found.n_permutations)
-    assert found.pvalue_paper >= 1 / found.n_permutations * (1 - 1e-12)
 
 
 def test_the_seven_models_of_the_paper():
@@ -174,7 +171,7 @@ def test_the_seven_models_of_the_paper():
     assert found.separated
     assert found.gap == pytest.approx(0.527)
     assert found.n_permutations == 35
-    assert found.pvalue == found.pvalue_paper == found.floor == pytest.approx(1 / 35)
+    assert found.pvalue == found.floor == pytest.approx(1 / 35)
     expected = scipy.stats.permutation_test(
         (other, rope), lambda x, y: abs(np.mean(x) - np.mean(y)), n_resamples=np.inf, alternative="greater"
     )
@@ -184,7 +181,6 @@ def test_the_seven_models_of_the_paper():
 def test_equal_groups_cannot_go_below_two_labelings_when_two_sided():
     found = model_permutation_test([1.0, 2, 3], [7, 8, 9.0])
     assert found.floor == found.pvalue == 2 / 20
-    assert found.pvalue_paper == 1 / 20
     assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="less").pvalue == 1 / 20
     assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="greater").pvalue == 1
 
@@ -205,7 +201,6 @@ def test_leaving_out_each_of_the_seven_models():
     assert found["separated"].all()
     assert found["reason"].tolist() == [None] * 7
     # Three and three without a model of the other schemes, four and two without one with RoPE.
-    np.testing.assert_allclose(found["pvalue_paper"], [1 / 20] * 4 + [1 / 15] * 3)
     np.testing.assert_allclose(found["floor"], [2 / 20] * 4 + [1 / 15] * 3)
     np.testing.assert_allclose(found["pvalue"], found["floor"])
     assert found["n_permutations"].tolist() == [20] * 4 + [15] * 3
@@ -247,7 +242,7 @@ def test_each_k_is_the_test_of_its_medians():
         medians = {name: top_head_percentile(table, k=row.k).statistic for name, table in tables.items()}
         rope, ape = ([medians[name] for name in tables if groups[name] == group] for group in ("rope", "ape"))
         expected = model_permutation_test(rope, ape)
-        assert (row.pvalue, row.pvalue_paper, row.floor) == (expected.pvalue, expected.pvalue_paper, expected.floor)
+        assert (row.pvalue, row.floor) == (expected.pvalue, expected.floor)
         assert (row.gap, row.separated) == (expected.gap, expected.separated)
     assert found["separated"].tolist() == [True, True, False]
     assert found.loc[:1, "upper"].tolist() == ["rope", "rope"]

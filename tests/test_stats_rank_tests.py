@@ -97,8 +97,6 @@ def test_without_ties_it_is_scipys_exact_test(alternative):
     found = mann_whitney(x, y, alternative=alternative)
     expected = scipy.stats.mannwhitneyu(x, y, alternative=alternative, method="exact").pvalue
     assert found.pvalue == pytest.approx(expected, rel=1e-10)
-    asymptotic = scipy.stats.mannwhitneyu(x, y, alternative=alternative, method="asymptotic").pvalue
-    assert found.pvalue_paper == pytest.approx(asymptotic, rel=1e-12)
 
 
 def test_many_labelings_are_still_counted_exactly():
@@ -119,26 +117,25 @@ def test_beyond_counting_it_is_asymptotic_and_says_so():
     x, y = np.round(rng.normal(0.3, 1, 150), 1), np.round(rng.normal(0, 1, 250), 1)
     found = mann_whitney(x, y)
     assert found.method.startswith("asymptotic")
-    assert found.pvalue == found.pvalue_paper == scipy.stats.mannwhitneyu(x, y, method="asymptotic").pvalue
+    assert found.pvalue == scipy.stats.mannwhitneyu(x, y, method="asymptotic").pvalue
     one_more = mann_whitney([3.0], np.arange(5000.0))
     assert one_more.method.startswith("exact")
     assert one_more.pvalue == pytest.approx(2 * 5 / 5001, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("slow", "quick", "p", "p_paper", "effect", "shift"),
+    ("slow", "quick", "p", "effect", "shift"),
     [
-        (ROPE_FREE, APE_FREE, 1 / 252, 1 / 252, 1.0, 300),
-        (APE_SYM, APE_FREE, 1 / 252, 1 / 252, 1.0, 1200),
-        (ROPE_SYM, ROPE_FREE, 1 / 252, 1 / 252, 1.0, 600),
-        (ROPE_IMAG, ROPE_FREE, 3 / 252, 2 / 252, 0.92, 400),
+        (ROPE_FREE, APE_FREE, 1 / 252, 1.0, 300),
+        (APE_SYM, APE_FREE, 1 / 252, 1.0, 1200),
+        (ROPE_SYM, ROPE_FREE, 1 / 252, 1.0, 600),
+        (ROPE_IMAG, ROPE_FREE, 3 / 252, 0.92, 400),
     ],
     ids=["P1", "P3", "P4", "P2"],
 )
-def test_table_4_of_the_paper(slow, quick, p, p_paper, effect, shift):
+def test_table_4_of_the_paper(slow, quick, p, effect, shift):
     found = mann_whitney(slow, quick, alternative="greater")
     assert found.pvalue == pytest.approx(p, rel=1e-12)
-    assert found.pvalue_paper == pytest.approx(p_paper, rel=1e-12)
     assert found.rank_biserial == pytest.approx(effect)
     assert found.hodges_lehmann == shift
 
@@ -147,7 +144,6 @@ def test_groups_that_are_all_alike_differ_by_nothing():
     for size in (3, 200):
         found = mann_whitney([1.0] * size, [1.0] * size)
         assert found.pvalue == pytest.approx(1)
-        assert found.pvalue_paper == 1
         assert found.rank_biserial == 0
 
 
@@ -183,7 +179,6 @@ def test_a_class_is_compared_by_its_residuals():
     expected = mann_whitney(left[above], left[~above])
     assert found.statistic == pytest.approx(expected.rank_biserial, abs=1e-12)
     assert found.pvalue == pytest.approx(expected.pvalue, rel=1e-10)
-    assert found.pvalue_paper == pytest.approx(expected.pvalue_paper, rel=1e-10)
     assert (found.n, found.n_class) == (80, above.sum())
     assert found.statistic > 0.5
 
@@ -213,7 +208,7 @@ def test_the_threshold_itself_is_not_above_it():
 def test_a_class_without_a_comparison_is_nan_with_a_reason(change, threshold, reason):
     found = class_test(heads_of().assign(**change), threshold=threshold)
     assert reason in found.reason
-    assert np.isnan([found.statistic, found.pvalue, found.pvalue_paper]).all()
+    assert np.isnan([found.statistic, found.pvalue]).all()
 
 
 def test_class_rows_with_nan_are_counted_and_infinite_ones_refused():

@@ -1,6 +1,5 @@
 """How heads compose with each other and with the embedding: K-, Q- and V-composition, OV copying, self-match."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,8 +23,7 @@ from tlspectral.models.attention import (
     vocabulary_chunks,
 )
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, streamable_checkpoint
-from tlspectral.models.loading import load_model
+from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
@@ -85,7 +83,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     """
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
-    source = _opened(model)
+    source = open_layers(model)
     layer, head = head_pair(target)
     if not 0 <= layer < source.n_layers:
         raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
@@ -113,13 +111,6 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
     return named(table, K_COMPOSITION)
-
-
-def _opened(model: Any) -> AttentionView | CheckpointLayers:
-    if not isinstance(model, str | os.PathLike):
-        return attention_view(model)
-    streamed = streamable_checkpoint(model)
-    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
 
 
 @contextmanager

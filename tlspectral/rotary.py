@@ -9,11 +9,12 @@ with `M_t = w_q^t conj(w_k^t)^T`. "Fingerprint, Not Blueprint" (FP) counts the o
 which turns its eq. 5 into `s(D) - s(-D) = sum_t 2 sin(D theta_t) Im B_t`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 
@@ -91,6 +92,43 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
     return columns[: rotary_dim // 2], columns[rotary_dim // 2 :]
 
 
+def pair_mask(frequencies: Iterable[Any] | Tensor, n_pairs: int) -> Bool[Tensor, "pairs"]:
+    """Which rotary pairs are chosen, by indices or by a boolean mask.
+
+    Raises:
+        ValueError: a mask of another length, numbers that are no indices, or pairs that do not exist.
+    """
+    listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
+    given = torch.as_tensor(list(frequencies) if listed else frequencies).cpu()
+    if given.dtype == torch.bool:
+        if given.shape != (n_pairs,):
+            raise ValueError(f"the mask has {given.numel()} entries for {n_pairs} rotary pairs")
+        return given
+    if given.is_floating_point() and given.numel():
+        raise ValueError(f"frequencies are indices of pairs or a boolean mask, not {given.dtype}")
+    indices = given.long().flatten()
+    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
+        raise ValueError(f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
+    mask = torch.zeros(n_pairs, dtype=torch.bool)
+    mask[indices] = True
+    return mask
+
+
+def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """In float32 at least: in half precision angles and differences of scores lose what they are about."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def times_phase(
+    real: Float[Tensor, "*shape"],
+    imag: Float[Tensor, "*shape"],
+    cos: Float[Tensor, "*table"],
+    sin: Float[Tensor, "*table"],
+) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
+    """Real and imaginary part of `(real + i imag) (cos + i sin)`: pairs turned by an angle each."""
+    return real * cos - imag * sin, imag * cos + real * sin
+
+
 def rotate(
     x: Float[Tensor, "*batch pos d_head"],
     cos: Float[Tensor, "*heads #pos pairs"],
@@ -103,8 +141,7 @@ def rotate(
     """
     real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
     turned = x.clone()
-    turned[..., geometry.real_index] = real * cos - imag * sin
-    turned[..., geometry.imag_index] = imag * cos + real * sin
+    turned[..., geometry.real_index], turned[..., geometry.imag_index] = times_phase(real, imag, cos, sin)
     return turned
 
 
@@ -137,10 +174,9 @@ def turned_further(
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
     """A model's own tables at positions 0, 1, ..., with `shift` radians per token on top, a table for every head."""
     angle = torch.arange(cos.shape[-2], dtype=torch.float64)[:, None] * shift[:, None, :]  # heads pos pairs
-    wide = torch.promote_types(cos.dtype, torch.float32)
-    cos, sin = (table[..., None, :, :].to(wide) for table in (cos, sin))
+    cos, sin = (widened(table)[..., None, :, :] for table in (cos, sin))
     more_cos, more_sin = angle.cos().to(cos), angle.sin().to(cos)
-    return cos * more_cos - sin * more_sin, sin * more_cos + cos * more_sin
+    return times_phase(cos, sin, more_cos, more_sin)
 
 
 class PhaseNorms(NamedTuple):

@@ -164,8 +164,7 @@ def paired_effect(ablated: Loss, intact: Loss, *, seed: int = 0) -> Effect:
 
 def standard_error(per_sequence: Float64[np.ndarray, "sequences"]) -> float:
     """Of a mean over sequences; NaN for a single one."""
-    n = len(per_sequence)
-    return float(per_sequence.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    return float(scipy.stats.sem(per_sequence)) if len(per_sequence) > 1 else float("nan")
 
 
 def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> float:

@@ -1,4 +1,4 @@
-"""Commands that make, check and print a table of heads: `analyze`, `show`, `verify`."""
+"""Commands about a model: `analyze` makes its table of heads, `verify` checks the operators."""
 
 import time
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
-from tlspectral.cli.summary import head_table, self_check, summary
+from tlspectral.cli.app import MODEL_HELP, app, require_writable
+from tlspectral.cli.summary import self_check, summary
 
 
 @app.command(short_help="one row per head of a model, as a table")
@@ -62,20 +62,6 @@ def analyze(
     seconds = time.perf_counter() - began
     typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
     typer.echo(summary(heads, top=5))
-
-
-@app.command(short_help="what stands out in a table")
-def show(
-    table: TableFile,
-    top: Annotated[int, typer.Option(min=1, help="Rows of each list.")] = 5,
-) -> None:
-    """Print what stands out in a table of heads.
-
-    Example: tlspectral show heads.parquet --top 10
-    """
-    from tlspectral.tables import read_table
-
-    typer.echo(summary(head_table(read_table(table), table), top))
 
 
 @app.command(short_help="do the operators reproduce the model's own scores?")

@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from tlspectral.errors import TlspectralError
 from tlspectral.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _REFUSAL = 2
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
@@ -84,3 +87,11 @@ def require_writable(output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
+
+
+def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
+    """Save a figure; an interruption leaves what stood at the path before."""
+    from tlspectral.tables import whole_file
+
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=dpi)

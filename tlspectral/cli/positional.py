@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, app, require_writable
+from tlspectral.cli.app import MODEL_HELP, app, require_writable, write_figure
 from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", 
         score_heatmaps,
         score_histograms,
     )
-    from tlspectral.tables import whole_file
 
     figures = {
         "plane": positional_symbolic_plane(profile.heads),
@@ -161,5 +160,4 @@ def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", 
     if profile.frequencies is not None:
         figures["frequencies"] = frequency_grid(profile.frequencies)
     for name, figure in figures.items():
-        with whole_file(folder / f"{name}_{way}.png") as partial:
-            figure.savefig(partial, dpi=200)
+        write_figure(figure, folder / f"{name}_{way}.png")

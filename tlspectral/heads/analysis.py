@@ -22,10 +22,9 @@ from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
 from tlspectral.heads.streamed import streamed_layers
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.selection import whole_number
-from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
-from tlspectral.models.loading import load_model
+from tlspectral.models.checkpoints import CheckpointLayers, open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
@@ -90,7 +89,7 @@ def analyze_heads(
     """
     extras = tuple(extras)
     _check_arguments(null_draws, null_blocks, extras)
-    source = _opened(model, detectors)
+    source = open_layers(model, load=detectors)
     indices = _checked_layers(layers, source.n_layers)
     if isinstance(source, CheckpointLayers):
         _refuse_activations(tokens, extras)
@@ -136,13 +135,6 @@ def analyze_heads(
         "columns": {name: COLUMNS[name].meaning for name in wanted},
     }
     return named(table, ANALYZE_HEADS)
-
-
-def _opened(model: Any, detectors: bool) -> AttentionView | CheckpointLayers:
-    if not isinstance(model, str | os.PathLike):
-        return attention_view(model)
-    streamed = None if detectors else streamable_checkpoint(model)
-    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
 
 
 def _refuse_activations(tokens: Tensor | None, extras: Sequence[str]) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.heads import statistic_noise, weight_noise_draws
-from tlspectral.heads.placebo_attenuation import placebo_attenuation
-from tlspectral.heads.placebos import permuted_pairing, pseudo_rope
+from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
@@ -157,7 +156,7 @@ def _placebo(
         pvalue=found.pvalue,
         pvalue_of="the model's own phase takes no more (low and high: range of draws)",
         n=found.n,
-        function="tlspectral.heads.placebo_attenuation.placebo_attenuation",
+        function="tlspectral.heads.placebos.placebo_attenuation",
         reason=found.reason,
     )
 

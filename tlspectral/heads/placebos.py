@@ -1,12 +1,12 @@
-"""Phase metrics of every head under a rotary geometry that is not the model's own.
+"""Phase metrics of every head under a rotary geometry that is not the model's own, and what they attenuate.
 
 "Fingerprint, Not Blueprint" (FP, section 7, placebo controls) pairs the rotary columns of a RoPE model anew, and
 pretends RoPE on models without it. The metrics need inner products of columns alone, so each head is reduced once to
 the triangle of its QR, which has the same inner products, and every draw reads that.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral import stats
 from tlspectral.heads.columns import PERMUTED_PAIRING
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns, phase_metrics, phase_norms
 from tlspectral.tables import named
+from tlspectral.tables.draws import tables_with_draws
+from tlspectral.tables.html_summary import html_summary
 
 PHASE_COLUMNS = PhaseMetrics._fields
 """The columns that a placebo gives: `rope_imag_frac`, `freq_centroid`, `hi_freq_dir`."""
@@ -151,3 +154,67 @@ def _table(pieces: list[pd.DataFrame], view: AttentionView, **settings: Any) -> 
     table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), **settings}
     return named(table, PERMUTED_PAIRING)
+
+
+@dataclass(frozen=True)
+class PlaceboAttenuation:
+    """An attenuation beside those of its placebos.
+
+    Attributes:
+        statistic: share of the association that the model's own phase features take away, 1 - after / before.
+        draws: the same share for every draw of the placebo.
+        pvalue: (1 + number of draws at or above `statistic`) / (n + 1).
+        n: draws.
+        seed: of the draws, None where none were random.
+        method: the placebo.
+        reason: why a number is NaN, else None.
+    """
+
+    _repr_html_ = html_summary
+
+    statistic: float
+    draws: Float64[np.ndarray, " n"]
+    pvalue: float
+    n: int
+    seed: int | None
+    method: str
+    reason: str | None
+
+
+def placebo_attenuation(
+    heads: pd.DataFrame, placebo: pd.DataFrame, attenuation: Callable[[pd.DataFrame], Any] = stats.attenuation
+) -> PlaceboAttenuation:
+    """Compare an attenuation by RoPE-phase controls with what placebo phase features do (FP section 7, Table 3).
+
+    Args:
+        heads: table of `analyze_heads`.
+        placebo: table of `permuted_pairing` or `pseudo_rope`, of the same model.
+        attenuation: a function of a head table whose result has `.statistic`; give other options of
+            `tlspectral.stats.attenuation` by `functools.partial(attenuation, method="rank")`.
+
+    Returns:
+        The attenuation, the placebos' and a one-sided p-value, which no number of draws brings below 1 / (n + 1). Of a
+        model without RoPE `statistic` and `pvalue` are NaN, and the placebo's own attenuation is in `draws`.
+
+    Raises:
+        ValueError: the two tables are not of the same model or heads.
+
+    What it does not establish: causal mediation. All columns are functions of the same weights. A large p-value says
+    that pairing and frequency add nothing beyond membership in the rotary block, not that the phase is unused.
+    """
+    own, reason = np.nan, "the model has no RoPE, so no phase features of its own"
+    if heads["rope_imag_frac"].notna().any():
+        own, reason = float(attenuation(heads).statistic), None
+    drawn = np.array([float(attenuation(table).statistic) for table in tables_with_draws(heads, placebo)])
+    if reason is None and not np.isfinite([own, *drawn]).all():
+        reason = f"the attenuation is not finite in {int((~np.isfinite(drawn)).sum())} of {len(drawn)} draws, or itself"
+    pvalue = (1 + int((drawn >= own).sum())) / (len(drawn) + 1) if reason is None else np.nan
+    return PlaceboAttenuation(
+        statistic=own,
+        draws=drawn,
+        pvalue=float(pvalue),
+        n=len(drawn),
+        seed=placebo.attrs.get("seed"),
+        method=str(placebo.attrs.get("placebo", "placebo")),
+        reason=reason,
+    )

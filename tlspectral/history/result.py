@@ -1,13 +1,13 @@
 """What became of every head over a training: the tables of `head_history`, and a head's own line through them."""
 
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import pandas as pd
 
 from tlspectral.errors import BadHead
 from tlspectral.models.attention.selection import head_pair
+from tlspectral.tables.html_summary import html_rows
 
 Head = tuple[int, int]
 
@@ -66,8 +66,7 @@ class HeadHistory:
         return "\n".join(["HeadHistory", *(f"  {name}: {text}" for name, text in self._said())])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._said())
-        return f"<table><caption>Head history</caption>{rows}</table>"
+        return html_rows("Head history", self._said())
 
     def _said(self) -> list[tuple[str, str]]:
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores, widened
+from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import (
     AttentionLayer,
@@ -23,7 +23,7 @@ from tlspectral.models.attention import (
 )
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.models.attention.threads import exclusive, hooks_on
-from tlspectral.rotary import RotaryGeometry, per_pair
+from tlspectral.rotary import RotaryGeometry, pair_mask, per_pair, widened
 
 PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
 
@@ -342,17 +342,7 @@ def _chosen_pairs(layer: AttentionLayer, part: Part, frequencies: Frequencies) -
         raise UnsupportedArchitecture(f"layer {layer.layer}: no rotary positions, so there is no {part} to remove")
     if frequencies is None:
         return None
-    n_pairs = layer.rotary.n_pairs
-    chosen = torch.as_tensor(frequencies).cpu()
-    if chosen.dtype == torch.bool:
-        if chosen.shape != (n_pairs,):
-            raise ValueError(f"layer {layer.layer}: the mask has {len(chosen)} entries for {n_pairs} rotary pairs")
-        return chosen
-    if chosen.is_floating_point() and chosen.numel():
-        raise ValueError(f"layer {layer.layer}: frequencies are indices or a boolean mask, not {chosen.dtype}")
-    indices = chosen.long().flatten()
-    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
-        raise ValueError(f"layer {layer.layer}: frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
-    mask = torch.zeros(n_pairs, dtype=torch.bool)
-    mask[indices] = True
-    return mask
+    try:
+        return pair_mask(frequencies, layer.rotary.n_pairs)
+    except ValueError as error:
+        raise ValueError(f"layer {layer.layer}: {error}") from error

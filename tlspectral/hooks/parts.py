@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionLayer, QueryKeyNorm
-from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, times_phase, widened, with_gain_and_phase
 
 Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]
 
@@ -61,11 +61,6 @@ def project(
     return Projection(whole, content, None if token_scale is None else token_scale.transpose(1, 2))
 
 
-def widened(captured: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """In float32 at least: in half precision a difference of scores would lose what it is about."""
-    return captured.to(torch.promote_types(captured.dtype, torch.float32))
-
-
 @dataclass(frozen=True)
 class Rotation:
     """The rotary pairs of a layer with the cos and sin that a run applied, [(batch,) pos, pairs].
@@ -91,8 +86,7 @@ class Rotation:
         cos, sin = (self._per_head(table).to(queries)[..., kept] for table in (self.cos, direction * self.sin))
 
         def turned(x: Tensor) -> Tensor:
-            a, b = x[..., real], x[..., imag]
-            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+            return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
         return turned(queries) @ turned(keys).mT
 

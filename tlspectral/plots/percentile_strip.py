@@ -1,5 +1,6 @@
 """Where the strongest heads of one kind stand within their models: a strip per model."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -8,12 +9,13 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from scipy.stats import hypergeom
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.stats import TopHeadPercentile, top_head_percentile
 
 _KINDS = {"prev": "previous-token", "dup": "duplicate-token", "ind": "induction"}
-_SAMPLES = 20_000  # sets of heads taken at random: the ends of the band are then good to some 0.005
+_TAIL = 0.025
 
 
 def percentile_strip(
@@ -102,13 +104,19 @@ def _title(found: dict[str, TopHeadPercentile]) -> str:
 
 
 def _random_medians(n: int, k: int) -> tuple[float, float]:
-    """The middle 95 % of the median percentile of k of n heads, taken without replacement."""
-    generator = np.random.default_rng(0)
-    taken = np.empty((_SAMPLES, 0), dtype=np.int64)
-    for number in range(k):
-        new = generator.integers(0, n - number, _SAMPLES)
-        for lower in taken.T:  # ascending: each head taken before moves the count of those left by one
-            new += new >= lower
-        taken = np.sort(np.column_stack([taken, new]), axis=1)
-    medians = np.median((taken + 1) / n, axis=1)
-    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+    """The middle 95 % of the median percentile of k of n heads, taken without replacement; exact.
+
+    The lowest and the highest possible median are equally likely, and so on: the upper end mirrors the lower one.
+    """
+    middle = (k + 1) // 2
+    lower = np.arange(middle, n - k + middle + 1)  # rank of the middle head, of an even k that of the lower one
+    chances = hypergeom.pmf(middle, n, lower, k) * middle / lower
+
+    def share(doubled: int) -> float:
+        """Chance that twice the rank of the median is at most so much."""
+        between = np.clip(doubled - 2 * lower, 0, n - lower)  # ranks left to the upper middle head, of an even k
+        reached = 1 - hypergeom.pmf(0, n - lower, between, k - middle) if k % 2 == 0 else 2 * lower <= doubled
+        return float(chances @ reached)
+
+    low = bisect_left(range(2 * n + 1), _TAIL * (1 - 1e-9), key=share) / 2
+    return low / n, (n + 1 - low) / n

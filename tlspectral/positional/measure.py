@@ -1,7 +1,7 @@
 """`positional_symbolic`: does a head's attention stay in place or follow the blocks when blocks of a prompt swap?"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -178,61 +178,40 @@ def measure_queries(
     Returns:
         One `QueryScores` per suffix. Raises as `positional_symbolic`.
     """
-    for name, value in (("tau", tau), ("logit_scale", logit_scale)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
+    _check_settings(mode, tau, logit_scale)
     blocks, advance = tuple(blocks), advance or (lambda count: None)
     chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
     prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
     if not prompts:
         raise ValueError("no suffix was given, so there is no query to measure")
     layers = [view.raw(index) for index in range(view.n_layers)]
-    require_valid_length(layers, max(len(prompt.tokens()) for prompt in prompts))
+    longest = max(len(prompt.tokens()) for prompt in prompts)
+    require_valid_length(layers, longest)
     resolutions = _resolutions(layers, logit_scale, per_frequency)
-    kept = [{name: _Kept() for name in resolutions} for _ in prompts]
-    context, spans = prompts[0], prompts[0].spans()
-    passes = QueryPasses(view, layers, [torch.as_tensor(prompt.suffix) for prompt in prompts])
-
-    def take_intact(prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor) -> None:
-        require_reproduced(layer, seen, pattern, layers[layer])
-        for name, resolution in resolutions.items():
-            if name == "frequencies" and seen.n_pairs == 0:
-                continue
-            at, logits = kept[query][name], resolution.logits(seen)
-            at.before[layer] = block_means(logits.softmax(-1), spans).cpu()
-            at.splits[layer] = ExclusionSplit(*(part.cpu() for part in resolution.exclusion(seen)))
-            if mode == "key":
-                after = swapped_key_means(partial(resolution.logits, seen), logits, spans, chosen)
-                at.after[layer] = list(after.cpu())
-
-    logits = passes.run(_fronts([context]), take_intact)
+    context, passes = prompts[0], QueryPasses(view, layers, [torch.as_tensor(prompt.suffix) for prompt in prompts])
+    observed = _Observed(layers, resolutions, context.spans(), chosen, [_nothing_kept(resolutions) for _ in prompts])
+    logits = passes.run(_fronts([context]), partial(observed.take_intact, swap_keys=mode == "key"))
     advance(len(prompts) * (1 if mode == "prompt" else 1 + len(chosen)))
-    at_once = passes.contexts_at_once(max(len(prompt.tokens()) for prompt in prompts))
-    for start in range(0, len(chosen) if mode == "prompt" else 0, at_once):
-        batch = chosen[start : start + at_once]
-        swapped = [context.swapped(i, j) for i, j in batch]
-        places = [[one.spans()[i], one.spans()[j]] for one, (i, j) in zip(swapped, batch, strict=True)]
-
-        def take_swapped(
-            prompt: int,
-            query: int,
-            layer: int,
-            seen: LastQuery,
-            pattern: Tensor,
-            places: list[list[tuple[int, int]]] = places,
-        ) -> None:
-            for name, resolution in resolutions.items():
-                if name == "heads" or seen.n_pairs > 0:
-                    means = block_means(resolution.logits(seen).softmax(-1), places[prompt])
-                    kept[query][name].after.setdefault(layer, []).append(means.cpu())
-
-        passes.run(_fronts(swapped), take_swapped)
-        advance(len(prompts) * len(batch))
+    if mode == "prompt":
+        at_once = passes.contexts_at_once(longest)
+        for start in range(0, len(chosen), at_once):
+            batch = chosen[start : start + at_once]
+            swapped = [context.swapped(i, j) for i, j in batch]
+            places = [[one.spans()[i], one.spans()[j]] for one, (i, j) in zip(swapped, batch, strict=True)]
+            passes.run(_fronts(swapped), partial(observed.take_swapped, places))
+            advance(len(prompts) * len(batch))
     return [
-        _query_scores(at, chosen, tau, seed, logits[query][0], prompts[query].tokens()) for query, at in enumerate(kept)
+        _query_scores(at, chosen, tau, seed, logits[query][0], prompts[query].tokens())
+        for query, at in enumerate(observed.kept)
     ]
+
+
+def _check_settings(mode: str, tau: float | None, logit_scale: float | None) -> None:
+    for name, value in (("tau", tau), ("logit_scale", logit_scale)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
 
 
 class _Resolution(NamedTuple):
@@ -249,6 +228,52 @@ class _Kept:
     before: dict[int, Float64[Tensor, "*rows blocks"]] = field(default_factory=dict)
     after: dict[int, list[Float64[Tensor, "*rows 2"]]] = field(default_factory=dict)
     splits: dict[int, ExclusionSplit] = field(default_factory=dict)
+
+
+def _nothing_kept(resolutions: dict[str, _Resolution]) -> dict[str, _Kept]:
+    return {name: _Kept() for name in resolutions}
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """Takes what scores are made of from passes of the model; `kept` has it by query and resolution."""
+
+    layers: list[RawAttention]
+    resolutions: dict[str, _Resolution]
+    spans: list[tuple[int, int]]
+    swaps: list[tuple[int, int]]
+    kept: list[dict[str, _Kept]]
+
+    def take_intact(
+        self, prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor, *, swap_keys: bool
+    ) -> None:
+        """From a pass over the prompt as it is; with `swap_keys` also what swapped keys of that pass would give."""
+        require_reproduced(layer, seen, pattern, self.layers[layer])
+        for name, resolution in self._rows_of(seen):
+            at, logits = self.kept[query][name], resolution.logits(seen)
+            at.before[layer] = block_means(logits.softmax(-1), self.spans).cpu()
+            at.splits[layer] = ExclusionSplit(*(part.cpu() for part in resolution.exclusion(seen)))
+            if swap_keys:
+                after = swapped_key_means(partial(resolution.logits, seen), logits, self.spans, self.swaps)
+                at.after[layer] = list(after.cpu())
+
+    def take_swapped(
+        self,
+        places: list[list[tuple[int, int]]],
+        prompt: int,
+        query: int,
+        layer: int,
+        seen: LastQuery,
+        pattern: Tensor,
+    ) -> None:
+        """From a pass over prompts with two blocks swapped, which then lie at `places`."""
+        for name, resolution in self._rows_of(seen):
+            means = block_means(resolution.logits(seen).softmax(-1), places[prompt])
+            self.kept[query][name].after.setdefault(layer, []).append(means.cpu())
+
+    def _rows_of(self, seen: LastQuery) -> Iterator[tuple[str, _Resolution]]:
+        """The resolutions; a layer without rotary pairs has no frequencies."""
+        return ((name, one) for name, one in self.resolutions.items() if name == "heads" or seen.n_pairs > 0)
 
 
 def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency: bool) -> dict[str, _Resolution]:

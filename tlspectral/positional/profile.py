@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import partial
-from html import escape
 from typing import Any, Literal
 
 import pandas as pd
@@ -19,6 +18,7 @@ from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw
 from tlspectral.positional.experiment import planned_experiment
 from tlspectral.positional.measure import Mode
 from tlspectral.tables import WorkPart, finished_parts, named, unbundled
+from tlspectral.tables.html_summary import html_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,8 +64,7 @@ class PositionalSymbolicProfile:
         return "\n".join(lines + [f"  {name}: {text}" for name, text in self._summary()])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._summary())
-        return f"<table><caption>Profile of {escape(str(self.heads.attrs['model']))}</caption>{rows}</table>"
+        return html_rows(f"Profile of {self.heads.attrs['model']}", self._summary())
 
     def _summary(self) -> list[tuple[str, str]]:
         about, answers = self.heads.attrs, self.answers.mean(numeric_only=True)

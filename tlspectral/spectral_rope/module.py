@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from tlspectral.models.attention.selection import whole_number
+from tlspectral.rotary import pair_mask, times_phase, widened
 
 Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]
@@ -133,12 +134,11 @@ class SpectralRoPE(nn.Module):
         if side == "query":
             gain = torch.where(mask, _rows(self.gain, mask), 1.0)
             cos, sin = gain * cos, gain * sin
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # as models do: a rotation in 16 bits is a coarse one
+        wide = widened(x)  # as models do: a rotation in 16 bits is a coarse one
         cos, sin = cos.to(wide), sin.to(wide)
         real, imag = wide[..., self.real_index], wide[..., self.imag_index]
         turned = wide.clone()
-        turned[..., self.real_index] = real * cos - imag * sin
-        turned[..., self.imag_index] = imag * cos + real * sin
+        turned[..., self.real_index], turned[..., self.imag_index] = times_phase(real, imag, cos, sin)
         return turned.to(x.dtype)
 
     def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
@@ -165,10 +165,7 @@ class SpectralRoPE(nn.Module):
         return f"heads={self.n_heads}, pairs={len(self.theta)}, scope={self.scope!r}{chosen}"
 
     def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
-        # In float32 at least: in 16 bits the angle at position 1000 would be off by radians.
-        def widened(value: Tensor) -> Tensor:
-            return value.to(torch.promote_types(value.dtype, torch.float32))
-
+        # In 16 bits the angle at position 1000 would be off by radians.
         theta = widened(self.theta)
         moved = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
         return torch.where(mask, _rows(moved, mask), 0.0)
@@ -230,19 +227,7 @@ def _chosen_heads(
 def _chosen_pairs(frequencies: Iterable[Any] | Tensor | None, n_pairs: int) -> Bool[Tensor, "pairs"]:
     if frequencies is None:
         return torch.ones(n_pairs, dtype=torch.bool)
-    given = torch.as_tensor(frequencies if isinstance(frequencies, Tensor) else list(frequencies)).cpu()
-    if given.dtype == torch.bool:
-        if given.shape != (n_pairs,):
-            raise ValueError(f"the mask of frequencies has {given.numel()} entries for {n_pairs} rotary pairs")
-        chosen = given
-    elif given.is_floating_point() and given.numel():
-        raise ValueError(f"frequencies are indices of pairs or a boolean mask, not {given.dtype}")
-    else:
-        indices = given.long().flatten()
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_pairs):
-            raise ValueError(f"frequencies are 0 to {n_pairs - 1}, found {indices.tolist()}")
-        chosen = torch.zeros(n_pairs, dtype=torch.bool)
-        chosen[indices] = True
+    chosen = pair_mask(frequencies, n_pairs)
     if not chosen.any():
         raise ValueError("no frequency is chosen: leave frequencies=None for all")
     return chosen

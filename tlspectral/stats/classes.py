@@ -21,7 +21,6 @@ class ClassTest:
     Attributes:
         statistic: rank-biserial correlation of the residuals, class against rest: -1 to 1.
         pvalue: two-sided Mann-Whitney; exact over labelings where `method` says so.
-        pvalue_paper: as FP had it, see `MannWhitney`.
         n: heads used.
         n_class: heads above the threshold.
         n_dropped: heads left out because a value was NaN.
@@ -34,7 +33,6 @@ class ClassTest:
 
     statistic: float
     pvalue: float
-    pvalue_paper: float
     n: int
     n_class: int
     n_dropped: int
@@ -87,12 +85,11 @@ def class_test(
         left, _, reason = residuals(variables[:, 1:2], variables[:, 2:], [x])
     if reason is not None:
         nan = math.nan
-        return ClassTest(nan, nan, nan, **counts, threshold=threshold, method="none", reason=reason)
+        return ClassTest(nan, nan, **counts, threshold=threshold, method="none", reason=reason)
     tested = mann_whitney(left[in_class, 0], left[~in_class, 0])
     return ClassTest(
         statistic=tested.rank_biserial,
         pvalue=tested.pvalue,
-        pvalue_paper=tested.pvalue_paper,
         **counts,
         threshold=threshold,
         method=f"Mann-Whitney of residuals, {tested.method}",

@@ -77,14 +77,12 @@ _SEPARATED = Column("separated", "Whether gap is above 0.", "flag", range="False
 _PVALUE = Column("pvalue",
     "Two-sided share of all labelings of the models whose difference of means is at least as large in absolute value.",
     "probability", range="0 .. 1", source="FP 6", also_known_as="exact permutation test", does_not_establish=_FLOOR)
-_PAPER = Column("pvalue_paper", "Share of labelings with a gap at least as wide in the direction seen.", "probability",
-    range="0 .. 1", source="FP 6", does_not_establish="A two-sided level: the direction is taken from the values.")
 _FLOOR_COLUMN = Column("floor", "Smallest pvalue that any labeling of these values could have.", "probability",
     range="0 .. 1")
 _LEFT_OUT = (
     Column("left_out", "The model that is left out of the test.", "label", range="a model", source="FP 6",
         does_not_establish="Robustness to models that were never in."),
-    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN, _PAPER,
+    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN,
     Column("n_permutations", "Labelings of the models that are left.", "count", range="0 .. 200,000", source="FP 6"),
     REASON,
 )
@@ -94,7 +92,7 @@ _BY_K = (
     _GAP, _SEPARATED,
     Column("upper", "Group of models that is above.", "label", range="a group",
         does_not_establish="That it is above as a whole: see separated."),
-    _PVALUE, _PAPER, _FLOOR_COLUMN,
+    _PVALUE, _FLOOR_COLUMN,
 )
 
 SPEARMAN_TABLE = Table("spearman_table", "`tlspectral.stats.spearman_table`", _SPEARMAN)

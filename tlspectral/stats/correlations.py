@@ -36,7 +36,6 @@ class PartialCorrelation:
     Attributes:
         statistic: the correlation, -1 to 1; NaN where it has no meaning.
         pvalue: two-sided, of Student's t with `n - 2 - n_controls` degrees of freedom, rows taken as independent.
-        pvalue_paper: the same with n - 2 degrees of freedom, as FP has it: controls not counted.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
         n_controls: linearly independent controls; a constant or repeated one is not counted.
@@ -48,7 +47,6 @@ class PartialCorrelation:
 
     statistic: float
     pvalue: float
-    pvalue_paper: float
     n: int
     n_dropped: int
     n_controls: int
@@ -100,8 +98,7 @@ def partial_correlation(variables: Float64[np.ndarray, "rows variables"], method
         )
     statistic, n_controls, reason = residual_correlation(used, method)
     found = {"n": n, "n_dropped": len(kept) - n, "n_controls": n_controls, "method": method}
-    pvalue, paper = (_two_sided(statistic, n - 2 - taken) for taken in (n_controls, 0))
-    return PartialCorrelation(statistic, pvalue, paper, **found, reason=reason)
+    return PartialCorrelation(statistic, student_pvalue(statistic, n - 2 - n_controls), **found, reason=reason)
 
 
 def residual_correlation(
@@ -176,7 +173,8 @@ def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
     return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
 
 
-def _two_sided(correlation: float, freedom: int) -> float:
+def student_pvalue(correlation: float, freedom: int) -> float:
+    """Two-sided p of a correlation by Student's t; NaN where the correlation is, or without a degree of freedom."""
     if math.isnan(correlation) or freedom < 1:
         return math.nan
     if abs(correlation) == 1:

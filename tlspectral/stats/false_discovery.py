@@ -16,15 +16,12 @@ class FalseDiscovery:
 
     Attributes:
         q: Benjamini and Hochberg's, [tests]: the smallest false discovery rate at which the test is rejected.
-        q_paper: `p n / rank` without the cumulative minimum over larger ranks, equal p ranked in the given order: how
-            the q of FP's Table 4 came about. It can rank two tests against the order of their p.
         n: tests in the family, those with a NaN not counted.
     """
 
     _repr_html_ = html_summary
 
     q: Float64[np.ndarray, "tests"]
-    q_paper: Float64[np.ndarray, "tests"]
     n: int
 
 
@@ -48,10 +45,7 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
     p = given[tested]
     if ((p < 0) | (p > 1)).any():
         raise ValueError(f"p-values lie between 0 and 1, found {p[(p < 0) | (p > 1)][0]}")
-    rank = np.empty(len(p))
-    rank[np.argsort(p, kind="stable")] = np.arange(1, len(p) + 1)
-    q, q_paper = np.full(len(given), np.nan), np.full(len(given), np.nan)
+    q = np.full(len(given), np.nan)
     if len(p):
         q[tested] = scipy.stats.false_discovery_control(p)
-        q_paper[tested] = np.minimum(p * len(p) / rank, 1)
-    return FalseDiscovery(q, q_paper, len(p))
+    return FalseDiscovery(q, len(p))

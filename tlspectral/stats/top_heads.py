@@ -108,9 +108,9 @@ def top_k_sensitivity(
         column, by: of `top_head_percentile`.
 
     Returns:
-        DataFrame `k, gap, separated, upper, pvalue, pvalue_paper, floor`, one k a row. `gap` is the lowest median of
-        the upper group less the highest of the other, `upper` the name of the group that is above; the p-values and
-        their floor are `model_permutation_test`'s, two-sided.
+        DataFrame `k, gap, separated, upper, pvalue, floor`, one k a row. `gap` is the lowest median of the upper group
+        less the highest of the other, `upper` the name of the group that is above; the p-value and its floor are
+        `model_permutation_test`'s, two-sided.
 
     Raises:
         ValueError: what `top_head_percentile` and `leave_one_model_out` refuse; the message names the model.
@@ -131,5 +131,5 @@ def top_k_sensitivity(
         one, two = medians[first], medians[second]
         upper = first if min(one) - max(two) >= min(two) - max(one) else second
         rows.append({"k": k, "upper": upper} | vars(model_permutation_test(one, two)))
-    names = ["k", "gap", "separated", "upper", "pvalue", "pvalue_paper", "floor"]
+    names = ["k", "gap", "separated", "upper", "pvalue", "floor"]
     return named(pd.DataFrame(rows, columns=names), TOP_K_SENSITIVITY)

@@ -206,8 +206,8 @@ _OUTPUT = (
         source="Elhage et al. 2021 (copying statistic)", also_known_as="OV eigenvalue positivity",
         does_not_establish="The embedding-to-logit path of one head alone: not the effect on the logits in the "
         "model. W_U is taken as the model holds it: TransformerLens' center_unembed, which changes no probability, "
-        "moves this by up to 1.06 (median 0.09) in SmolLM2-135M, so compare models that were loaded alike (load_model does "
-        "not centre). NaN in a table read from files."),
+        "moves this by up to 1.06 (median 0.09) in SmolLM2-135M, so compare models that were loaded alike (load_model "
+        "does not centre). NaN in a table read from files."),
     Column("D_head_pct", "Percentile of D_head within this table: rank / n over the rows computed, average ties.",
         _SHARE, range="1/n .. 1", source="FP 6", also_known_as="within-model percentile",
         does_not_establish="Relative to the rows computed: a table of some layers has other percentiles. Too high "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,17 @@ def html_summary(result: Any) -> str:
     Numbers have four digits, long values are cut, and fields that are None are left out; the object has them all.
     """
     shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(_short(value))}</td></tr>"
-        for name, value in shown.items()
-        if value is not None
+    rows = [(name, _short(value)) for name, value in shown.items() if value is not None]
+    return html_rows(type(result).__name__, rows)
+
+
+def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """A title over an HTML table of names and texts."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for name, text in rows
     )
-    return f"<b>{type(result).__name__}</b><table>{rows}</table>"
+    return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
 
 def _short(value: Any) -> str:

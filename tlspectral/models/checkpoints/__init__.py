@@ -11,6 +11,7 @@ from tlspectral.models.checkpoints.layers import (
     CheckpointLayers,
     Side,
     layer_named,
+    open_layers,
     streamable_checkpoint,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "CheckpointLayers",
     "Side",
     "layer_named",
+    "open_layers",
     "streamable_checkpoint",
 ]

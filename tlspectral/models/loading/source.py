@@ -76,38 +76,54 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
         ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
         ImportError: The package that ships the named demo model is not installed.
     """
-    if revision is not None and checkpoint is not None:
-        raise ValueError(
-            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
-        )
-    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
-        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+    _check_choice(revision, checkpoint)
     text = os.fspath(name)
-    if text.lower() in TINY:
-        if revision is not None or checkpoint is not None:
-            raise ValueError(f"{text} is one packaged set of weights; it has no revision or checkpoint to choose.")
-        return Source("tiny", text.lower(), None, {"model": text.lower(), "revision": None})
     path = Path(text).expanduser()
-    shipped = PACKAGED.get(text.lower())
-    if shipped is not None:
-        pieces = tuple(_shipped_piece(text, shipped, *piece) for piece in shipped.pieces)
-        source = _gguf_source(text, pieces[0], revision, checkpoint)
-        return replace(source, record={**source.record, "file": shipped.file}, pieces=pieces, sha256=shipped.sha256)
+    if text.lower() in TINY:
+        return _tiny_source(text, revision, checkpoint)
+    if text.lower() in PACKAGED:
+        return _shipped_source(text, revision, checkpoint)
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         return _gguf_source(text, path, revision, checkpoint)
     if path.is_dir():
         return _folder_source(text, path, revision, checkpoint)
     if path.exists():
         raise ValueError(f"{text} is a file but not a .gguf file; give the checkpoint folder that holds it.")
-    if text.startswith((".", "~", os.sep)) or text.count("/") > 1 or text.endswith(os.sep) or "\\" in text:
-        raise FileNotFoundError(f"There is no folder or file {text}.")
-    if not _HUB_ID.fullmatch(text):
+    return _hub_source(text, revision, checkpoint)
+
+
+def _check_choice(revision: str | None, checkpoint: int | None) -> None:
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+
+
+def _tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    if revision is not None or checkpoint is not None:
+        raise ValueError(f"{name} is one packaged set of weights; it has no revision or checkpoint to choose.")
+    return Source("tiny", name.lower(), None, {"model": name.lower(), "revision": None})
+
+
+def _shipped_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    shipped = PACKAGED[name.lower()]
+    pieces = tuple(_shipped_piece(name, shipped, *piece) for piece in shipped.pieces)
+    source = _gguf_source(name, pieces[0], revision, checkpoint)
+    return replace(source, record={**source.record, "file": shipped.file}, pieces=pieces, sha256=shipped.sha256)
+
+
+def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
+        raise FileNotFoundError(f"There is no folder or file {name}.")
+    if not _HUB_ID.fullmatch(name):
         known = ", ".join((*TINY, *PACKAGED))
         raise ValueError(
-            f"{text!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
+            f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
             f" ({known})."
         )
-    hub_id = _official_name(text)
+    hub_id = _official_name(name)
     if checkpoint is not None:
         revision = _suite_revision(hub_id, checkpoint)
     return Source("hub", hub_id, revision, {"model": hub_id, "revision": revision})

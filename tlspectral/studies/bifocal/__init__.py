@@ -1,6 +1,6 @@
 """Training evidence on learnable rotary positions ("Bifocal Attention"): languages, a small Llama, Spectral Evolution.
 
-`python -m tlspectral.studies.bifocal.experiments NAME -o FOLDER` runs the experiments.
+`tlspectral study learn EXPERIMENT -o FOLDER` runs the experiments.
 """
 
 from tlspectral.studies.bifocal.evolution import Evolution, EvolutionSettings, evolve

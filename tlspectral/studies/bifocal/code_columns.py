@@ -6,7 +6,7 @@ BA is "Bifocal Attention", section 5.2.
 from dataclasses import replace
 
 from tlspectral.studies.bifocal.columns import TRAJECTORY, ZIGZAG, phase_columns
-from tlspectral.studies.bifocal.headline_columns import experiment_table
+from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
 from tlspectral.tables.column import Column
 from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.published_columns import STEP
@@ -67,12 +67,12 @@ _TRAINING = Column("loss", "Loss of the step's rows of code, before the step was
 
 
 TABLES = (
-    experiment_table("code", "code_losses", _ARM, STEP, *_LOSSES),
-    experiment_table("code", "code_effects", _ARM, *_EFFECTS),
+    experiment_table("source-code", "code_losses", _ARM, STEP, *_LOSSES),
+    experiment_table("source-code", "code_effects", _ARM, *_EFFECTS),
     experiment_table(
-        "code", "code_movement", _ARM, *_HEAD, _FREQUENCY, _OMEGA_START, _OMEGA, _LOG_RATIO, _GAIN, _PHASE
+        "source-code", "code_movement", _ARM, *_HEAD, _FREQUENCY, _OMEGA_START, _OMEGA, _LOG_RATIO, _GAIN, _PHASE
     ),
-    experiment_table("code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
-    experiment_table("code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
-    experiment_table("code", "code_training", _ARM, STEP, _TRAINING),
+    experiment_table("source-code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
+    experiment_table("source-code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
+    experiment_table("source-code", "code_training", _ARM, STEP, _TRAINING),
 )

@@ -1,11 +1,11 @@
 """Columns of the tables on learnable rotary positions in a small Llama trained on formal languages.
 
-BA is "Bifocal Attention". `python -m tlspectral.studies.bifocal.experiments NAME -o FOLDER` writes all of them.
+BA is "Bifocal Attention". `tlspectral study learn EXPERIMENT -o FOLDER` writes all of them.
 """
 
 from dataclasses import replace
 
-from tlspectral.studies.bifocal.headline_columns import experiment_table
+from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.published_columns import SEED, STEP
@@ -203,10 +203,10 @@ EVOLVE_LOSSES = Table("evolve.losses", "`tlspectral.studies.bifocal.evolve`", (S
 EVOLVE_TRAJECTORY = Table("evolve.trajectory", "`tlspectral.studies.bifocal.evolve`", TRAJECTORY)
 TABLES = (
     EVOLVE_LOSSES, EVOLVE_TRAJECTORY,
-    experiment_table("table1", "table1_runs", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _ACCURACY, _LOCK_IN),
-    experiment_table("table1", "table1", *_TABLE1),
-    experiment_table("table1", "learning_rates", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _CHOSEN),
-    experiment_table("table1", "losses", *_RUN, STEP, _BATCH_LOSS),
+    experiment_table("languages", "table1_runs", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _ACCURACY, _LOCK_IN),
+    experiment_table("languages", "table1", *_TABLE1),
+    experiment_table("languages", "learning_rates", _LANGUAGE, _ARM, _RATE, SEED, _LOSS, _CHOSEN),
+    experiment_table("languages", "losses", *_RUN, STEP, _BATCH_LOSS),
     experiment_table("memorisation", "memorisation", _LANGUAGE, _ARM, _RATE, SEED, _TRAINING_LOSS, _LOSS, _ACCURACY),
     experiment_table("memorisation", "memorisation_losses", *_RUN, STEP, _BATCH_LOSS),
     experiment_table("structure-gap", "structure_gap_runs", *_RUN, _SIZE, _LOSS, _ACCURACY, _TOKENS, _TRAINED),

@@ -1,36 +1,82 @@
-"""Command of the study of "Bifocal Attention": `evolution`."""
+"""Commands of the study of "Bifocal Attention": `learn` and `evolution`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tlspectral.cli.app import require_writable, write_figure
+
 app = typer.Typer()
+
+_SHOWN = 30  # rows of a table that is short enough for a terminal
+
+
+@app.command(short_help="train models with learnable rotary positions")
+def learn(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
+            "structure-gap (depths beyond training), resonance, manifold, or source-code (a pretrained model).",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for runs and tables; it is resumed.")
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke preset: seconds, and no evidence.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
+) -> None:
+    """Run an experiment on learnable rotary positions, or finish one that was interrupted.
+
+    Example: tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2
+    """
+    require_writable(output / "tables.parquet")
+    from tlspectral.studies.bifocal import code_adaptation, experiments, schedule
+    from tlspectral.tables import read_table
+
+    paths = experiments.run_experiment(
+        name,
+        output,
+        languages=schedule.QUICK if quick else schedule.FULL,
+        code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
+        heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
+        n_jobs=jobs,
+        command=f"tlspectral study learn {name}" + " --quick" * quick,
+        show_progress=sys.stderr.isatty(),
+    )
+    for path in paths:
+        table = read_table(path)
+        typer.echo(f"{path}: {len(table)} rows")
+        if len(table) <= _SHOWN:
+            typer.echo(table.round(4).to_string(index=False))
 
 
 @app.command(short_help="figures of training with learnable frequencies")
 def evolution(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
 ) -> None:
-    """Draw what `python -m tlspectral.studies.bifocal.experiments` found: every figure whose tables are there.
+    """Draw what `tlspectral study learn` found: every figure whose tables are there.
 
     Example: tlspectral study evolution out/spectral
     """
     import pandas as pd
 
-    from tlspectral.studies.bifocal.figures.headline import headline_paths
-    from tlspectral.studies.bifocal.figures.training import (
+    from tlspectral.studies.bifocal.figures import (
         depth_manifold_plane,
+        frequency_paths,
         phase_evolution,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
     )
-    from tlspectral.studies.bifocal.figures.training import evolution as frequency_evolution
-    from tlspectral.tables import read_table, whole_file
+    from tlspectral.studies.bifocal.figures import evolution as frequency_evolution
+    from tlspectral.tables import read_table
 
     wanted = {
-        "headline": (headline_paths, ("headline_paths", "headline_runs")),
+        "learned_frequency": (frequency_paths, ("headline_paths", "headline_runs")),
         "losses": (training_losses, ("losses", "table1")),
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
         "manifold": (depth_manifold_plane, ("manifold",)),
@@ -54,8 +100,9 @@ def evolution(
         for language in pd.unique(table["language"]):
             figures[f"{name}_{language}"] = draw(table.loc[table["language"] == language])
     if not figures:
-        raise FileNotFoundError(f"{folder} has no tables to draw: run an experiment with -o {folder} first")
+        raise FileNotFoundError(
+            f"{folder} has no tables to draw: run `tlspectral study learn EXPERIMENT -o {folder}` first"
+        )
     for name, figure in figures.items():
-        with whole_file(folder / f"{name}.png") as partial:
-            figure.savefig(partial, dpi=150)
+        write_figure(figure, folder / f"{name}.png", dpi=150)
         typer.echo(str(folder / f"{name}.png"))

@@ -6,7 +6,10 @@ import torch
 
 from tlspectral.nulls import one_thread
 from tlspectral.studies.bifocal.formal_languages import Dyck3
-from tlspectral.studies.bifocal.llama import SpectralLlama
+from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
+from tlspectral.studies.bifocal.llama import ARMS, SpectralLlama
+from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.common.run_folder import RunFolder
 
 
 @torch.no_grad()
@@ -59,3 +62,21 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
                 )
             )
     return pd.concat(tables, ignore_index=True)
+
+
+def manifold(
+    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
+) -> dict[str, pd.DataFrame]:
+    """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their run.
+
+    Returns:
+        `manifold`: `arm` and the columns of `depth_manifold`.
+    """
+    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
+    wanted = [run for run in runs if run.language == "dyck3" and run.seed == schedule.seeds[0]]
+    tables = []
+    for run in wanted:
+        with one_thread():
+            model, _ = trained_model(run, schedule)
+        tables.append(depth_manifold(model).assign(arm=run.arm))
+    return {"manifold": pd.concat(tables, ignore_index=True)}

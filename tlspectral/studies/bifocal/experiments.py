@@ -1,70 +1,39 @@
-"""The experiments on learnable rotary positions as commands that can be interrupted and continued.
+"""The experiments on learnable rotary positions, by name; each can be interrupted and continued.
 
-`python -m tlspectral.studies.bifocal.experiments NAME -o FOLDER`, with a name of `EXPERIMENTS`. Experiments on the
-formal languages share their runs: what `table1` has trained, `structure-gap` and `resonance` read.
+`tlspectral study learn NAME -o FOLDER`, with a name of `EXPERIMENTS`. Experiments on the formal languages share their
+runs: what `languages` has trained, `structure-gap` and `resonance` read.
 """
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import pandas as pd
-import typer
-
-from tlspectral.errors import TlspectralError
-from tlspectral.nulls import one_thread
-from tlspectral.studies.bifocal import code_columns, columns, headline_columns
-from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, QUICK_CODE, CodeSchedule, code_experiment
-from tlspectral.studies.bifocal.depth_manifold import depth_manifold
-from tlspectral.studies.bifocal.headline import SEEDS, headline
-from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
-from tlspectral.studies.bifocal.llama import ARMS
+from tlspectral.studies.bifocal import code_columns, columns, learned_frequency_columns
+from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, CodeSchedule, code_experiment
+from tlspectral.studies.bifocal.depth_manifold import manifold
+from tlspectral.studies.bifocal.languages import arms_on_languages, memorisation, structure_gap
+from tlspectral.studies.bifocal.learned_frequency import SEEDS, learned_frequency
 from tlspectral.studies.bifocal.resonance import resonance_experiment
-from tlspectral.studies.bifocal.schedule import FULL, QUICK, LanguageSchedule
-from tlspectral.studies.bifocal.structure_gap import structure_gap
-from tlspectral.studies.bifocal.table1 import memorisation, table1
-from tlspectral.studies.common.run_folder import RunFolder, open_run_folder
+from tlspectral.studies.bifocal.schedule import FULL, LanguageSchedule
+from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
-from tlspectral.tables import named, read_table, write_table
+from tlspectral.tables import named, write_table
 
-_SHOWN = 30  # rows of a table that is short enough for a terminal
 _TABLES = {
     table.name.removeprefix("experiments."): table
-    for table in (*headline_columns.TABLES, *columns.TABLES, *code_columns.TABLES)
+    for table in (*learned_frequency_columns.TABLES, *columns.TABLES, *code_columns.TABLES)
 }
-_MODULE = "tlspectral.studies.bifocal.experiments"
-
-
-def manifold(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
-    """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their run.
-
-    Returns:
-        `manifold`: `arm` and the columns of `depth_manifold`.
-    """
-    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
-    wanted = [run for run in runs if run.language == "dyck3" and run.seed == schedule.seeds[0]]
-    tables = []
-    for run in wanted:
-        with one_thread():
-            model, _ = trained_model(run, schedule)
-        tables.append(depth_manifold(model).assign(arm=run.arm))
-    return {"manifold": pd.concat(tables, ignore_index=True)}
-
 
 LANGUAGE_EXPERIMENTS = {
-    "table1": table1,
+    "languages": arms_on_languages,
     "memorisation": memorisation,
     "structure-gap": structure_gap,
     "resonance": resonance_experiment,
     "manifold": manifold,
 }
-EXPERIMENTS = ("headline", *LANGUAGE_EXPERIMENTS, "code")
-FULL_HEADLINE = CanonicalSchedule()
-QUICK_HEADLINE = CanonicalSchedule(steps=4, batch_size=8, warmup_steps=1, validation_samples=64, log_every=2)
+EXPERIMENTS = ("learned-frequency", *LANGUAGE_EXPERIMENTS, "source-code")
+FULL_FREQUENCY = CanonicalSchedule()
+QUICK_FREQUENCY = CanonicalSchedule(steps=4, batch_size=8, warmup_steps=1, validation_samples=64, log_every=2)
 
 
 def run_experiment(
@@ -73,7 +42,7 @@ def run_experiment(
     *,
     languages: LanguageSchedule = FULL,
     code: CodeSchedule = FULL_CODE,
-    heads: CanonicalSchedule = FULL_HEADLINE,
+    heads: CanonicalSchedule = FULL_FREQUENCY,
     n_jobs: int = 1,
     command: str = "",
     show_progress: bool = False,
@@ -98,12 +67,12 @@ def run_experiment(
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"{name!r} is no experiment; there are {', '.join(EXPERIMENTS)}")
-    if name == "headline":
+    if name == "learned-frequency":
         settings = {**asdict(heads), "weights": "N(0, 1/d_model)"}
         folder = open_run_folder(output / "headline_runs", settings, command=command)
-        make = partial(headline, folder, heads)
+        make = partial(learned_frequency, folder, heads)
         seeds = list(SEEDS)
-    elif name == "code":
+    elif name == "source-code":
         settings = code.settings()
         folder = open_run_folder(output / "code_runs", settings, command=command)
         make = partial(code_experiment, folder, code)
@@ -119,35 +88,3 @@ def run_experiment(
         paths.append(output / f"{table_name}.parquet")
         write_table(named(table, _TABLES[table_name]), paths[-1])
     return paths
-
-
-def main(
-    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(EXPERIMENTS)}.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs and tables.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke preset: seconds, and no evidence.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 1,
-) -> None:
-    """Run an experiment on learnable rotary positions, or finish one that was interrupted."""
-    command = " ".join([f"python -m {_MODULE}", name, *(["--quick"] if quick else [])])
-    try:
-        paths = run_experiment(
-            name,
-            output,
-            languages=QUICK if quick else FULL,
-            code=QUICK_CODE if quick else FULL_CODE,
-            heads=QUICK_HEADLINE if quick else FULL_HEADLINE,
-            n_jobs=jobs,
-            command=command,
-            show_progress=sys.stderr.isatty(),
-        )
-    except (TlspectralError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    for path in paths:
-        table = read_table(path)
-        typer.echo(f"{path}: {len(table)} rows")
-        if len(table) <= _SHOWN:
-            typer.echo(table.round(4).to_string(index=False))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from tlspectral.rotary import times_phase
 from tlspectral.spectral_rope import SpectralRoPE
 
 SPECTRAL_PARAMETERS = ("omega", "gain", "phase")
@@ -291,4 +292,4 @@ def _rotated(
     """Each pair of columns (t, t + d_head/2) turned by position * theta_t."""
     real, imag = x.chunk(2, dim=-1)  # batch pos heads pairs
     cos, sin = cos[:, None], sin[:, None]  # pos 1 pairs
-    return torch.cat((real * cos - imag * sin, imag * cos + real * sin), dim=-1)
+    return torch.cat(times_phase(real, imag, cos, sin), dim=-1)

@@ -13,10 +13,10 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
+from tlspectral.studies.bifocal.languages import stacked
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.bifocal.seed_intervals import intervals
-from tlspectral.studies.bifocal.table1 import stacked
 from tlspectral.studies.common.run_folder import RunFolder
 
 PAIR_SETS = ("all", "turning")
@@ -143,7 +143,7 @@ def phase_drift(trajectory: pd.DataFrame) -> pd.DataFrame:
 def resonance_experiment(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """Resonance and phase drift of the models of `table1`, and of two arms that start with BA's phase noise.
+    """Resonance and phase drift of the models of `languages`, and of two arms that start with BA's phase noise.
 
     The noisy arms run at the learning rate that was chosen for `full`.
 

@@ -3,9 +3,8 @@
 `python -m tlspectral.studies.fingerprint.packaged_models NAME` makes the packaged checkpoints with them.
 """
 
-from tlspectral.studies.common.evaluation import evaluate
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
-from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate
 from tlspectral.studies.common.trainer import TrainingRun, TrainingSettings, train
 
 __all__ = [

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from tlspectral.rotary import times_phase
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -135,7 +137,7 @@ class Attention(nn.Module):
         n = x.shape[-2]
         cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]  # pos pairs
         real, imag = (x[..., 0::2], x[..., 1::2]) if self.adjacent else x.chunk(2, dim=-1)  # batch heads pos pairs
-        turned = real * cos - imag * sin, imag * cos + real * sin  # batch heads pos pairs
+        turned = times_phase(real, imag, cos, sin)  # batch heads pos pairs
         return torch.stack(turned, dim=-1).flatten(-2) if self.adjacent else torch.cat(turned, dim=-1)
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from tlspectral.studies.common.columns import TRAIN_HISTORY
-from tlspectral.studies.common.evaluation import evaluate, token_losses
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
-from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask
+from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 from tlspectral.tables import named
 
 _TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import require_writable
+from tlspectral.cli.app import require_writable, write_figure
 
 app = typer.Typer()
 
@@ -31,7 +31,7 @@ def canonical(
         accuracy_against_position,
         query_key_paths,
     )
-    from tlspectral.tables import whole_file, write_table
+    from tlspectral.tables import write_table
 
     sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
     trajectories = query_key_trajectories(preset=preset)
@@ -47,8 +47,7 @@ def canonical(
         "trajectories": query_key_paths(trajectories),
     }
     for name, figure in figures.items():
-        with whole_file(output / f"{name}.png") as partial:
-            figure.savefig(partial, dpi=200)
+        write_figure(figure, output / f"{name}.png")
     groups = sweep.accuracy.groupby(["task", "n_frequencies", "angle"])["accuracy"]
     shown = groups.agg(lambda values: f"{values.mean():.3f} ({values.std():.3f})").unstack("angle")
     typer.echo(f"Accuracy by base angle (x pi/33): mean and, in brackets, standard deviation over {seeds} seeds")

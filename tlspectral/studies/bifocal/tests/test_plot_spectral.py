@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.studies.bifocal.figures.training import (
+from tlspectral.studies.bifocal.figures import (
     depth_manifold_plane,
     evolution,
     phase_evolution,
@@ -148,5 +148,7 @@ def test_a_table_without_rows_or_without_a_column_is_refused(draw, columns):
 )
 def test_references_without_a_column_are_refused(draw, columns, column):
     table = pd.DataFrame({name: [0] for name in columns.split()})
-    with pytest.raises(ValueError, match=f"table of references has no column {column}: give a table of .* table1"):
+    with pytest.raises(
+        ValueError, match=f"table of references has no column {column}: give a table of the experiment languages"
+    ):
         draw(table, REFERENCES.drop(columns=column))

@@ -11,8 +11,9 @@ from described import assert_described
 from spectral_arms import LANGUAGE, generator
 from typer.testing import CliRunner
 
+from tlspectral.cli import app
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.studies.bifocal import columns, experiments, language_runs
+from tlspectral.studies.bifocal import columns, experiments, language_runs, schedule
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modulo7
 from tlspectral.studies.bifocal.language_runs import LanguageRun
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
@@ -57,7 +58,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     output = tmp_path_factory.mktemp("finished")
-    experiments.run_experiment("table1", output, languages=TINY, command="once")
+    experiments.run_experiment("languages", output, languages=TINY, command="once")
     return output
 
 
@@ -65,7 +66,7 @@ def test_an_interrupted_experiment_ends_with_the_same_files(tmp_path, monkeypatc
     real, calls = language_runs.train_on_language, itertools.count()
     schedule = replace(TINY, plans=(MODULO_PLAN,), seeds=(0,))
     finished, tmp_path = tmp_path / "at_once", tmp_path / "continued"
-    experiments.run_experiment("table1", finished, languages=schedule, command="once")
+    experiments.run_experiment("languages", finished, languages=schedule, command="once")
 
     def interrupted(run, schedule):
         if next(calls) == 12:  # of 10 tuning runs and 5 that are reported
@@ -74,10 +75,10 @@ def test_an_interrupted_experiment_ends_with_the_same_files(tmp_path, monkeypatc
 
     monkeypatch.setattr(language_runs, "train_on_language", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        experiments.run_experiment("table1", tmp_path, languages=schedule, command="once")
+        experiments.run_experiment("languages", tmp_path, languages=schedule, command="once")
     assert len(list((tmp_path / "language_runs").glob("*.parquet"))) == 12
     monkeypatch.setattr(language_runs, "train_on_language", real)
-    experiments.run_experiment("table1", tmp_path, languages=schedule, command="once")
+    experiments.run_experiment("languages", tmp_path, languages=schedule, command="once")
     names = sorted(path.relative_to(finished) for path in finished.rglob("*") if path.is_file())
     assert names == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
     assert len(names) == 1 + 15 + 4
@@ -205,23 +206,24 @@ def test_the_full_schedule_is_as_documented():
 
 
 def test_the_command(tmp_path, monkeypatch):
-    import typer
-
-    app = typer.Typer()
-    app.command()(experiments.main)
-    monkeypatch.setattr(experiments, "QUICK", replace(TINY, plans=(MODULO_PLAN,), rates=(1e-3,), seeds=(0,)))
-    done = CliRunner().invoke(app, ["memorisation", "--quick", "-o", str(tmp_path)])
+    monkeypatch.setattr(schedule, "QUICK", replace(TINY, plans=(MODULO_PLAN,), rates=(1e-3,), seeds=(0,)))
+    done = CliRunner().invoke(app, ["study", "learn", "memorisation", "--quick", "-o", str(tmp_path)])
     assert done.exit_code == 0, done.output
     table = read_table(tmp_path / "memorisation.parquet")
     assert table["arm"].tolist() == list(ARMS)
-    assert table.attrs["command"] == "python -m tlspectral.studies.bifocal.experiments memorisation --quick"
-    refused = CliRunner().invoke(app, ["figure9", "-o", str(tmp_path)])
+    assert table.attrs["command"] == "tlspectral study learn memorisation --quick"
+    refused = CliRunner().invoke(app, ["study", "learn", "figure9", "-o", str(tmp_path)])
     assert refused.exit_code == 2
-    assert "is no experiment" in " ".join(refused.output.replace("│", " ").split())
+    assert "'figure9' is no experiment" in refused.output
+
+
+def test_the_help_of_the_command_names_every_experiment():
+    said = CliRunner().invoke(app, ["study", "learn", "--help"]).output
+    assert all(name in said for name in experiments.EXPERIMENTS)
 
 
 @pytest.mark.slow
 def test_processes_change_nothing(finished, tmp_path):
-    experiments.run_experiment("table1", tmp_path, languages=TINY, command="once", n_jobs=2)
+    experiments.run_experiment("languages", tmp_path, languages=TINY, command="once", n_jobs=2)
     for path in tmp_path.glob("language_runs/*"):
         assert path.read_bytes() == (finished / "language_runs" / path.name).read_bytes()

@@ -9,10 +9,9 @@ import pytest
 
 from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import LanguageRun, chosen_rates
+from tlspectral.studies.bifocal.languages import compared, differences_beyond, lock_in_step
 from tlspectral.studies.bifocal.schedule import FULL
 from tlspectral.studies.bifocal.seed_intervals import paired_differences, t_interval
-from tlspectral.studies.bifocal.structure_gap import differences_beyond
-from tlspectral.studies.bifocal.table1 import compared, lock_in_step
 
 
 def test_t_interval_by_hand():

@@ -24,7 +24,7 @@ from tlspectral.studies.common import (
     evaluate,
     train,
 )
-from tlspectral.studies.common.evaluation import follows_a_copy, token_losses
+from tlspectral.studies.common.random_map import follows_a_copy, token_losses
 from tlspectral.studies.fingerprint import packaged_models as package
 
 POSITIONS = ("rotary", "standard")

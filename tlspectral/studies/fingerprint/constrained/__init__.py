@@ -1,8 +1,8 @@
 """Constrained training: which spectral channels of the query-key operator a circuit needs while it forms.
 
 Two-layer attention-only models learn the random-map task freely, with a symmetric `M = W_Q W_K^T`, or without phase
-`Im(M_t)` ("Fingerprint, Not Blueprint", FP, section 10). `python -m
-tlspectral.studies.fingerprint.constrained -o FOLDER` trains the grid.
+`Im(M_t)` ("Fingerprint, Not Blueprint", FP, section 10). `tlspectral study constrained -o FOLDER`
+trains the grid.
 """
 
 from tlspectral.studies.fingerprint.constrained.cell import CellRun, train_cell

@@ -1,7 +1,6 @@
 """Columns of the tables of constrained training: evaluations, heads, kernels, formation, contrasts, rerouting.
 
-FP is Li, "Fingerprint, Not Blueprint" (2026), section 10. `python -m
-tlspectral.studies.fingerprint.constrained -o FOLDER` writes all of them.
+FP is Li, "Fingerprint, Not Blueprint" (2026), section 10. `tlspectral study constrained -o FOLDER` writes all of them.
 """
 
 from tlspectral.tables.column import Column, Table
@@ -101,7 +100,7 @@ _REROUTING = (
 
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _GRID = "`tlspectral.studies.fingerprint.constrained.constrained_grid`; "
-_WRITES = "`python -m tlspectral.studies.fingerprint.constrained -o FOLDER` writes "
+_WRITES = "`tlspectral study constrained -o FOLDER` writes "
 
 GRID = {
     name: Table(f"constrained_grid.{name}", f"{_GRID}{_WRITES}{name}.parquet{also}", columns)

@@ -9,6 +9,7 @@ import pandas as pd
 from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.formation import CRITERIA
+from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 
@@ -71,7 +72,7 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
     for criterion in CRITERIA:
         family = [_row(formation, contrast, criterion) for contrast in contrasts]
         proper = benjamini_hochberg(np.array([row["pvalue"] for row in family])).q
-        papers = benjamini_hochberg(np.array([row["pvalue_paper"] for row in family])).q_paper
+        papers = q_without_minimum(np.array([row["pvalue_paper"] for row in family]))
         for row, q, q_paper in zip(family, proper, papers, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
             rows.append({**row, "verdict": _verdict(row)})
@@ -118,9 +119,9 @@ def _row(formation: pd.DataFrame, contrast: Contrast, criterion: str) -> dict[st
         row[f"n_{name}"], row[f"not_formed_{name}"] = len(runs), int(np.isnan(formed).sum())
         row[f"mean_{name}"], row[f"sd_{name}"] = float(steps[name].mean()), float(steps[name].std(ddof=1))
     test = mann_whitney(steps["slower"], steps["faster"], alternative="greater")
-    measured = ("statistic", "pvalue", "pvalue_paper", "rank_biserial", "hodges_lehmann")
-    ratio = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
-    return {**row, "ratio": ratio, **{name: getattr(test, name) for name in measured}}
+    row["pvalue_paper"] = mann_whitney_pvalue(steps["slower"], steps["faster"], "greater")
+    row["ratio"] = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
+    return row | {name: getattr(test, name) for name in ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")}
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from tlspectral.rotary import RotaryGeometry, pair_columns, phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
-from tlspectral.studies.common.evaluation import induction_attention, previous_token_attention, token_losses
 from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer, TransformerConfig
-from tlspectral.studies.common.random_map import RandomMapBatch
+from tlspectral.studies.common.random_map import (
+    RandomMapBatch,
+    induction_attention,
+    previous_token_attention,
+    token_losses,
+)
 from tlspectral.studies.common.trainer import Penalty
 
 KERNEL_OFFSETS = range(-8, 1)

@@ -1,6 +1,7 @@
 """FP section 7 and Table 3: how much of D_head's association goes with the RoPE phase."""
 
 from tlspectral.stats import attenuation, partial_spearman, spearman_table
+from tlspectral.studies.fingerprint.printed_pvalues import partial_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 
 _TABLE, _SECTION = "FP, Table 3", "FP, section 7"
@@ -52,7 +53,7 @@ def llama_residual(tables: PublishedTables) -> list[Claim]:
             _TABLE,
             what.format("p of the partial correlation"),
             "0.84",
-            hybrid.pvalue_paper,
+            partial_pvalue(hybrid),
             remark=freedom.format(hybrid.pvalue),
         ),
         Claim("table3/llama-3-8b/rank_after", _TABLE, what.format("rank-based partial"), "+0.075", rank.statistic),
@@ -61,7 +62,7 @@ def llama_residual(tables: PublishedTables) -> list[Claim]:
             _TABLE,
             what.format("p of the rank-based partial"),
             "0.016",
-            rank.pvalue_paper,
+            partial_pvalue(rank),
             remark=freedom.format(rank.pvalue),
         ),
     ]

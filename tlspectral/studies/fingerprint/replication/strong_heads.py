@@ -3,6 +3,7 @@
 import pandas as pd
 
 from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
+from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.studies.fingerprint.replication.positional_schemes import scheme
 from tlspectral.tables.published import PUBLISHED_HEADS
@@ -107,7 +108,9 @@ def classes(tables: PublishedTables) -> list[Claim]:
         row = f"section6/class/{name}/{threshold}"
         claims.append(Claim(row, _WHERE, what, text, found.statistic, remark=f"{found.n_class} heads"))
         if threshold == 0.2 and name in significant:
-            claims.append(Claim(f"{row}/p", _WHERE, f"{what}, p", significant[name], found.pvalue_paper))
+            claims.append(
+                Claim(f"{row}/p", _WHERE, f"{what}, p", significant[name], class_pvalue(tables.heads[name], threshold))
+            )
     return claims
 
 

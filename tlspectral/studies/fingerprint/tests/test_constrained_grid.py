@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import typer
 from constrained_preset import TINY
 from described import assert_described
 from typer.testing import CliRunner
 
+from tlspectral.cli import app
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.studies.fingerprint.constrained import (
     ARMS,
@@ -19,7 +19,6 @@ from tlspectral.studies.fingerprint.constrained import (
     symmetric_penalty,
     train_cell,
 )
-from tlspectral.studies.fingerprint.constrained import __main__ as command
 from tlspectral.tables import read_table
 
 TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
@@ -132,17 +131,13 @@ def test_a_dask_cluster_gives_the_same_tables(tiny_grid, tmp_path):
 
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "quick", TINY)
-    app = typer.Typer()
-    app.command()(command.main)
-    done = CliRunner().invoke(app, ["-o", str(tmp_path), "--arms", "ape_free, ape_sym", "--seeds", "2"])
+    command = ["study", "constrained", "-o", str(tmp_path)]
+    done = CliRunner().invoke(app, [*command, "--arms", "ape_free, ape_sym", "--seeds", "2"])
     assert done.exit_code == 0, done.output
     assert "evaluations.parquet: 16 rows" in done.output.replace("\n", "")
     assert "falsified" in done.output
-    assert (
-        read_table(tmp_path / "table4.parquet")
-        .attrs["command"]
-        .endswith("--preset quick --arms ape_free, ape_sym --seeds 2")
-    )
-    wrong = CliRunner().invoke(app, ["-o", str(tmp_path), "--arms", "ape_fre"])
+    written = read_table(tmp_path / "table4.parquet").attrs["command"]
+    assert written == "tlspectral study constrained --preset quick --arms ape_free, ape_sym --seeds 2"
+    wrong = CliRunner().invoke(app, [*command, "--arms", "ape_fre"])
     assert wrong.exit_code == 2
     assert "is no arm" in wrong.output

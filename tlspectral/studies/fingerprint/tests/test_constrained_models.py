@@ -19,7 +19,7 @@ from tlspectral.studies.common import (
     TransformerConfig,
     train,
 )
-from tlspectral.studies.common.evaluation import evaluate, token_losses
+from tlspectral.studies.common.random_map import evaluate, token_losses
 from tlspectral.studies.common.trainer import held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.measures import (

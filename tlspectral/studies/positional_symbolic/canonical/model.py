@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from tlspectral.rotary import times_phase
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 
 
@@ -113,7 +114,7 @@ class CanonicalHeads(nn.Module):
         """Scores of the last position with every key, the query turned by the distance to it."""
         cos, sin = self._rotation()  # runs 1 keys pairs
         real, imag = q[:, :, None, 0::2], q[:, :, None, 1::2]  # runs batch 1 pairs
-        turned_real, turned_imag = real * cos - imag * sin, real * sin + imag * cos  # runs batch keys pairs
+        turned_real, turned_imag = times_phase(real, imag, cos, sin)  # runs batch keys pairs
         return (turned_real * k[..., 0::2] + turned_imag * k[..., 1::2]).sum(-1)
 
     def _rotation(self) -> tuple[Float[Tensor, "runs 1 keys pairs"], Float[Tensor, "runs 1 keys pairs"]]:

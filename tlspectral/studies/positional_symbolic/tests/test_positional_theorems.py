@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from tlspectral.positional.exclusion import exclusion_split
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
-from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
-from tlspectral.studies.positional_symbolic.mlp_counterexample import (
+from tlspectral.studies.positional_symbolic.exact_heads import (
     COUNTEREXAMPLE_TASK,
+    ExactHead,
     counterexample_answer,
     counterexample_head,
+    mixed_head,
+    positional_head,
+    symbolic_head,
 )
 from tlspectral.studies.positional_symbolic.peak_weights import positional_peak_weight, symbolic_peak_weight
 

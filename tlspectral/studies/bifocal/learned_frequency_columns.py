@@ -1,7 +1,7 @@
-"""Columns of the tables of the headline experiment: one head whose one rotary frequency is learned.
+"""Columns of the tables of one head whose one rotary frequency is learned.
 
 PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers"; BA is "Bifocal
-Attention". `python -m tlspectral.studies.bifocal.experiments headline -o FOLDER` writes them.
+Attention". `tlspectral study learn learned-frequency -o FOLDER` writes them.
 """
 
 from tlspectral.tables.column import Column, Table
@@ -48,12 +48,12 @@ _HEADLINE_SHARES = (
 
 def experiment_table(experiment: str, name: str, *columns: Column) -> Table:
     """A table that an experiment on learnable rotary positions writes."""
-    command = f"`python -m tlspectral.studies.bifocal.experiments {experiment} -o FOLDER`"
+    command = f"`tlspectral study learn {experiment} -o FOLDER`"
     return Table(f"experiments.{name}", f"{command} writes it as {name}.parquet", columns)
 
 
 TABLES = (
-    experiment_table("headline", "headline_runs", *_HEADLINE_RUNS),
-    experiment_table("headline", "headline_paths", _TASK, _START, SEED, STEP, _OMEGA),
-    experiment_table("headline", "headline_shares", *_HEADLINE_SHARES),
+    experiment_table("learned-frequency", "headline_runs", *_HEADLINE_RUNS),
+    experiment_table("learned-frequency", "headline_paths", _TASK, _START, SEED, STEP, _OMEGA),
+    experiment_table("learned-frequency", "headline_shares", *_HEADLINE_SHARES),
 )

@@ -1,4 +1,4 @@
-"""BA's Table 1 and Fig. 4: fresh held-out loss of five arms on three languages, loss per step, the lock-in step."""
+"""Five arms on three formal languages: BA's Table 1, Fig. 4 (loss per step, lock-in step) and structure gap (1.2)."""
 
 import pandas as pd
 
@@ -33,7 +33,7 @@ def lock_in_step(losses: pd.DataFrame, entropy_floor: float) -> int | None:
     return int(fell.iloc[0]) if len(fell) else None
 
 
-def table1(
+def arms_on_languages(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
     """Train every arm on every language and compare.
@@ -68,7 +68,7 @@ def memorisation(
 
     Returns:
         `memorisation`: `language, arm, seed, training_loss` (mean of the last 20 steps), `loss` and `accuracy` on fresh
-        sequences. `memorisation_losses`: as `losses` of `table1`.
+        sequences. `memorisation_losses`: as `losses` of `arms_on_languages`.
     """
     rate = sorted(schedule.rates)[len(schedule.rates) // 2]
     wanted = [
@@ -104,7 +104,7 @@ def held_out_table(runs: dict[LanguageRun, dict[str, pd.DataFrame]], schedule: L
 
 
 def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame:
-    """The summary of `table1` from its rows per run."""
+    """The table `table1` of `arms_on_languages` from its rows per run."""
     key = ["language", "arm"]
     grouped = measured.groupby(key, sort=False)
     table = grouped.agg(
@@ -140,3 +140,43 @@ def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.D
             table.insert(place, column, value)
         tables.append(table)
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
+
+
+def structure_gap(
+    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
+) -> dict[str, pd.DataFrame]:
+    """Accuracy of the models of `languages` by depth of the word and by length of the noise.
+
+    Dyck-3 is trained at depths 4 to 8 and tested up to 24; Bio-Rotation at 100 to 200 noise letters and up to 400.
+    Modulo-7 has no such size.
+
+    Returns:
+        `structure_gap_runs`: `language, arm, seed, size, loss, accuracy, tokens, trained` (whether training had the
+        size). `structure_gap`: the accuracy's mean over seeds with its 95 % t interval per `language, arm, size`.
+        `structure_gap_beyond`: per seed averaged over all sizes beyond training, then the paired difference of accuracy
+        to `standard`, `language, arm, mean, low, high, n`.
+
+    What it does not establish: why accuracy falls. Longer inputs are new positions, new distances and new depths alike.
+    """
+    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
+    table = stacked(runs, "by_size")
+    table["trained"] = False
+    for plan in schedule.plans:
+        rows = table["language"] == plan.language.name
+        table.loc[rows, "trained"] = table.loc[rows, "size"].between(*plan.language.sizes)
+    by = ["language", "arm", "size"]
+    return {
+        "structure_gap_runs": table,
+        "structure_gap": intervals(table, by, "accuracy").merge(table[[*by, "trained"]].drop_duplicates(), on=by),
+        "structure_gap_beyond": differences_beyond(table),
+    }
+
+
+def differences_beyond(runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy over all sizes beyond training, per seed, as `paired_differences` to `standard`.
+
+    Args:
+        runs: `structure_gap_runs` of `structure_gap`.
+    """
+    beyond = runs.loc[~runs["trained"]].groupby(["language", "arm", "seed"], sort=False)["accuracy"].mean()
+    return paired_differences(beyond.reset_index(), ["language"], "accuracy", reference=REFERENCE)

@@ -6,6 +6,7 @@ figure.
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
@@ -17,7 +18,7 @@ from tlspectral.plots.style import GREY, INK, PALE, colour_bar, dress, new_figur
 from tlspectral.tables.required import require
 
 _SPECTRAL = "an arm that has spectral parameters"
-_TABLE1 = "the experiment table1"
+_LANGUAGES = "the experiment languages"
 _ARM_COLOURS = {
     "standard": INK,
     "omega": "#c8102e",
@@ -182,7 +183,7 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
     """Loss per step of every arm, mean over seeds, with entropy floor and chance; one panel per language (BA, Fig. 4).
 
     Args:
-        losses: columns `language, arm, seed, step, loss`, of the experiment `table1`.
+        losses: columns `language, arm, seed, step, loss`, of the experiment `languages`.
         references: `language, entropy_floor, chance_loss` in nats per scored token, as in its table `table1`.
         window: steps that are averaged, those before included.
 
@@ -192,8 +193,8 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
     Raises:
         ValueError: a column is missing, or a table has no rows.
     """
-    require(losses, ("language", "seed", "step", "loss"), _TABLE1, name="table of losses")
-    require(references, ("language", "entropy_floor", "chance_loss"), _TABLE1, name="table of references")
+    require(losses, ("language", "seed", "step", "loss"), _LANGUAGES, name="table of losses")
+    require(references, ("language", "entropy_floor", "chance_loss"), _LANGUAGES, name="table of references")
     languages = list(losses["language"].unique())
     figure = new_figure(4.0 * len(languages) + 0.4, 3.4)
     for axes, language in zip(figure.subplots(1, len(languages), squeeze=False)[0], languages, strict=True):
@@ -227,8 +228,8 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
     Raises:
         ValueError: a column is missing, or a table has no rows.
     """
-    require(table, ("language", "size", "mean", "low", "high", "trained"), "the experiment structure_gap")
-    require(references, ("language", "chance_accuracy"), _TABLE1, name="table of references")
+    require(table, ("language", "size", "mean", "low", "high", "trained"), "the experiment structure-gap")
+    require(references, ("language", "chance_accuracy"), _LANGUAGES, name="table of references")
     languages = list(table["language"].unique())
     figure = new_figure(4.4 * len(languages) + 0.4, 3.4)
     axis_names = {"dyck3": "depth", "bio_rotation": "noise letters"}
@@ -272,3 +273,58 @@ def _by_arm(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _legend(axes: Axes) -> None:
     if any(label for label in axes.get_legend_handles_labels()[1]):
         axes.legend(frameon=False, fontsize=7, labelcolor=INK)
+
+
+_TITLES = {"retrieval": "retrieval: no rotation", "index": "index: one lap over the places"}
+_WANTED = {"retrieval": (-0.05, 0.05), "index": (1.8, 2.1)}
+
+
+def frequency_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
+    """Omega over the steps of every run, coloured by where it started; runs that learned poorly are dashed.
+
+    Args:
+        paths: `task, start, seed, step, omega`, in units of pi/33, as `headline_paths` of the experiment.
+        runs: `task, start, seed, success`, as its `headline_runs`.
+
+    Returns:
+        A figure outside pyplot, one panel per task. The band is what counts as success; -Omega is drawn as Omega, as
+        one is the conjugate of the other.
+
+    Raises:
+        ValueError: a table without rows, or a missing column.
+    """
+    for name, table, columns in (
+        ("paths", paths, ("task", "start", "seed", "step", "omega")),
+        ("runs", runs, ("task", "start", "seed", "success")),
+    ):
+        require(table, columns, "the experiment learned-frequency", name=f"table of {name}")
+    tasks = [task for task in _TITLES if task in set(paths["task"])]
+    starts = sorted(paths["start"].unique())
+    colours = dict(zip(starts, colormaps["viridis"](np.linspace(0.0, 0.88, len(starts))), strict=True))
+    succeeded = runs.set_index(["task", "start", "seed"])["success"].astype(bool)
+    figure = new_figure(4.4 * len(tasks) + 0.6, 3.6)
+    all_axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axes, task in zip(all_axes, tasks, strict=True):
+        low, high = _WANTED[task]
+        axes.axhspan(low, high, color=PALE, linewidth=0, zorder=0)
+        for key, path in paths[paths["task"] == task].groupby(["start", "seed"]):
+            assert isinstance(key, tuple)
+            start, seed = key
+            good = bool(succeeded[(task, start, seed)])
+            axes.plot(
+                np.asarray(path["step"]),
+                np.abs(np.asarray(path["omega"])),
+                color=colours[start],
+                linewidth=0.9 if good else 1.4,
+                linestyle="-" if good else (0, (4, 1.5)),
+                alpha=0.75 if good else 1.0,
+            )
+        of_task = runs[runs["task"] == task]["success"].astype(bool)
+        axes.set_title(f"{_TITLES[task]} ({int(of_task.sum())} of {len(of_task)} runs)", fontsize=10, color=INK)
+        axes.set_xlabel("step")
+        dress(axes)
+    all_axes[0].set_ylabel(r"$|\Omega|$, in units of $\pi/33$ per token")
+    handles = [all_axes[0].plot([], [], color=colours[start], label=f"{start:g}")[0] for start in starts]
+    handles.append(all_axes[0].plot([], [], color=GREY, linestyle=(0, (4, 1.5)), label="learned poorly")[0])
+    figure.legend(handles=handles, title="start", loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK)
+    return figure

@@ -41,7 +41,7 @@ def folded(omega: Float64[np.ndarray, "runs"]) -> Float64[np.ndarray, "runs"]:
     return np.minimum(rest, _TURN - rest)
 
 
-def headline(
+def learned_frequency(
     folder: RunFolder,
     schedule: CanonicalSchedule,
     *,
@@ -106,7 +106,7 @@ def _stack(name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalS
 
 
 def _judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """With `folded`, and `success` by the rules of `headline`."""
+    """With `folded`, and `success` by the rules of `learned_frequency`."""
     at = folded(np.asarray(runs["learned"], dtype=float))
     low = (at < _RETRIEVAL_WITHIN) & (np.asarray(runs["accuracy"]) > _RETRIEVAL_ACCURACY)
     lap = (at >= _INDEX_FROM) & (at <= _INDEX_TO)

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
-from tlspectral.studies.bifocal.experiments import QUICK_HEADLINE, run_experiment
-from tlspectral.studies.bifocal.figures.headline import headline_paths
-from tlspectral.studies.bifocal.headline import _judged, folded
+from tlspectral.studies.bifocal.experiments import QUICK_FREQUENCY, run_experiment
+from tlspectral.studies.bifocal.figures import frequency_paths
+from tlspectral.studies.bifocal.learned_frequency import _judged, folded
 from tlspectral.studies.bifocal.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalRun,
@@ -34,8 +34,8 @@ UNIT = math.pi / 33
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The tables of a short run, and the folder."""
-    folder = tmp_path_factory.mktemp("headline")
-    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="once")
+    folder = tmp_path_factory.mktemp("learned_frequency")
+    run_experiment("learned-frequency", folder, heads=QUICK_FREQUENCY, command="once")
     names = ("headline_runs", "headline_paths", "headline_shares")
     return folder, *(read_table(folder / f"{name}.parquet") for name in names)
 
@@ -91,7 +91,7 @@ def test_every_start_and_seed_is_a_run_of_its_own(found):
     first = paths[paths["step"] == 0]
     # float32 parameters of at most 0.2 radians, in units of 0.095.
     np.testing.assert_allclose(first["omega"], first["start"], atol=1e-6)
-    last = paths[paths["step"] == QUICK_HEADLINE.steps].merge(runs, on=["task", "start", "seed"])
+    last = paths[paths["step"] == QUICK_FREQUENCY.steps].merge(runs, on=["task", "start", "seed"])
     assert (last["omega"] == last["learned"]).all()
     assert (last["omega"] != last["start"]).mean() > 0.9
 
@@ -100,11 +100,11 @@ def test_a_run_is_that_of_the_trainer(found):
     _, runs, _, _ = found
     task = CanonicalTask("index")
     trained = train_canonical(
-        task, [CanonicalRun((0.8 * angle_unit(task),), 3)], QUICK_HEADLINE, learn_frequencies=True
+        task, [CanonicalRun((0.8 * angle_unit(task),), 3)], QUICK_FREQUENCY, learn_frequencies=True
     )
     row = runs.query("task == 'index' and start == 0.8 and seed == 3").iloc[0]
     assert row["learned"] == trained.model.frequencies.item() / angle_unit(task)  # stacked or alone: to the bit
-    right = accuracy_by_position(trained.model, validation_prompts(task, QUICK_HEADLINE))
+    right = accuracy_by_position(trained.model, validation_prompts(task, QUICK_FREQUENCY))
     assert row["accuracy"] == right["correct"].sum() / right["n"].sum()
 
 
@@ -118,8 +118,8 @@ def test_shares_count_the_runs(found):
 
 def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     folder, runs, _, _ = found
-    monkeypatch.setattr("tlspectral.studies.bifocal.headline.train_canonical", None)
-    run_experiment("headline", folder, heads=QUICK_HEADLINE, command="twice")
+    monkeypatch.setattr("tlspectral.studies.bifocal.learned_frequency.train_canonical", None)
+    run_experiment("learned-frequency", folder, heads=QUICK_FREQUENCY, command="twice")
     again = read_table(folder / "headline_runs.parquet")
     for path in folder.glob("*.parquet"):
         assert_described(read_table(path))
@@ -133,7 +133,7 @@ def test_a_finished_run_is_not_trained_again(found, monkeypatch):
 def test_the_figure_draws_every_path(found):
     _, runs, paths, _ = found
     runs = runs.assign(success=np.arange(len(runs)) % 3 > 0)
-    figure = headline_paths(paths, runs)
+    figure = frequency_paths(paths, runs)
     for axes, task in zip(figure.axes, ("retrieval", "index"), strict=True):
         lines = [line for line in axes.lines if len(line.get_xdata())]
         of_task = paths[paths["task"] == task]
@@ -149,17 +149,17 @@ def test_the_figure_draws_every_path(found):
 def test_the_figure_refuses_what_it_cannot_draw(found):
     _, runs, paths, _ = found
     with pytest.raises(ValueError, match="table of paths has no column omega"):
-        headline_paths(paths.drop(columns="omega"), runs)
+        frequency_paths(paths.drop(columns="omega"), runs)
     with pytest.raises(ValueError, match="table of runs has no rows"):
-        headline_paths(paths, runs.iloc[:0])
+        frequency_paths(paths, runs.iloc[:0])
 
 
 def test_the_command_draws_what_is_there(found, tmp_path):
     folder, *_ = found
     done = CliRunner().invoke(app, ["study", "evolution", str(folder)])
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines() == [str(folder / "headline.png")]
-    assert (folder / "headline.png").stat().st_size > 10_000
+    assert done.stdout.splitlines() == [str(folder / "learned_frequency.png")]
+    assert (folder / "learned_frequency.png").stat().st_size > 10_000
     rows = pd.DataFrame({"language": "dyck3", "arm": "omega", "seed": [0, 0, 1, 1], "step": [0, 1, 0, 1]})
     (tmp_path / "some").mkdir()
     write_table(rows.assign(layer=0, head=0, frequency=0, omega=1.0), tmp_path / "some" / "trajectories.parquet")
@@ -175,4 +175,4 @@ def test_the_command_draws_what_is_there(found, tmp_path):
 
 def test_the_figure_belongs_to_no_window(found):
     _, runs, paths, _ = found
-    assert isinstance(headline_paths(paths, runs), Figure)
+    assert isinstance(frequency_paths(paths, runs), Figure)

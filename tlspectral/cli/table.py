@@ -1,0 +1,105 @@
+"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable, write_figure
+from tlspectral.cli.summary import head_table, summary
+
+
+@app.command(short_help="what stands out in a table")
+def show(
+    table: TableFile,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each list.")] = 5,
+) -> None:
+    """Print what stands out in a table of heads.
+
+    Example: tlspectral show heads.parquet --top 10
+    """
+    from tlspectral.tables import read_table
+
+    typer.echo(summary(head_table(read_table(table), table), top))
+
+
+@app.command(short_help="one page about a table, for a browser")
+def report(
+    table: TableFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")],
+    kernels: Annotated[
+        Path | None,
+        typer.Option(metavar="KERNELS", help="Parquet file of relative_position_kernel, of heads of the same model."),
+    ] = None,
+) -> None:
+    """Write one page about a table of heads, to open in a browser: it asks nothing of a network.
+
+    Example: tlspectral report heads.parquet -o report.html
+    """
+    require_writable(output)
+    from tlspectral.report import report as write_report
+    from tlspectral.tables import read_table
+
+    heads = head_table(read_table(table), table)
+    write_report(heads, output, kernels=None if kernels is None else read_table(kernels))
+    typer.echo(str(output))
+
+
+@app.command(short_help="dir_frac against D_head, with the null")
+def plane(
+    table: TableFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+    highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
+) -> None:
+    """Draw dir_frac against D_head with the null, the strongest previous-token heads ringed.
+
+    Example: tlspectral plane heads.parquet -o plane.png
+    """
+    from tlspectral.plots import content_direction_plane
+    from tlspectral.tables import read_table
+
+    write_figure(content_direction_plane(read_table(table), highlight_previous_token=highlight), output)
+    typer.echo(str(output))
+
+
+@app.command(short_help="the row of the paper's Tables 2 and 3, for a model")
+def statistics(
+    table: TableFile,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}"),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Previous-token heads, an odd number.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of resamples, placebos and perturbations.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The table, as parquet.")
+    ] = None,
+) -> None:
+    """Print the row that Tables 2 and 3 of "Fingerprint, Not Blueprint" would have for a model, with intervals.
+
+    Example: tlspectral statistics heads.parquet --model smollm2-135m
+    """
+    if output is not None:
+        require_writable(output)
+    from tlspectral.heads.model_statistics import another_model
+    from tlspectral.tables import read_table, write_table
+
+    heads = head_table(read_table(table), table)
+    loaded = None
+    if model is not None:
+        from tlspectral import load_model
+
+        loaded = load_model(model)
+    found = another_model(heads, model=loaded, k=top, seed=seed, show_progress=True)
+    shown = found.drop(columns=["function", "pvalue_of", "reason"]).round(3)
+    typer.echo(shown.to_string(index=False, na_rep=""))
+    typer.echo("")
+    for row in found.to_dict(orient="records"):
+        name = f"{row['statistic']} ({row['method']})"
+        if row["pvalue"] == row["pvalue"]:
+            typer.echo(f"p of {name}: {row['pvalue']:.4f}: {row['pvalue_of']}")
+        if row["reason"]:
+            typer.echo(f"{name}: {row['reason']}")
+    if output is not None:
+        write_table(found, output)
+        typer.echo(str(output))

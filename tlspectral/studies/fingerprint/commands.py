@@ -1,0 +1,186 @@
+"""Commands of the study of "Fingerprint, Not Blueprint": `replicate`, `schemes`, `constrained`, `formation`."""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tlspectral.cli.app import require_writable, write_figure
+from tlspectral.cli.summary import head_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+app = typer.Typer()
+
+_SHOWN = ("where", "what", "published", "ours", "why")
+_PUBLISHED = "published:"
+
+
+@app.command(short_help="published numbers, computed again")
+def replicate(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the table and the figures.")
+    ] = None,
+    grid: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE", help="formation.parquet of your own constrained grid, shown beside the published."
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also print the rows that were reproduced.")] = False,
+) -> None:
+    """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and say which differ and why.
+
+    Example: tlspectral study replicate -o out/replication
+    """
+    if output is not None:
+        require_writable(output / "replication.parquet")
+    from tlspectral.studies.fingerprint import replication
+    from tlspectral.tables import read_table, write_table
+
+    own = None if grid is None else replication.side_by_side(read_table(grid))
+    began = time.perf_counter()
+    table = replication.replicate()
+    seconds = time.perf_counter() - began
+    for verdict in (name for name in replication.VERDICTS if every or name != replication.VERDICTS[0]):
+        rows = table.loc[table["verdict"] == verdict]
+        typer.echo(f"{verdict}: {len(rows)}")
+        for where, what, published, ours, why in zip(*(rows[name] for name in _SHOWN), strict=True):
+            here = "" if math.isnan(ours) else f", here {ours:.4g}"
+            typer.echo(f"  {where}: {what}: printed {published}{here}" + (f"\n      {why}" if why else ""))
+        typer.echo("")
+    if own is not None:
+        typer.echo(
+            "Formation in steps, over runs that formed: published, and your grid by the loss and by both criteria"
+        )
+        typer.echo(own.round(2).to_string(index=False) + "\n")
+    typer.echo(_counts(table, seconds))
+    if output is not None:
+        from tlspectral.studies.fingerprint.figures.replication import published_figures
+        from tlspectral.tables import whole_file
+
+        write_table(table, output / "replication.parquet")
+        with whole_file(output / "replication.md") as partial:
+            partial.write_text(replication.markdown(table), encoding="utf-8")
+        for name, figure in published_figures().items():
+            write_figure(figure, output / f"{name}.png")
+        typer.echo(str(output))
+
+
+def _counts(table: "pd.DataFrame", seconds: float) -> str:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in table.attrs["verdicts"].items())
+    return f"{len(table)} published numbers in {seconds:.0f} s: {counts}"
+
+
+@app.command(short_help="previous-token heads of several models side by side")
+def schemes(
+    tables: Annotated[
+        list[str],
+        typer.Argument(metavar="TABLE...", help="Tables of heads, or published ones such as published:gpt2."),
+    ],
+    top: Annotated[int, typer.Option(min=1, help="Previous-token heads per model.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")
+    ] = None,
+) -> None:
+    """Compare where the strongest previous-token heads of models stand by D_head, with rotary positions and without.
+
+    Example: tlspectral study schemes heads.parquet published:gpt2 published:pythia-410m -o compare.png
+    """
+    if output is not None:
+        require_writable(output)
+    from tlspectral.studies.fingerprint.replication import scheme_contrast
+
+    contrast = scheme_contrast(_named(tables), k=top)
+    shown = contrast.models.sort_values("percentile", kind="stable", ascending=False)
+    typer.echo(f"Percentile of D_head within the model, median of the top {top} previous-token heads")
+    typer.echo(shown.drop(columns="k").round(3).to_string(index=False))
+    test = contrast.test
+    if test is None:
+        only = contrast.models["scheme"].iloc[0]
+        typer.echo(f"All models are {only}: no test between rotary positions and others")
+    else:
+        apart = f"separated by {test.gap:.3f}" if test.separated else f"overlap by {-test.gap:.3f}"
+        typer.echo(
+            f"RoPE against the rest, {test.n} models: {apart}; exact permutation p = {test.pvalue:.3f}, one-sided, "
+            f"smallest possible {test.floor:.3f}"
+        )
+    if output is not None:
+        from tlspectral.studies.fingerprint.figures.replication import scheme_percentiles
+
+        write_figure(scheme_percentiles(contrast), output)
+        typer.echo(str(output))
+
+
+def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
+    """The tables by the name of their model; a name that comes twice is followed by the file's."""
+    from tlspectral.tables import read_table
+    from tlspectral.tables.published import published_heads
+
+    again = [given for place, given in enumerate(tables) if given in tables[:place]]
+    if again:
+        raise ValueError(f"{again[0]} is named twice, and would count as two models")
+    named: dict[str, pd.DataFrame] = {}
+    for given in tables:
+        if given.startswith(_PUBLISHED):
+            name, table = given, published_heads(given.removeprefix(_PUBLISHED))
+        else:
+            path = Path(given)
+            table = head_table(read_table(path), path)
+            name = str(table.attrs.get("model") or path.stem)
+            name = f"{name} ({given})" if name in named else name
+        named[name] = table
+    return named
+
+
+@app.command(short_help="train two-layer models with one spectral channel held down")
+def constrained(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed.")
+    ],
+    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
+    arms: Annotated[str | None, typer.Option(help="Arms, with commas between; none: all.")] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Seeds per arm.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
+) -> None:
+    """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
+
+    Example: tlspectral study constrained -o out/constrained --jobs 2
+    """
+    from tlspectral.studies.fingerprint.constrained import ARMS, constrained_grid
+
+    names = ",".join(ARMS) if arms is None else arms
+    tables = constrained_grid(
+        output,
+        preset,
+        arms=[name.strip() for name in names.split(",")],
+        seeds=seeds,
+        n_jobs=jobs,
+        command=f"tlspectral study constrained --preset {preset} --arms {names} --seeds {seeds}",
+        show_progress=sys.stderr.isatty(),
+    )
+    for name, table in tables.items():
+        typer.echo(f"{output / name}.parquet: {len(table)} rows")
+    for name in ("formation", "table4"):
+        typer.echo(tables[name].round(4).to_string(index=False))
+
+
+@app.command(short_help="figure of constrained training")
+def formation(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+) -> None:
+    """Draw what `tlspectral study constrained` found: curves, times, dissociation, kernels.
+
+    Example: tlspectral study formation out/constrained -o formation.png
+    """
+    from tlspectral.studies.fingerprint.figures import formation as draw
+    from tlspectral.tables import read_table
+
+    tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]
+    write_figure(draw(*tables), output)
+    typer.echo(str(output))
