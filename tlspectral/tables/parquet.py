@@ -30,10 +30,9 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
     metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
     holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name). pandas keeps `attrs` through
-    selections and drops them in many joins.
-    `pandas.read_parquet` reads the file as well. The file appears when it is complete: an error or an interrupt leaves
-    what was there. It carries checksums of its pages and, under `tlspectral_sha256`, one of itself, so that
-    `read_table` refuses a damaged file.
+    selections and drops them in many joins. `pandas.read_parquet` reads the file as well. The file appears when it is
+    complete: an error or an interrupt leaves what was there. It carries checksums of its pages and, under
+    `tlspectral_sha256`, one of itself, so that `read_table` refuses a damaged file.
 
     Args:
         df: table of any columns.
