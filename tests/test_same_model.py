@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from ablation_runs import shared
 from tlspectral.heads.placebo_attenuation import placebo_attenuation
 from typer.testing import CliRunner
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.ablation import ablation_sweep, summarize_sweep
