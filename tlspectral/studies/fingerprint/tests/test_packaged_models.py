@@ -68,7 +68,7 @@ def sequences(n_sequences=8, seed=0):
 
 @every_model
 def test_the_files_are_found_in_the_package_and_small(name):
-    folder = importlib.resources.files("tlspectral") / "models"
+    folder = importlib.resources.files("tlspectral") / "data" / "models"
     assert models_folder() == folder
     for ending in ("json", "safetensors"):
         size = len((folder / f"{name}.{ending}").read_bytes())
@@ -120,7 +120,10 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch, place):
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)
-    with pytest.raises(BadWeights, match=r"not the file that tiny-rope\.json describes.*tlspectral\.training\.package"):
+    with pytest.raises(
+        BadWeights,
+        match=r"not the file that tiny-rope\.json describes.*tlspectral\.studies\.fingerprint\.packaged_models",
+    ):
         read_packaged("tiny-rope", folder)
     monkeypatch.setattr("tlspectral.models.loading.packaged.models_folder", lambda: folder)
     with pytest.raises(BadWeights, match="install the package again"):
