@@ -298,7 +298,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "Error writing bytes to file")
 
     folder = open_pieces(tmp_path / "parts", {})
-    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*part0\.parquet'") as error:
         finished(parts_of(1), folder)
