@@ -1,6 +1,4 @@
-"""Models of the zoo as the tests of the attention view use them: fresh, or shared and left as they are."""
-
-import functools
+"""Models of the zoo as the tests of the attention view use them, fresh to be changed."""
 
 import pytest
 import torch
@@ -15,12 +13,6 @@ every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 
 def fresh(backend, name, **options):
     return getattr(zoo, backend)(name, **options)
-
-
-@functools.cache
-def shared(backend, name):
-    """A model that no test changes: that no reading changes it is what test_attention_unchanged.py proves."""
-    return fresh(backend, name)
 
 
 def poke(parameter, value):

@@ -33,12 +33,6 @@ every_model = pytest.mark.parametrize(("backend", "name"), list(model_cases()))
 modes = pytest.mark.parametrize("mode", ["prompt", "key"])
 
 
-@functools.cache
-def shared(backend, name):
-    """A model that no test changes."""
-    return getattr(zoo, backend)(name)
-
-
 def block_prompt(lengths=(3, 4, 2, 3, 2), prefix=3, suffix=3, seed=1):
     """A prompt of blocks, unequal unless asked for; behind the window of 8 lie the last two of them in part."""
     tokens = zoo.prompt(1, prefix + sum(lengths) + suffix, seed)[0]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from attention_models import LAYER_NORM, every_model, fresh, poke, shared
+from attention_models import LAYER_NORM, every_model, fresh, poke
+from zoo import shared
 
 from tlspectral.models.attention import attention_view
 

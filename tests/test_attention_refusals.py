@@ -3,8 +3,9 @@
 import pytest
 import torch
 import zoo
-from attention_models import fresh, poke, shared
+from attention_models import fresh, poke
 from torch import nn
+from zoo import shared
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view

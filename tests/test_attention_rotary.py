@@ -4,8 +4,9 @@ import pytest
 import torch
 import transformers
 import zoo
-from attention_models import BRIDGES, LAYER_NORM, every_model, fresh, shared
+from attention_models import BRIDGES, LAYER_NORM, every_model, fresh
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from zoo import shared
 
 from tlspectral.models.attention import attention_view
 

@@ -5,7 +5,8 @@ import contextlib
 import pytest
 import torch
 import zoo
-from attention_models import every_model, fresh, shared
+from attention_models import every_model, fresh
+from zoo import shared
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
-from attention_models import shared
+from zoo import shared
 
 from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
 

@@ -2,7 +2,7 @@
 
 import pytest
 import zoo
-from attention_models import shared
+from zoo import shared
 
 from tlspectral.detectors import detect_heads
 from tlspectral.models.attention import attention_view, stated_context

@@ -19,7 +19,7 @@ from packaging.version import Version
 import tlspectral
 
 PACKAGE = Path(tlspectral.__file__).parent
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if "tests" not in path.parts)
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "tests" not in path.relative_to(PACKAGE).parts)
 ENTRANCES = {"__init__", "__main__"}
 
 KNOW_TRANSFORMER_LENS = {"models", "spectral_rope", "studies"}
@@ -196,11 +196,11 @@ def test_dir_shows_the_public_names_and_nothing_else():
     assert dir(tlspectral) == tlspectral.__all__
 
 
-@pytest.mark.parametrize("name", ["errors", "plots", "positional", "spectral_rope", "stats", "tables"])
-def test_documented_submodules_are_attributes(name):
-    check = f"import tlspectral; print(tlspectral.{name}.__name__)"
+def test_documented_submodules_are_attributes():
+    names = ["errors", "tables", "stats", "plots", "positional", "spectral_rope"]
+    check = "import tlspectral\n" + "\n".join(f"print(tlspectral.{name}.__name__)" for name in names)
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"tlspectral.{name}"
+    assert done.stdout.split() == [f"tlspectral.{name}" for name in names]
 
 
 def test_an_unknown_public_name_is_an_attribute_error():

@@ -9,9 +9,9 @@ from positional_measurements import (
     differ,
     every_model,
     modes,
-    shared,
     tiny,
 )
+from zoo import shared
 
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import measure_queries

@@ -3,16 +3,9 @@
 import pandas as pd
 import pytest
 import torch
-from positional_measurements import (
-    BRIDGES,
-    WITHOUT_ROPE,
-    agreement_of_shared_prefill,
-    block_prompt,
-    differ,
-    measured,
-    shared,
-)
+from positional_measurements import BRIDGES, WITHOUT_ROPE, agreement_of_shared_prefill, block_prompt, differ, measured
 from reference_keys import KeysInPlaces
+from zoo import shared
 
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import measure_queries

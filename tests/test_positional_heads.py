@@ -6,7 +6,8 @@ import json
 import pandas as pd
 import pytest
 import torch
-from positional_measurements import block_prompt, measured, modes, shared, tiny
+from positional_measurements import block_prompt, measured, modes, tiny
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.positional import BlockPrompt

@@ -1,7 +1,7 @@
 """The two modes of `positional_symbolic`: where they agree, and where they must not."""
 
 import pytest
-from positional_measurements import LEARNED_POSITIONS, block_prompt, differ, every_model, measured, shared
+from positional_measurements import LEARNED_POSITIONS, block_prompt, differ, every_model, measured
 
 
 @every_model

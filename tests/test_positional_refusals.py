@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 import zoo
-from positional_measurements import WITHOUT_ROPE, block_prompt, measured, modes, shared
+from positional_measurements import WITHOUT_ROPE, block_prompt, measured, modes
+from zoo import shared
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view

@@ -7,7 +7,8 @@ import pytest
 import torch
 import zoo
 from described import assert_described
-from positional_measurements import SCORES, block_prompt, differ, measured, modes, shared
+from positional_measurements import SCORES, block_prompt, differ, measured, modes
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks import ablate

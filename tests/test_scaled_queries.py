@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from attention_models import shared
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view

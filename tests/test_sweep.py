@@ -50,15 +50,19 @@ def parts_of(name):
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
-    """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone)."""
+    """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone).
+
+    Each part is compared at one head of every layer, another head for each part.
+    """
     monkeypatch.setattr(scoring, "_CPU_TOKENS", 2 * 21)
     model, tokens = shared(backend, name), drawn()
     intact = induction_loss(model, tokens=tokens)
-    for part in parts_of(name):
+    n_heads = attention_view(model).n_heads(0)
+    for number, part in enumerate(parts_of(name)):
         table = sweep(model, part, tokens=tokens)
         assert list(table) == COLUMNS
-        assert len(table) == attention_view(model).n_layers * attention_view(model).n_heads(0)
-        for row in table.itertuples():
+        assert len(table) == attention_view(model).n_layers * n_heads
+        for row in table[table["head"] == number % n_heads].itertuples():
             with ablate(model, [(row.layer, row.head)], part):
                 ablated = induction_loss(model, tokens=tokens)
             effect = paired_effect(ablated, intact)
