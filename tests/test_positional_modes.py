@@ -2,6 +2,7 @@
 
 import pytest
 from positional_measurements import LEARNED_POSITIONS, block_prompt, differ, every_model, measured
+from zoo import shared
 
 
 @every_model
