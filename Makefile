@@ -4,13 +4,17 @@
 PYTHON ?= python3
 TL4 := 4.3.0
 
+# Tests run on all cores, one process per core, each file's tests in one process: what a file builds it builds once.
+# `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
+PARALLEL := --numprocesses logical --dist loadfile
+
 # What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
-# operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`.
-LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files checkpoint_resume cli cli_positional cli_replicate \
-	column_dictionary_tables constrained_cells constrained_contrasts constrained_formation constrained_grid \
-	constrained_presets constrained_rerouting dynamics html_summary loading_gguf nulls packaged_models placebos plot_* \
-	plots positional_table positional_traces replication report required_tables spectra_* spectral_files stats_* summary \
-	tables))
+# operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
+# name that no file has.
+LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files checkpoint_resume cli cli_positional history \
+	html_summary loading_gguf nulls placebos plot_* plots positional_table positional_traces published report \
+	required_tables spectra_* spectral_files stats_* summary table_texts tables work)) \
+	$(addprefix tlspectral/studies/,fingerprint/tests */tests/test_plot_*.py)
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 test-lowest wheel docs lint format clean
+.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 test-lowest coverage wheel docs lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,19 +48,22 @@ spectral-demo: .venv/base ## train heads with a learnable rotary frequency on tw
 	.venv/bin/tlspectral study evolution out/spectral-demo
 
 test: .venv/test ## all tests not marked slow
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
-	.venv/bin/python -m pytest -m slow $(ARGS)
+	.venv/bin/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
 notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
-	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 notebooks/*.ipynb $(ARGS)
+	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
 test-tl4: .venv-tl4/test ## the tests not marked slow, on TransformerLens 4
-	.venv-tl4/bin/python -m pytest $(ARGS)
+	.venv-tl4/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
-	.venv-lowest/bin/python -m pytest $(LOWEST) $(ARGS)
+	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST) $(ARGS)
+
+coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
+	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)
 
 wheel: .venv/build ## build sdist and wheel, look into them, install the wheel elsewhere and run it
 	rm -rf dist build/wheel
@@ -79,7 +86,7 @@ format: .venv/lint ## rewrite the code as ruff would have it
 	.venv/bin/ruff format .
 
 clean: ## remove the environments and everything made by running things
-	rm -rf .venv .venv-tl4 .venv-lowest out build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tl4 .venv-lowest out build dist .pytest_cache .ruff_cache .hypothesis .coverage
 	find tlspectral tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The files below are empty: their age says when that part of an environment was installed.
@@ -100,6 +107,10 @@ clean: ## remove the environments and everything made by running things
 
 .venv/docs: .venv/base
 	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[docs]'
+	@touch $@
+
+.venv/coverage: .venv/test
+	@.venv/bin/python $(INSTALL) constraints.txt pytest-cov
 	@touch $@
 
 .venv/build: .venv/base

@@ -1,10 +1,14 @@
-"""Settings of every test: nothing asks a model hub, and torch uses one thread, the faster choice on tiny matrices."""
+"""Settings of every test: nothing asks a model hub, torch uses one thread, and hypothesis sets no time limits.
+
+One thread is the faster choice on tiny matrices, and several test processes share the cores.
+"""
 
 import functools
 import os
 import shutil
 import socket
 
+import hypothesis
 import joblib
 import pytest
 import torch
@@ -13,7 +17,13 @@ import torch
 pytest.register_assert_rewrite("ablation_runs", "positional_measurements", "streamed_checkpoints")
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The variables are for the processes that tests start; this one has read them when torch was imported.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 torch.set_num_threads(1)
+
+# A time limit on an example fails on a busy machine, and where the first example imports a library.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture

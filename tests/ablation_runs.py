@@ -23,12 +23,6 @@ rotary_parts = ("rope_phase", "rotary_band")
 
 
 @functools.cache
-def shared(backend, name):
-    """A model that no test changes."""
-    return getattr(zoo, backend)(name)
-
-
-@functools.cache
 def intact(backend, name):
     """Logits of the shared model on the prompt, from a twin: this may be asked for inside an ablation."""
     return logits(getattr(zoo, backend)(name))

@@ -1,8 +1,7 @@
-"""Tables of positional and symbolic scores as their figures take them, and parts of a figure to read back."""
+"""Tables of positional and symbolic scores as their figures take them."""
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 N_LAYERS, N_HEADS, N_FREQUENCIES = 4, 3, 8
 
@@ -76,21 +75,6 @@ def joined() -> pd.DataFrame:
     table = head_scores()
     table[["rope_imag_frac", "D_head", "prev"]] = generator.random((len(table), 3))
     return table
-
-
-def part(within, gid: str) -> list:
-    return within.findobj(lambda artist: artist.get_gid() == gid)
-
-
-def offsets(within, gid: str) -> np.ndarray:
-    (found,) = part(within, gid)
-    return np.asarray(found.get_offsets())
-
-
-def said(figure: Figure) -> str:
-    """Notes and legend under the panels."""
-    texts = [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]
-    return "\n".join(texts)
 
 
 def of_head(table: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from described import assert_described
+from zoo import shared
 
 from tlspectral.ablation import band_effects, induction_loss
 from tlspectral.ablation.bands import BANDS, equal_sets
@@ -22,17 +23,12 @@ MODELS = ("llama", "mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: del
 
 
 @functools.cache
-def built(name):
-    return zoo.bridge(name)
-
-
-@functools.cache
 def drawn(name):
-    return repeated_sequences(attention_view(built(name)), 4, 9, seed=1)
+    return repeated_sequences(attention_view(shared("bridge", name)), 4, 9, seed=1)
 
 
 def thirds(name, layer):
-    theta = attention_view(built(name)).rotary(layer).theta
+    theta = attention_view(shared("bridge", name)).rotary(layer).theta
     return [part.tolist() for part in torch.tensor_split(theta.argsort(descending=True, stable=True), 3)]
 
 
@@ -55,7 +51,7 @@ def measured_rms(model, tokens, layer, head, pairs):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_band_is_one_ablated_forward(name):
-    model, tokens = built(name), drawn(name)
+    model, tokens = shared("bridge", name), drawn(name)
     table = effects(model, [(1, 2), (0, 1)], tokens=tokens, draws=1)
     intact = induction_loss(model, tokens=tokens)
     assert list(table["band"]) == list(BANDS) * 2
@@ -93,7 +89,9 @@ def test_random_sets_weigh_what_the_band_weighs_and_are_other_sets():
 def test_where_no_set_weighs_the_same_there_is_none():
     products = np.diag([1.0, 4.0, 16.0])
     assert equal_sets(products, np.array([False, True, False]), 3, np.random.default_rng(0)) == []
-    table = effects(built("llama"), [(0, 0), (1, 3)], tokens=drawn("llama"), draws=40)  # six pairs: few sets fit
+    table = effects(
+        shared("bridge", "llama"), [(0, 0), (1, 3)], tokens=drawn("llama"), draws=40
+    )  # six pairs: few sets fit
     for row in table.itertuples():
         if row.random_draws == 0:
             assert np.isnan([row.random_delta, row.random_score_rms, row.random_overlap]).all()
@@ -107,7 +105,7 @@ def test_where_no_set_weighs_the_same_there_is_none():
 
 def test_random_losses_are_those_of_the_sets(monkeypatch):
     """The one set that is handed out is dropped in a whole forward as well."""
-    model, tokens = built("llama"), drawn("llama")
+    model, tokens = shared("bridge", "llama"), drawn("llama")
     mask = np.array([True, False, False, True, False, False])
     monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
     table = effects(model, [(1, 0)], tokens=tokens)
@@ -127,7 +125,7 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
 
 
 def test_the_model_is_left_as_it_was_and_the_seed_decides():
-    model, tokens = built("llama"), drawn("llama")
+    model, tokens = shared("bridge", "llama"), drawn("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first, second = (effects(model, [(0, 0)], tokens=tokens, draws=2, seed=3) for _ in range(2))
     assert first.equals(second)
@@ -139,6 +137,6 @@ def test_refusals_say_what_was_found():
     with pytest.raises(UnsupportedArchitecture, match="layer 1: no rotary positions"):
         effects(zoo.bridge("gpt2"), [(1, 0)])
     with pytest.raises(BadHead):
-        effects(built("llama"), [(0, 99)])
+        effects(shared("bridge", "llama"), [(0, 99)])
     with pytest.raises(ValueError, match="same segment"):
-        effects(built("llama"), [(0, 0)], tokens=torch.zeros(2, 4, dtype=torch.long))
+        effects(shared("bridge", "llama"), [(0, 0)], tokens=torch.zeros(2, 4, dtype=torch.long))

@@ -1,6 +1,5 @@
 """Detector scores: the sequences as specified, the scores against kept patterns, and nothing left behind."""
 
-import functools
 import gc
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import scipy.stats
 import torch
 import zoo
 from described import assert_described
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral import detectors
@@ -26,11 +26,6 @@ MODELS += [("hooked", "gpt2"), ("hooked", "llama")] if zoo.HAS_HOOKED else []
 SMALL = {"n_sequences": 7, "segment_length": 10}
 SCORES = ["prev", "dup", "ind"]
 ERRORS = ["prev_se", "dup_se", "ind_se"]
-
-
-@functools.cache
-def built(backend, name):
-    return getattr(zoo, backend)(name)
 
 
 def pattern_name(layer):
@@ -91,7 +86,7 @@ def assert_unchanged(model, before):
 
 
 def drawn(view=None, **arguments):
-    view = view or attention_view(built("bridge", "llama"))
+    view = view or attention_view(shared("bridge", "llama"))
     return repeated_sequences(view, **{**SMALL, **arguments})
 
 
@@ -124,7 +119,7 @@ def test_the_draw_leaves_the_global_generator_alone():
     ("asked", "context", "expected"), [(64, 128, 63), (64, 129, 64), (64, 500, 64), (64, 10, 4), (2, 128, 2)]
 )
 def test_a_segment_is_as_long_as_asked_or_as_fits(asked, context, expected):
-    view = replace(attention_view(built("bridge", "llama")), n_ctx=context)
+    view = replace(attention_view(shared("bridge", "llama")), n_ctx=context)
     tokens = drawn(view, segment_length=asked)
     assert tokens.shape[1] == 1 + 2 * expected <= context
 
@@ -140,12 +135,12 @@ def test_a_segment_is_as_long_as_asked_or_as_fits(asked, context, expected):
     ],
 )
 def test_the_opening_token_is_bos_else_eos_else_0(ids, opening):
-    tokens = drawn(with_tokenizer(attention_view(built("bridge", "llama")), **ids))
+    tokens = drawn(with_tokenizer(attention_view(shared("bridge", "llama")), **ids))
     assert (tokens[:, 0] == opening).all()
 
 
 def test_the_whole_vocabulary_is_drawn_unless_special_ids_are_left_out():
-    view = with_tokenizer(attention_view(built("bridge", "llama")), bos_token_id=1, all_special_ids=[0, 1, 2, 50, 500])
+    view = with_tokenizer(attention_view(shared("bridge", "llama")), bos_token_id=1, all_special_ids=[0, 1, 2, 50, 500])
     everything = drawn(view, n_sequences=400)[:, 1:]
     assert set(everything.flatten().tolist()) == set(range(zoo.VOCABULARY))
     kept = drawn(view, n_sequences=400, exclude_special=True)
@@ -155,7 +150,7 @@ def test_the_whole_vocabulary_is_drawn_unless_special_ids_are_left_out():
 
 @pytest.mark.parametrize("vocabulary", [10, 63])
 def test_a_small_vocabulary_is_permuted(vocabulary):
-    view = replace(with_tokenizer(attention_view(built("bridge", "llama")), bos_token_id=3), d_vocab=vocabulary)
+    view = replace(with_tokenizer(attention_view(shared("bridge", "llama")), bos_token_id=3), d_vocab=vocabulary)
     tokens = drawn(view, n_sequences=200, segment_length=63)
     length = min(63, vocabulary - 1)
     assert tokens.shape == (200, 1 + 2 * length)
@@ -169,7 +164,7 @@ def test_a_small_vocabulary_is_permuted(vocabulary):
 
 
 def test_from_64_tokens_on_a_segment_may_repeat_a_token():
-    view = replace(attention_view(built("bridge", "llama")), d_vocab=64)
+    view = replace(attention_view(shared("bridge", "llama")), d_vocab=64)
     expected = torch.randint(0, 64, (50, 10), generator=torch.Generator().manual_seed(0))
     tokens = drawn(view, n_sequences=50)
     assert torch.equal(tokens[:, 1:11], expected)
@@ -177,7 +172,7 @@ def test_from_64_tokens_on_a_segment_may_repeat_a_token():
 
 
 def test_detect_heads_runs_on_these_sequences():
-    model = built("bridge", "llama")
+    model = shared("bridge", "llama")
     found = tls.detect_heads(model, **SMALL, seed=3)
     given = tls.detect_heads(model, tokens=drawn(seed=3))
     pd.testing.assert_frame_equal(found, given, check_exact=True)
@@ -186,7 +181,7 @@ def test_detect_heads_runs_on_these_sequences():
 
 
 def test_the_table_says_how_it_was_made():
-    table = tls.detect_heads(built("bridge", "llama"), **SMALL, seed=3)
+    table = tls.detect_heads(shared("bridge", "llama"), **SMALL, seed=3)
     assert_described(table)
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
@@ -206,7 +201,7 @@ def test_the_table_says_how_it_was_made():
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_scores_and_errors_are_those_of_the_kept_patterns(backend, name):
-    model, tokens = built(backend, name), drawn()
+    model, tokens = shared(backend, name), drawn()
     found = tls.detect_heads(model, tokens=tokens)
     expected = plain_scores(kept_patterns(model, tokens), 10)
     # Measured: 4e-17 on scores of 0.05 (the patterns are the same bits); one query more or less moves them by 1e-3.
@@ -221,7 +216,7 @@ def test_scores_and_errors_are_those_of_the_kept_patterns(backend, name):
 
 def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
     monkeypatch.setattr(detectors, "BATCH", 3)  # so that parity has to be counted across batches
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     table = tls.detect_heads(model, tokens=tokens)
     patterns = kept_patterns(model, tokens)
     first = np.stack([p[:, :, np.arange(2, 11), np.arange(1, 10)].mean(-1) for p in patterns])
@@ -241,7 +236,7 @@ def test_equal_scores_have_no_reliability():
 
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_the_size_of_batches_does_not_matter(monkeypatch, batch):
-    model = built("bridge", "gpt2")
+    model = shared("bridge", "gpt2")
     monkeypatch.setattr(detectors, "BATCH", 4)
     expected = tls.detect_heads(model, **SMALL)
     monkeypatch.setattr(detectors, "BATCH", batch)
@@ -252,7 +247,7 @@ def test_the_size_of_batches_does_not_matter(monkeypatch, batch):
 @pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 @pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
 def test_both_backends_agree(name):
-    bridge, hooked = (tls.detect_heads(built(backend, name), **SMALL) for backend in BACKENDS)
+    bridge, hooked = (tls.detect_heads(shared(backend, name), **SMALL) for backend in BACKENDS)
     # Measured: at most 3e-8 (mistral), float32 forwards of differently processed weights; a neighbouring key's mass
     # differs by 1e-3 and more.
     pd.testing.assert_frame_equal(bridge, hooked, rtol=0, atol=1e-6)
@@ -273,7 +268,7 @@ def attends_to(back):
 @pytest.mark.parametrize(("score", "back"), [("prev", 1), ("dup", 10), ("ind", 9), (None, 2)])
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_a_head_made_by_a_users_hook_has_its_known_scores(backend, name, score, back):
-    model = built(backend, name)
+    model = shared(backend, name)
     with model.hooks(fwd_hooks=[(pattern_name(1), attends_to(back))]):
         table = tls.detect_heads(model, **SMALL)
     made = table[table["layer"] == 1]
@@ -291,7 +286,7 @@ def test_chance_is_what_uniform_attention_scores(length):
         made = torch.ones_like(pattern).tril()
         return made / made.sum(-1, keepdim=True)
 
-    model = built("bridge", "llama")
+    model = shared("bridge", "llama")
     with model.hooks(fwd_hooks=[(pattern_name(0), uniform)]):
         table = tls.detect_heads(model, n_sequences=2, segment_length=length)
     # Measured: 1e-9, 1/p in float32; a query more or less moves the mean by 1 % of it.
@@ -320,7 +315,7 @@ def test_a_run_stops_before_the_last_mlp_and_the_unembedding(backend, name):
 def test_patterns_are_let_go_as_they_pass(monkeypatch, backend, name):
     """At any pattern, no pattern of another layer or batch is alive, whatever the number of sequences."""
     monkeypatch.setattr(detectors, "BATCH", 3)
-    model = built(backend, name)
+    model = shared(backend, name)
     held = []
 
     def count(pattern, hook):
@@ -383,9 +378,9 @@ def test_an_interrupt_leaves_no_hooks(backend):
 
 
 def test_the_bar_is_silent_unless_asked_for(capfd):
-    tls.detect_heads(built("bridge", "llama"), **SMALL)
+    tls.detect_heads(shared("bridge", "llama"), **SMALL)
     assert capfd.readouterr() == ("", "")
-    tls.detect_heads(built("bridge", "llama"), **SMALL, show_progress=True)
+    tls.detect_heads(shared("bridge", "llama"), **SMALL, show_progress=True)
     assert "detectors" in capfd.readouterr().err
 
 
@@ -409,11 +404,11 @@ def one_segment(*segment):
 )
 def test_tokens_that_do_not_repeat_are_refused(tokens):
     with pytest.raises(ValueError, match=r"at least two sequences \[BOS, r, r\].*found shape"):
-        tls.detect_heads(built("bridge", "llama"), tokens=tokens)
+        tls.detect_heads(shared("bridge", "llama"), tokens=tokens)
 
 
 def test_tokens_that_repeat_are_taken():
-    table = tls.detect_heads(built("bridge", "llama"), tokens=one_segment(5, 6, 7))
+    table = tls.detect_heads(shared("bridge", "llama"), tokens=one_segment(5, 6, 7))
     assert table.attrs["segment_length"] == 3
     assert table.attrs["n_sequences"] == 2
 
@@ -428,7 +423,7 @@ def test_tokens_that_repeat_are_taken():
     ],
 )
 def test_draws_without_room_are_refused(changes, arguments, said):
-    view = replace(attention_view(built("bridge", "llama")), **changes)
+    view = replace(attention_view(shared("bridge", "llama")), **changes)
     with pytest.raises(ValueError, match=f"two sequences and segments of two tokens.*{said}"):
         drawn(view, **arguments)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tlspectral.positional.exclusion import exclusion_split, exclusion_split_factored
 
-invariant = settings(max_examples=60, deadline=None, derandomize=True)
+invariant = settings(max_examples=60, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 9)
 

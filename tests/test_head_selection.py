@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from ablation_runs import shared
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead

@@ -402,7 +402,7 @@ def test_pairs_are_checked():
             head_history([(0, native())], pairs=[pair], **QUICK)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(st.integers(0, 2**31))
 def test_the_seed_reaches_the_sequences(seed):
     model = native()

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from ablation_runs import NO_ROPE, intact, logits, rotary_layers, rotary_parts, shared
+from ablation_runs import NO_ROPE, intact, logits, rotary_layers, rotary_parts
+from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate, ablation, ablation_hooks

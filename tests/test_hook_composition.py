@@ -5,18 +5,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 import zoo
-from ablation_runs import (
-    SCORES,
-    a_part,
-    allowed_keys,
-    heads_first,
-    intact,
-    logits,
-    observed,
-    recorded,
-    shared,
-    some_models,
-)
+from ablation_runs import SCORES, a_part, allowed_keys, heads_first, intact, logits, observed, recorded, some_models
+from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.attention import attention_view

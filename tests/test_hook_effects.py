@@ -19,9 +19,9 @@ from ablation_runs import (
     recording,
     rotary_layers,
     rotary_parts,
-    shared,
     skip_without_rope,
 )
+from zoo import shared
 
 from tlspectral.hooks import PARTS, ablate
 from tlspectral.models.attention import attention_view

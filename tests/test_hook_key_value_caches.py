@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import a_part, logits, shared
+from ablation_runs import a_part, logits
+from zoo import shared
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate

@@ -13,9 +13,9 @@ from ablation_runs import (
     observed,
     recorded,
     rotary_parts,
-    shared,
     skip_without_rope,
 )
+from zoo import shared
 
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view

@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, a_part, every_model, in_dtype, logits, observed, rotary_layers, shared
+from ablation_runs import DELEGATED, a_part, every_model, in_dtype, logits, observed, rotary_layers
+from zoo import shared
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate

@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import assert_same_state, logits, shared, some_models, state_of
+from ablation_runs import assert_same_state, logits, some_models, state_of
+from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from zoo import shared
 
 import tlspectral.ablation.scoring as scoring
 from tlspectral.ablation import (
@@ -33,11 +34,6 @@ SMALL = {"n_sequences": 7, "segment_length": 10}
 
 
 @functools.cache
-def built(backend, name):
-    return getattr(zoo, backend)(name)
-
-
-@functools.cache
 def with_tokenizer():
     model = zoo.bridge("llama")
     model.tokenizer = zoo._tokenizer()
@@ -57,7 +53,7 @@ def plain_losses(model, tokens, first):
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_it_is_the_loss_of_the_second_copy(backend, name):
-    model = built(backend, name)
+    model = shared(backend, name)
     tokens = repeated_sequences(attention_view(model), 7, 10, seed=0)
     found = induction_loss(model, **SMALL)
     # Measured: 4e-7, float32 log-softmax; a position more or less moves a loss by 0.1.
@@ -70,7 +66,7 @@ def test_it_is_the_loss_of_the_second_copy(backend, name):
 def test_targets_are_the_last_tokens_of_the_copy():
     """L-1 targets, the second to the last token of the copy: a model that knows them alone has no loss."""
     tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
-    view = attention_view(built("bridge", "llama"))
+    view = attention_view(shared("bridge", "llama"))
     task = scoring.induction_sequences(view, tokens, n_sequences=1, segment_length=4, seed=0)
     assert tokens[0, task.scored].tolist() == [5, 6, 7]
     logits = torch.full((1, 3, 10), -100.0)
@@ -80,7 +76,7 @@ def test_targets_are_the_last_tokens_of_the_copy():
 
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "opt")])
 def test_an_active_ablation_and_a_users_hook_act(backend, name):
-    model = built(backend, name)
+    model = shared(backend, name)
     intact = induction_loss(model, **SMALL)
     with ablate(model, [(1, 2)], "output"):
         ablated = induction_loss(model, **SMALL)
@@ -94,7 +90,7 @@ def test_an_active_ablation_and_a_users_hook_act(backend, name):
 
 @pytest.mark.parametrize("budget", [50, 64, 10**6])
 def test_the_size_of_batches_does_not_matter(monkeypatch, budget):
-    model = built("bridge", "gpt2")
+    model = shared("bridge", "gpt2")
     expected = induction_loss(model, **SMALL).per_sequence
     monkeypatch.setattr(scoring, "_CPU_TOKENS", budget)
     # Measured: 2e-7, another order of float32 sums.
@@ -104,7 +100,7 @@ def test_the_size_of_batches_does_not_matter(monkeypatch, budget):
 def test_logits_do_not_pile_up(monkeypatch):
     """Scored positions alone are unembedded, and a batch's logits are gone when the next batch's come."""
     monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21)
-    model, seen = built("bridge", "llama"), []
+    model, seen = shared("bridge", "llama"), []
 
     def count(logits, hook):
         size = logits.untyped_storage().nbytes()
@@ -129,7 +125,7 @@ def test_half_precision_is_scored_in_single():
 
 def test_tokens_that_do_not_repeat_are_refused():
     with pytest.raises(ValueError, match=r"\[BOS, r, r\].*found shape \(2, 21\)"):
-        induction_loss(built("bridge", "llama"), tokens=zoo.prompt(2, 21))
+        induction_loss(shared("bridge", "llama"), tokens=zoo.prompt(2, 21))
 
 
 # --- the language loss ---
@@ -137,7 +133,7 @@ def test_tokens_that_do_not_repeat_are_refused():
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_every_position_predicts_the_next_token(backend, name):
-    model, tokens = built(backend, name), zoo.prompt(5, 23)
+    model, tokens = shared(backend, name), zoo.prompt(5, 23)
     found = language_loss(model, tokens)
     np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 0), rtol=0, atol=1e-5)
 
@@ -190,7 +186,7 @@ def test_a_single_word_names_a_data_set(monkeypatch):
 )
 def test_what_cannot_be_scored_is_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        language_loss(built("bridge", "llama"), given)
+        language_loss(shared("bridge", "llama"), given)
 
 
 # --- paired effects ---

@@ -1,13 +1,12 @@
 """Operators of heads: thin factors against dense matrices, on every backend, read only when asked for."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view, view
@@ -18,15 +17,10 @@ MODELS = [("bridge", name) for name in zoo.ARCHITECTURES]
 MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 some_models = pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3", "gptj", "bloom"])
-invariant = settings(max_examples=30, deadline=None, derandomize=True)
+invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 # (d_model, d_head): narrow, joint space fills the stream, head wider than the stream.
 shapes = st.sampled_from([(20, 4), (12, 8), (6, 8)])
-
-
-@functools.cache
-def shared(backend, name):
-    return getattr(zoo, backend)(name)
 
 
 def operators(name, backend="bridge"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from ablation_runs import shared
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss

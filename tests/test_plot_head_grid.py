@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import part
 
 from tlspectral.plots import head_grid
 
@@ -17,12 +18,8 @@ def table() -> pd.DataFrame:
     return frame.sample(frac=1.0, random_state=1)
 
 
-def parts(figure, gid):
-    return figure.findobj(lambda artist: artist.get_gid() == gid)
-
-
 def drawn(figure):
-    (mesh,) = parts(figure, "heads")
+    (mesh,) = part(figure, "heads")
     return np.ma.filled(mesh.get_array().astype(float), np.nan)
 
 
@@ -37,26 +34,26 @@ def test_every_head_has_its_number_in_its_place():
 def test_the_null_stands_on_the_colour_bar_and_in_words():
     heads = table()
     figure = head_grid(heads)
-    (line,) = parts(figure, "null mean")
+    (line,) = part(figure, "null mean")
     centre = heads["D_head_null_mean"].median()
     assert line.get_ydata() == pytest.approx([centre] * 2)
-    (band,) = parts(figure, "null band")
+    (band,) = part(figure, "null band")
     assert (band.get_y(), band.get_height()) == pytest.approx((centre - 0.04, 0.08))
     assert f"{centre:.3g} ± 0.04" in figure.legends[0].get_title().get_text()
-    (zero,) = parts(head_grid(heads, "D_head_z"), "null mean")
+    (zero,) = part(head_grid(heads, "D_head_z"), "null mean")
     assert list(zero.get_ydata()) == [0, 0]
 
 
 def test_without_a_null_there_is_no_mark():
     figure = head_grid(table().drop(columns="D_head_null_std"))
-    assert parts(figure, "null mean") == []
+    assert part(figure, "null mean") == []
     assert figure.legends == []
 
 
 def test_a_column_around_zero_has_zero_in_the_middle_of_its_colours():
-    (mesh,) = parts(head_grid(table(), "D_head_z"), "heads")
+    (mesh,) = part(head_grid(table(), "D_head_z"), "heads")
     assert mesh.norm.vmin == -mesh.norm.vmax
-    (mesh,) = parts(head_grid(table(), "D_head"), "heads")
+    (mesh,) = part(head_grid(table(), "D_head"), "heads")
     assert mesh.norm.vmin > 0
 
 
@@ -64,7 +61,7 @@ def test_what_is_not_computed_is_hatched_and_counted_and_what_is_missing_stays_w
     heads = table().sort_values(["layer", "head"], ignore_index=True)
     heads.loc[5, "D_head"] = np.nan
     figure = head_grid(heads.drop(index=7))
-    (hatched,) = parts(figure, "not computed")
+    (hatched,) = part(figure, "not computed")
     assert hatched.get_xy() == (0.5, 0.5)
     assert figure.legends[0].get_texts()[0].get_text() == "not computed: 1"
     assert np.isnan(drawn(figure)[[1, 3], 1]).all()

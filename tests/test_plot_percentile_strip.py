@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import offsets, part
 
 from tlspectral.plots import percentile_strip
 from tlspectral.plots.percentile_strip import _random_medians
@@ -18,17 +19,12 @@ def table(seed: int = 0, count: int = 12) -> pd.DataFrame:
     return frame
 
 
-def parts(figure, gid):
-    return figure.findobj(lambda artist: artist.get_gid() == gid)
-
-
 def test_the_strongest_heads_stand_at_their_ranks():
     heads = table()
     figure = percentile_strip(heads, detector="ind", top=3)
-    (dots,) = parts(figure, "heads of model-0")
     expected = (heads["D_head"].rank() / 12)[heads["ind"].nlargest(3).index]
-    assert np.asarray(dots.get_offsets())[:, 0] == pytest.approx(expected.to_numpy())
-    (median,) = parts(figure, "median of model-0")
+    assert offsets(figure, "heads of model-0")[:, 0] == pytest.approx(expected.to_numpy())
+    (median,) = part(figure, "median of model-0")
     assert median.get_xdata() == pytest.approx([expected.median()] * 2)
 
 
@@ -36,8 +32,7 @@ def test_every_model_has_a_strip_of_its_own_in_the_given_order():
     figure = percentile_strip({"one": table(1), "two": table(2, 20)}, top=2)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["one\n12 heads", "two\n20 heads"]
-    (one,), (two,) = parts(figure, "heads of one"), parts(figure, "heads of two")
-    assert one.get_offsets()[0, 1] > two.get_offsets()[0, 1]
+    assert offsets(figure, "heads of one")[0, 1] > offsets(figure, "heads of two")[0, 1]
 
 
 @pytest.mark.parametrize(("n", "k"), [(9, 3), (8, 4), (10, 1), (5, 5), (6, 6), (40, 1), (12, 2), (14, 5)])

@@ -5,9 +5,10 @@ import io
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import offsets, part, said
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
-from positional_tables import N_FREQUENCIES, N_HEADS, N_LAYERS, norms, of_head, offsets, part, per_frequency, said
+from positional_tables import N_FREQUENCIES, N_HEADS, N_LAYERS, norms, of_head, per_frequency
 
 from tlspectral import plots
 

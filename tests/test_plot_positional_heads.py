@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import offsets, part, said
 from matplotlib.collections import QuadMesh
-from positional_tables import N_HEADS, N_LAYERS, by_query, head_scores, joined, offsets, part, said
+from positional_tables import N_HEADS, N_LAYERS, by_query, head_scores, joined
 
 from tlspectral import plots
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from figure_parts import offsets, part, said
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from positional_tables import N_LAYERS, by_query, head_scores, offsets, part, said
+from positional_tables import N_LAYERS, by_query, head_scores
 
 from tlspectral import plots
 
@@ -46,13 +47,13 @@ def test_errors_of_a_profile_are_drawn_where_it_has_them():
     assert part(plots.positional_symbolic_plane(head_scores()), "standard errors") == []
 
 
-@pytest.mark.parametrize("how", ["names", "pairs", "table", "mixed"])
+@pytest.mark.parametrize("how", ["names and pairs", "table"])
 def test_heads_are_named_on_request(how):
     table = head_scores()
     chosen = table.nlargest(2, "s_sym")
     pairs = list(zip(chosen["layer"].tolist(), chosen["head"].tolist(), strict=True))
     names = [f"L{layer}H{head}" for layer, head in pairs]
-    highlight = {"names": names, "pairs": pairs, "table": chosen, "mixed": [names[0], pairs[1]]}[how]
+    highlight = chosen if how == "table" else [names[0], pairs[1]]
     figure = plots.positional_symbolic_plane(table, highlight=highlight)
     labels = part(figure, "named head")
     assert {label.get_text() for label in labels} == set(names)

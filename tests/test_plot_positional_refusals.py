@@ -3,19 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from positional_tables import (
-    N_FREQUENCIES,
-    by_query,
-    head_scores,
-    joined,
-    norms,
-    offsets,
-    part,
-    per_frequency,
-    projections,
-    said,
-    traces,
-)
+from figure_parts import offsets, part, said
+from positional_tables import N_FREQUENCIES, by_query, head_scores, joined, norms, per_frequency, projections, traces
 
 from tlspectral import plots
 

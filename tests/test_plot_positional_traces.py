@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import offsets, part
 from matplotlib.colors import to_hex
-from positional_tables import offsets, part, projections, traces
+from positional_tables import projections, traces
 
 from tlspectral import plots
 

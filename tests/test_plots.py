@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
+from figure_parts import offsets, part, said
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
@@ -37,22 +37,8 @@ def heads(layers: int = 4, per_layer: int = 6) -> pd.DataFrame:
     return frame
 
 
-def part(figure: Figure, gid: str) -> list:
-    return figure.findobj(lambda artist: artist.get_gid() == gid)
-
-
-def offsets(figure: Figure, gid: str) -> np.ndarray:
-    (found,) = part(figure, gid)
-    assert isinstance(found, PathCollection)
-    return np.asarray(found.get_offsets())
-
-
 def names(figure: Figure) -> list[str]:
     return [label.get_text() for label in part(figure, "previous-token head")]
-
-
-def legend_texts(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
 def test_every_head_is_a_point_coloured_by_its_layer():
@@ -79,7 +65,7 @@ def test_the_nulls_stand_at_the_medians_of_the_table():
     low, high = part(figure, "D_head null band")[0].get_y(), part(figure, "D_head null band")[0].get_height()
     assert len(band) > 0
     assert (low, low + high) == pytest.approx((centre - 2 * deviation, centre + 2 * deviation))
-    assert any(f"{centre:.3f}" in text and "2 sd" in text for text in legend_texts(figure))
+    assert any(f"{centre:.3f}" in line and "2 sd" in line for line in said(figure).splitlines())
 
 
 def test_the_strongest_previous_token_heads_are_ringed_and_named():
@@ -88,7 +74,7 @@ def test_the_strongest_previous_token_heads_are_ringed_and_named():
     figure = content_direction_plane(table, highlight_previous_token=3)
     np.testing.assert_array_equal(offsets(figure, "previous-token heads"), strongest[["dir_frac", "D_head"]])
     assert names(figure) == list(strongest["name"])
-    assert any(text.startswith("3 strongest previous-token heads") for text in legend_texts(figure))
+    assert "3 strongest previous-token heads" in said(figure)
     (rings,) = part(figure, "previous-token heads")
     assert tuple(rings.get_edgecolors()[0]) == to_rgba("#c8102e")
 
@@ -128,9 +114,9 @@ def test_heads_without_a_number_are_left_out_and_said_so():
     figure = content_direction_plane(table, highlight_previous_token=2)
     assert len(offsets(figure, "heads")) == len(table) - 2
     assert table.loc[first, "name"] not in names(figure)
-    (said,) = [text for text in legend_texts(figure) if text.startswith("not drawn")]
-    assert "2 (" in said
-    assert table.loc[first, "name"] in said
+    (note,) = [line for line in said(figure).splitlines() if line.startswith("not drawn")]
+    assert "2 (" in note
+    assert table.loc[first, "name"] in note
 
 
 def test_a_table_without_null_or_names_is_drawn_without_them():

@@ -1,13 +1,12 @@
 """`relative_position_kernel`: scores by offset against kept scores, under masks and ablations."""
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import zoo
 from described import assert_described
+from zoo import shared
 
 from tlspectral.detectors import relative_position_kernel
 from tlspectral.errors import BadHead, UnsupportedArchitecture
@@ -21,11 +20,6 @@ MODELS = [
     for backend in BACKENDS
     if backend == "bridge" or name in zoo.HOOKED_ARCHITECTURES
 ]
-
-
-@functools.cache
-def built(backend, name):
-    return getattr(zoo, backend)(name)
 
 
 def plain_kernel(model, layer, head, tokens, farthest=20):
@@ -43,7 +37,7 @@ def plain_kernel(model, layer, head, tokens, farthest=20):
 
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_it_is_the_mean_of_the_kept_scores(backend, name):
-    model, tokens = built(backend, name), zoo.prompt(3, 24)
+    model, tokens = shared(backend, name), zoo.prompt(3, 24)
     found = relative_position_kernel(model, [(1, 2), (0, 1)], tokens)
     assert_described(found)
     assert list(found) == ["layer", "head", "offset", "score"]
@@ -57,7 +51,7 @@ def test_it_is_the_mean_of_the_kept_scores(backend, name):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_active_ablation_shows(backend):
-    model, tokens = built(backend, "llama"), zoo.prompt(3, 24)
+    model, tokens = shared(backend, "llama"), zoo.prompt(3, 24)
     intact = relative_position_kernel(model, [(0, 1), (0, 2)], tokens)
     with ablate(model, [(0, 1)], "rope_phase"):
         ablated = relative_position_kernel(model, [(0, 1), (0, 2)], tokens)
@@ -70,28 +64,28 @@ def test_an_active_ablation_shows(backend):
 
 
 def test_tokens_are_drawn_with_a_seed():
-    model = built("bridge", "llama")
+    model = shared("bridge", "llama")
     one, again = (relative_position_kernel(model, pd.DataFrame({"layer": [1], "head": [3]})) for _ in range(2))
     pd.testing.assert_frame_equal(one, again, check_exact=True)
     assert len(one) == 21
 
 
 def test_short_prompts_reach_less_far():
-    found = relative_position_kernel(built("bridge", "llama"), [(0, 0)], zoo.prompt(2, 5))
+    found = relative_position_kernel(shared("bridge", "llama"), [(0, 0)], zoo.prompt(2, 5))
     assert found["offset"].tolist() == [-4, -3, -2, -1, 0]
 
 
 def test_no_heads_is_an_empty_table():
-    assert_described(relative_position_kernel(built("bridge", "llama"), []))
+    assert_described(relative_position_kernel(shared("bridge", "llama"), []))
 
 
 @pytest.mark.parametrize("name", ["gptj", "opt"])
 def test_a_bridge_without_scores_is_refused(name):
-    assert attention_view(built("bridge", name)).delegates_attention(0)
+    assert attention_view(shared("bridge", name)).delegates_attention(0)
     with pytest.raises(UnsupportedArchitecture, match=r"layer 0: this bridge .* exposes no scores"):
-        relative_position_kernel(built("bridge", name), [(0, 0)])
+        relative_position_kernel(shared("bridge", name), [(0, 0)])
 
 
 def test_heads_that_do_not_exist_are_refused():
     with pytest.raises(BadHead, match="L7H0 does not exist"):
-        relative_position_kernel(built("bridge", "llama"), [(7, 0)])
+        relative_position_kernel(shared("bridge", "llama"), [(7, 0)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tlspectral as tls
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 
-invariant = settings(max_examples=60, deadline=None, derandomize=True)
+invariant = settings(max_examples=60, derandomize=True)
 lengths = st.lists(st.integers(1, 4), min_size=3, max_size=6)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tlspectral.positional.scores import block_means, score_correlation, swap_scores
 
-invariant = settings(max_examples=60, deadline=None, derandomize=True)
+invariant = settings(max_examples=60, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 taus = st.sampled_from([None, 1e-3, 0.3, 1e9])
 

@@ -25,7 +25,7 @@ from tlspectral.positional.averages import median_tests, over_draws, pearson_of_
 from tlspectral.positional.binding import BindingDraw, BindingTask
 from tlspectral.positional.experiment import planned_experiment
 
-invariant = settings(max_examples=60, deadline=None, derandomize=True)
+invariant = settings(max_examples=60, derandomize=True)
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 ERRORS = ["s_pos_se", "s_sym_se", "exclusion_index_se", "logit_std_se"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tlspectral.models.attention import QueryKeyNorm
@@ -17,7 +17,6 @@ def rms_norm(x, gain, eps):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
 
 
-@settings(deadline=None)  # the first call imports
 @given(heads=st.integers(1, 4), d_head=st.integers(1, 6), eps=st.sampled_from([1e-6, 0.5]), seed=st.integers(0, 99))
 def test_both_forms_are_what_the_modules_compute(heads, d_head, eps, seed):
     x, shared, own = drawn(2, 3, heads, d_head, seed=seed), drawn(d_head, seed=seed + 1), drawn(heads, d_head, seed=7)

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from ablation_runs import shared
 from typer.testing import CliRunner
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.ablation import ablation_sweep, summarize_sweep

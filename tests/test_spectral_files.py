@@ -1,6 +1,5 @@
 """Spectral parameters in a file: what was saved comes back, and a file that does not fit is refused by name."""
 
-import functools
 import json
 
 import pytest
@@ -8,15 +7,10 @@ import torch
 import zoo
 from safetensors import safe_open
 from safetensors.torch import load, save_file
+from zoo import shared
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.spectral_rope import load_spectral, save_spectral, to_spectral
-
-
-@functools.cache
-def base(backend, name):
-    """A model that no test changes."""
-    return getattr(zoo, backend)(name)
 
 
 def logits(model):
@@ -56,10 +50,10 @@ def rewritten(path, change):
 )
 def test_what_was_saved_comes_back(tmp_path, options):
     path = tmp_path / "spectral.safetensors"
-    spectral = moved(base("bridge", "llama"), **options)
+    spectral = moved(shared("bridge", "llama"), **options)
     save_spectral(spectral, path)
-    loaded = load_spectral(base("bridge", "llama"), path)
-    assert loaded.base is base("bridge", "llama")
+    loaded = load_spectral(shared("bridge", "llama"), path)
+    assert loaded.base is shared("bridge", "llama")
     assert torch.equal(logits(loaded), logits(spectral))
     own, found = (dict(model.spectral.named_parameters()) for model in (spectral, loaded))
     assert own.keys() == found.keys()
@@ -74,17 +68,17 @@ def test_what_was_saved_comes_back(tmp_path, options):
 @pytest.mark.parametrize("name", ["gemma3", "smollm3", "gptj"])
 def test_architectures_with_layers_of_their_own_come_back(tmp_path, name):
     path = tmp_path / "spectral.safetensors"
-    spectral = moved(base("bridge", name))
+    spectral = moved(shared("bridge", name))
     save_spectral(spectral, path)
-    assert torch.equal(logits(load_spectral(base("bridge", name), path)), logits(spectral))
+    assert torch.equal(logits(load_spectral(shared("bridge", name), path)), logits(spectral))
 
 
 @zoo.needs_hooked
 def test_a_file_serves_the_other_backend(tmp_path):
     path = tmp_path / "spectral.safetensors"
-    spectral = moved(base("bridge", "llama"))
+    spectral = moved(shared("bridge", "llama"))
     save_spectral(spectral, path)
-    loaded = load_spectral(base("hooked", "llama"), path)
+    loaded = load_spectral(shared("hooked", "llama"), path)
     found, expected = (logits(model).log_softmax(-1) for model in (loaded, spectral))
     # The backends differ by 1e-6 among themselves; the spectral part moves the log-probabilities by tenths.
     torch.testing.assert_close(found, expected, rtol=0, atol=3e-5)
@@ -92,7 +86,7 @@ def test_a_file_serves_the_other_backend(tmp_path):
 
 def test_the_file_says_what_is_in_it(tmp_path):
     path = tmp_path / "spectral.safetensors"
-    save_spectral(moved(base("bridge", "llama")), path)
+    save_spectral(moved(shared("bridge", "llama")), path)
     parts = ("log_omega_shift", "phase", "gain", "theta")
     assert sorted(load(path.read_bytes())) == sorted(f"{index}.{part}" for index in range(2) for part in parts)
     with safe_open(path, framework="pt") as file:
@@ -103,24 +97,24 @@ def test_the_file_says_what_is_in_it(tmp_path):
 
 def test_only_a_spectral_model_is_saved(tmp_path):
     with pytest.raises(TypeError, match="not a spectral model"):
-        save_spectral(base("bridge", "llama"), tmp_path / "spectral.safetensors")
+        save_spectral(shared("bridge", "llama"), tmp_path / "spectral.safetensors")
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        save_spectral(to_spectral(base("bridge", "llama")), tmp_path / "none" / "spectral.safetensors")
+        save_spectral(to_spectral(shared("bridge", "llama")), tmp_path / "none" / "spectral.safetensors")
 
 
 def test_a_missing_file_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        load_spectral(base("bridge", "llama"), tmp_path / "none.safetensors")
+        load_spectral(shared("bridge", "llama"), tmp_path / "none.safetensors")
 
 
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "spectral.safetensors"
     path.write_bytes(b"not safetensors at all")
     with pytest.raises(IncompatibleCheckpoint, match="not a safetensors file"):
-        load_spectral(base("bridge", "llama"), path)
+        load_spectral(shared("bridge", "llama"), path)
     save_file({"w": torch.zeros(1)}, path)
     with pytest.raises(IncompatibleCheckpoint, match="format None"):
-        load_spectral(base("bridge", "llama"), path)
+        load_spectral(shared("bridge", "llama"), path)
 
 
 def edit_omega(make):
@@ -190,10 +184,10 @@ def unknown_pair(tensors, record):
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, change, said):
     path = tmp_path / "spectral.safetensors"
-    save_spectral(to_spectral(base("bridge", "llama"), log_omega=False), path)
+    save_spectral(to_spectral(shared("bridge", "llama"), log_omega=False), path)
     rewritten(path, change)
     with pytest.raises(IncompatibleCheckpoint, match=said):
-        load_spectral(base("bridge", "llama"), path)
+        load_spectral(shared("bridge", "llama"), path)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +195,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path, change, said):
 )
 def test_a_file_of_another_model_is_refused(tmp_path, name, said):
     path = tmp_path / "spectral.safetensors"
-    save_spectral(to_spectral(base("bridge", "llama"), log_omega=False), path)
+    save_spectral(to_spectral(shared("bridge", "llama"), log_omega=False), path)
     with pytest.raises(IncompatibleCheckpoint, match=said):
-        load_spectral(base("bridge", name), path)
+        load_spectral(shared("bridge", name), path)

@@ -12,7 +12,7 @@ from statsmodels.stats.anova import anova_lm
 
 from tlspectral.stats import attenuation, intraclass_correlation, layer_bootstrap, partial_spearman
 
-invariant = settings(max_examples=20, deadline=None, derandomize=True)
+invariant = settings(max_examples=20, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 methods = pytest.mark.parametrize("method", ["hybrid", "rank"])
 

@@ -13,7 +13,7 @@ from statsmodels.stats.anova import anova_lm
 
 from tlspectral.stats import hypergeometric_overlap, nested_r_squared
 
-invariant = settings(max_examples=40, deadline=None, derandomize=True)
+invariant = settings(max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tlspectral.stats import triage
 
-invariant = settings(max_examples=40, deadline=None, derandomize=True)
+invariant = settings(max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import zoo
 from described import assert_described
+from zoo import shared
 
 import tlspectral.ablation.scoring as scoring
 import tlspectral.ablation.sweep as sweep_module
@@ -36,13 +37,8 @@ sweep = functools.partial(ablation_sweep, show_progress=False)
 
 
 @functools.cache
-def built(backend, name):
-    return getattr(zoo, backend)(name)
-
-
-@functools.cache
 def drawn(name="llama", count=5, length=10):
-    return repeated_sequences(attention_view(built("bridge", name)), count, length, seed=1)
+    return repeated_sequences(attention_view(shared("bridge", name)), count, length, seed=1)
 
 
 def parts_of(name):
@@ -56,7 +52,7 @@ def parts_of(name):
 def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
     """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone)."""
     monkeypatch.setattr(scoring, "_CPU_TOKENS", 2 * 21)
-    model, tokens = built(backend, name), drawn()
+    model, tokens = shared(backend, name), drawn()
     intact = induction_loss(model, tokens=tokens)
     for part in parts_of(name):
         table = sweep(model, part, tokens=tokens)
@@ -76,7 +72,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_a_replay_is_the_whole_forward(backend, name):
     """At every layer, under a user's hooks in front of it, at it and behind it."""
-    model, tokens, scored = built(backend, name), drawn(), slice(11, 20)
+    model, tokens, scored = shared(backend, name), drawn(), slice(11, 20)
     view = attention_view(model)
     last = view.n_layers - 1
     hooks = [(f"blocks.{layer}.hook_resid_pre", lambda x, hook: x * 1.1) for layer in (0, last)]
@@ -122,7 +118,7 @@ def test_an_interrupt_leaves_the_blocks_as_they_were():
 
 
 def test_a_sweep_inside_an_ablation_adds_to_it():
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     with ablate(model, [(0, 1), (1, 3)], "output"):
         table = sweep(model, "symmetric", tokens=tokens)
         both = table[(table["layer"] == 1) & (table["head"] == 0)]["loss"].item()
@@ -131,7 +127,7 @@ def test_a_sweep_inside_an_ablation_adds_to_it():
 
 
 def test_the_language_task_scores_every_position():
-    model, tokens = built("bridge", "llama"), zoo.prompt(4, 15)
+    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 15)
     table = sweep(model, "symmetric", task="language", tokens=tokens, heads=[(1, 2)])
     with ablate(model, [(1, 2)], "symmetric"):
         assert table["loss"].item() == pytest.approx(language_loss(model, tokens).value, abs=1e-5)
@@ -144,13 +140,13 @@ def test_the_language_task_scores_every_position():
 @pytest.mark.parametrize(("backend", "name"), [(b, n) for b, n in MODELS if n in ("gpt2", "mistral", "opt")])
 def test_score_rms_is_of_unmasked_pairs(backend, name):
     """Against the model's own scores with and without the part (for OPT's bridge: HookedTransformer's number)."""
-    model, tokens = built(backend, name), drawn()
+    model, tokens = shared(backend, name), drawn()
     table = sweep(model, "antisymmetric", tokens=tokens, heads=[(0, 1)])
     if backend == "bridge" and name == "opt":
         if not zoo.HAS_HOOKED:
             assert table["score_rms"].item() > 0.1
             return
-        expected = sweep(built("hooked", name), "antisymmetric", tokens=tokens, heads=[(0, 1)])["score_rms"].item()
+        expected = sweep(shared("hooked", name), "antisymmetric", tokens=tokens, heads=[(0, 1)])["score_rms"].item()
         assert table["score_rms"].item() == pytest.approx(expected, rel=1e-4)
         return
     seen = []
@@ -169,12 +165,12 @@ def test_score_rms_is_of_unmasked_pairs(backend, name):
 
 
 def test_removing_the_output_removes_no_score():
-    assert sweep(built("bridge", "gpt2"), "output", tokens=drawn(), heads=[(0, 1)])["score_rms"].isna().all()
+    assert sweep(shared("bridge", "gpt2"), "output", tokens=drawn(), heads=[(0, 1)])["score_rms"].isna().all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 def test_a_random_part_is_as_large_as_the_one_removed(name):
-    model, seen = built("bridge", name), []
+    model, seen = shared("bridge", name), []
     view = attention_view(model)
 
     def alter(removal):
@@ -198,7 +194,7 @@ def test_a_random_part_is_as_large_as_the_one_removed(name):
 
 
 def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     plain = sweep(model, "rope_phase", tokens=tokens)
     table = sweep(model, "rope_phase", tokens=tokens, control="random")
     assert list(table) == [*COLUMNS, "control_delta", "control_delta_stderr"]
@@ -222,7 +218,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
 @pytest.mark.parametrize("part", ["antisymmetric", "output"])
 def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
     """Against a small step: the loss with a hundredth of the part removed."""
-    model, tokens = built(backend, name), drawn()
+    model, tokens = shared(backend, name), drawn()
     view = attention_view(model)
     table = sweep(model, part, tokens=tokens, screen="gradient", heads=[(0, 1), (1, 0)])
     step = 1e-2
@@ -242,7 +238,7 @@ def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
 
 def test_a_screen_measures_the_largest_and_a_random_set(monkeypatch):
     monkeypatch.setattr(sweep_module, "SCREENED", 3)
-    model, tokens = built("bridge", "gemma2"), drawn()
+    model, tokens = shared("bridge", "gemma2"), drawn()
     table = sweep(model, "symmetric", tokens=tokens, screen="gradient")
     assert list(table) == [*COLUMNS, "estimate", "measured"]
     assert len(table) == 16
@@ -268,7 +264,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("options", [{}, {"control": "random"}, {"screen": "gradient"}], ids=str)
 def test_a_killed_sweep_continues_to_the_identical_table(tmp_path, monkeypatch, options):
-    model, tokens = built("bridge", "gemma2"), drawn()
+    model, tokens = shared("bridge", "gemma2"), drawn()
     expected = sweep(model, "symmetric", tokens=tokens, **options)
     real, done = sweep_module.layer_effects, []
 
@@ -295,7 +291,7 @@ def test_a_killed_sweep_continues_to_the_identical_table(tmp_path, monkeypatch, 
 
 
 def test_parts_share_a_folder(tmp_path):
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     for part in ("symmetric", "rope_phase"):
         sweep(model, part, tokens=tokens, checkpoint_dir=tmp_path)
     assert len(list(tmp_path.glob("*_L*.parquet"))) == 4
@@ -313,7 +309,7 @@ def test_parts_share_a_folder(tmp_path):
     ],
 )
 def test_a_folder_of_other_settings_is_refused(tmp_path, changes, said):
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
     given = {"tokens": tokens, **changes}
     if "tokens" in changes:
@@ -334,7 +330,7 @@ def test_a_folder_of_other_weights_or_hooks_is_refused(tmp_path):
 
 
 def test_foreign_and_damaged_files_are_refused(tmp_path):
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(IncompatibleCheckpoint, match=r"no sweep\.json"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
@@ -359,7 +355,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
 
 
 def test_threads_do_not_meet_on_one_model(tmp_path):
-    model, tokens = built("bridge", "gemma2"), drawn()
+    model, tokens = shared("bridge", "gemma2"), drawn()
     expected = sweep(model, "symmetric", tokens=tokens)
     with joblib.parallel_config(backend="threading"):
         found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
@@ -369,7 +365,7 @@ def test_threads_do_not_meet_on_one_model(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_workers_give_the_same_table(backend, tmp_path):
-    model, tokens = built(backend, "llama"), drawn()
+    model, tokens = shared(backend, "llama"), drawn()
     with ablate(model, [(0, 1)], "output"):  # the model travels with the hooks that are on it
         expected = sweep(model, "symmetric", tokens=tokens)
         found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
@@ -380,7 +376,7 @@ def test_workers_give_the_same_table(backend, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 def test_a_dask_cluster_gives_the_same_table(request):
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     expected = sweep(model, "symmetric", tokens=tokens)
     request.getfixturevalue("dask_cluster")
     found = sweep(model, "symmetric", tokens=tokens, n_jobs=-1)
@@ -391,7 +387,7 @@ def test_a_dask_cluster_gives_the_same_table(request):
 
 
 def test_the_table_says_how_it_was_made():
-    model, tokens = built("bridge", "llama"), drawn()
+    model, tokens = shared("bridge", "llama"), drawn()
     table = sweep(model, "rope_phase", tokens=tokens, seed=4)
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["part"].unique().tolist() == ["rope_phase"]
@@ -402,21 +398,21 @@ def test_the_table_says_how_it_was_made():
 
 
 def test_sixteen_sequences_are_drawn_by_default():
-    table = sweep(built("bridge", "llama"), "symmetric", heads=[(1, 0)])
-    with ablate(built("bridge", "llama"), [(1, 0)], "symmetric"):
-        expected = induction_loss(built("bridge", "llama"), n_sequences=16)
+    table = sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 0)])
+    with ablate(shared("bridge", "llama"), [(1, 0)], "symmetric"):
+        expected = induction_loss(shared("bridge", "llama"), n_sequences=16)
     assert table["loss"].item() == pytest.approx(expected.value, abs=1e-5)
 
 
 def test_the_bar_is_silent_unless_asked_for(capfd):
-    sweep(built("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
+    sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
     assert capfd.readouterr() == ("", "")
-    ablation_sweep(built("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
+    ablation_sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
     assert "sweep symmetric" in capfd.readouterr().err
 
 
 def test_layers_without_positions_are_left_out_of_a_phase_sweep():
-    model = built("bridge", "smollm3")  # some layers have none
+    model = shared("bridge", "smollm3")  # some layers have none
     rotary = [layer for layer in range(4) if attention_view(model).rotary(layer) is not None]
     assert 0 < len(rotary) < 4
     assert sweep(model, "rope_phase", tokens=drawn("smollm3"))["layer"].unique().tolist() == rotary
@@ -424,7 +420,7 @@ def test_layers_without_positions_are_left_out_of_a_phase_sweep():
     with pytest.raises(UnsupportedArchitecture, match="no rotary positions"):
         sweep(model, "rope_phase", tokens=drawn("smollm3"), heads=[(still, 0)])
     with pytest.raises(UnsupportedArchitecture, match="no rotary positions"):
-        sweep(built("bridge", "gpt2"), "rope_phase", tokens=drawn())
+        sweep(shared("bridge", "gpt2"), "rope_phase", tokens=drawn())
 
 
 @pytest.mark.parametrize(
@@ -439,7 +435,7 @@ def test_layers_without_positions_are_left_out_of_a_phase_sweep():
 )
 def test_arguments_without_meaning_are_refused(part, options, said):
     with pytest.raises(ValueError, match=said):
-        sweep.func(built("bridge", "llama"), part, show_progress=False, **options)
+        sweep.func(shared("bridge", "llama"), part, show_progress=False, **options)
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -453,4 +449,4 @@ def test_words_that_it_does_not_know_are_refused(place):
 
 def test_heads_that_do_not_exist_are_refused():
     with pytest.raises(BadHead, match="L1H9 does not exist"):
-        sweep(built("bridge", "llama"), "symmetric", heads=[(1, 9)])
+        sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 9)])

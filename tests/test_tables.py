@@ -131,7 +131,7 @@ columns_of_any_kind = st.sampled_from(
 
 
 # One folder serves all examples: each writes over the file of the one before.
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     columns=st.dictionaries(st.text(min_size=1, max_size=8), columns_of_any_kind, min_size=1, max_size=4),
     attrs=st.dictionaries(st.text(), json_values, max_size=4),

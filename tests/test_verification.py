@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from zoo import shared
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Normalization, attention_view, bridge
@@ -22,11 +23,6 @@ NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "s
 BRIDGES = [("bridge", name) for name in zoo.RIGHT + zoo.LENGTH_DEPENDENT]
 HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
 every_model = pytest.mark.parametrize(("backend", "name"), BRIDGES + HOOKED)
-
-
-@functools.cache
-def shared(backend, name):
-    return getattr(zoo, backend)(name)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, MORE_SHAPES, SHAPES, VOC
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
     "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
-    "needs_hooked", "prompt", "save_folder",
+    "needs_hooked", "prompt", "save_folder", "shared",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -164,6 +164,12 @@ def hooked(name: str, seed: int = 0, fold_ln: bool = True) -> Any:
     built = HookedTransformer(cfg, move_to_device=False)
     built.load_and_process_state_dict(state, fold_ln=fold_ln)
     return built.eval()
+
+
+@functools.cache
+def shared(backend: str, name: str) -> Any:
+    """The model of `bridge` or `hooked` that all tests of this process share. Not to be changed: build one's own."""
+    return {"bridge": bridge, "hooked": hooked}[backend](name)
 
 
 @functools.cache

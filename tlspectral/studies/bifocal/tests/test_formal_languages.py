@@ -38,7 +38,7 @@ def rows(language, batch):
 
 
 @given(low=st.integers(1, 9), more=st.integers(0, 9), seed=st.integers(0, 1000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_dyck_words_are_accepted_by_a_stack_machine(low, more, seed):
     language = Dyck3((low, low + more))
     for symbols, scored, depth in rows(language, language.sample(8, generator(seed))):
@@ -60,7 +60,7 @@ def test_dyck_words_are_accepted_by_a_stack_machine(low, more, seed):
 
 
 @given(low=st.integers(1, 30), more=st.integers(0, 20), motif=st.integers(1, 9), seed=st.integers(0, 1000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_bio_sequences_end_in_the_reverse_complement(low, more, motif, seed):
     language = BioRotation((low, low + more), motif=motif)
     for symbols, scored, noise in rows(language, language.sample(8, generator(seed))):

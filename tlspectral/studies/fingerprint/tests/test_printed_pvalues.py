@@ -18,7 +18,7 @@ from tlspectral.studies.fingerprint.printed_pvalues import (
     q_without_minimum,
 )
 
-invariant = settings(max_examples=60, deadline=None, derandomize=True)
+invariant = settings(max_examples=60, derandomize=True)
 few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5).map(np.array)
 pvalues = st.lists(st.floats(0, 1), min_size=1, max_size=12).map(np.array)
 

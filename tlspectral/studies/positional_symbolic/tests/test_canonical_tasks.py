@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 
-invariant = settings(max_examples=40, deadline=None, derandomize=True)
+invariant = settings(max_examples=40, derandomize=True)
 sizes = st.tuples(st.integers(2, 9), st.integers(2, 5), st.integers(2, 6))
 
 

@@ -186,7 +186,7 @@ def test_the_mixed_head_with_four_occurrences():
     assert 0.4 < solved(few, tokens, places[:, 3]) < 0.55
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.integers(2, 14), st.integers(2, 7), st.integers(2, 5), st.integers(0, 2**31))
 def test_any_size(length, n_symbols, n_integers, seed):
     size = (length, n_symbols, n_integers)

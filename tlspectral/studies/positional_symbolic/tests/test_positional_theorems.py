@@ -73,7 +73,7 @@ def test_a_turning_symbolic_head_and_the_mixed_head_are_neither():
         assert (split.variance < split.pos + split.sym).all()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(st.integers(0, 2**31), st.floats(0.01, 3))
 def test_heads_without_positions_are_symbolic_and_heads_with_equal_keys_are_positional(seed, theta):
     """PS section 3.1; with both, attention is uniform."""
