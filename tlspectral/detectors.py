@@ -15,9 +15,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models import AttentionView, Heads, attention_view, heads_by_layer
 from tlspectral.models.attention.padding import refuse_padding
-from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")

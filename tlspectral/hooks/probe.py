@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.models.attention import AttentionView
+from tlspectral.models import AttentionView
 from tlspectral.models.attention.threads import exclusive
 
 _PROBE_LENGTH = 4

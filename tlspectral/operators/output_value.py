@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models import AttentionView, attention_view
 from tlspectral.spectra import ThinProduct
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair, whole_number
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectra import ThinProduct

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import (
-    NO_NORM,
-    Normalization,
-    RawAttention,
-    require_readable,
-    require_unclipped,
-)
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 

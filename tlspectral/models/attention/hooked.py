@@ -8,15 +8,8 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import (
-    NO_NORM,
-    Normalization,
-    NormalizationKind,
-    RawAttention,
-    require_readable,
-    require_unclipped,
-)
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 _NORM_KINDS: dict[str, NormalizationKind] = {

@@ -11,35 +11,8 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
-
-NormalizationKind = Literal["LN", "RMS", "none"]
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
-
-    `gain` is the factor really applied (Gemma stores it less 1); None where there is none or it is already folded.
-    """
-
-    kind: NormalizationKind
-    gain: Float[Tensor, "*width"] | None
-    bias: Float[Tensor, "*width"] | None
-    eps: float
-
-    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
-        """`x` without its mean (LN) and scaled to unit variance; gain and bias are left to the weights."""
-        if self.kind == "none":
-            return x
-        if self.kind == "LN":
-            x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-
-NO_NORM = Normalization("none", None, None, 0.0)
-"""Of a layer whose attention reads the residual stream as it is."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge, hooked
 from tlspectral.models.attention.layer import (
     AttentionLayer,
-    Normalization,
     OutputFactors,
     RawAttention,
     digest_of,
@@ -25,6 +24,7 @@ from tlspectral.models.attention.layer import (
     layer_digest,
     require_readable,
 )
+from tlspectral.models.attention.norms import Normalization
 from tlspectral.models.attention.threads import Hook, exclusive, for_this_thread
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 

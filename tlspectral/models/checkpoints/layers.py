@@ -12,8 +12,7 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
-from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
-from tlspectral.models.checkpoints.unused import unused_tensors
+from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
 from tlspectral.models.loading import build_bridge, load_model
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source

@@ -1,10 +1,38 @@
-"""The RMS norm that some models put on queries and keys, of each head by itself or of all heads of a token at once."""
+"""The norms of an attention layer: of its input, and of its queries and keys."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
+
+NormalizationKind = Literal["LN", "RMS", "none"]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
+
+    `gain` is the factor really applied (Gemma stores it less 1); None where there is none or it is already folded.
+    """
+
+    kind: NormalizationKind
+    gain: Float[Tensor, "*width"] | None
+    bias: Float[Tensor, "*width"] | None
+    eps: float
+
+    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
+        """`x` without its mean (LN) and scaled to unit variance; gain and bias are left to the weights."""
+        if self.kind == "none":
+            return x
+        if self.kind == "LN":
+            x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+NO_NORM = Normalization("none", None, None, 0.0)
+"""Of a layer whose attention reads the residual stream as it is."""
 
 
 @dataclass(frozen=True)
