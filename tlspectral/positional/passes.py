@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView, RawAttention
-from tlspectral.models.attention.prefill import Prefill, last_logits, prefill
+from tlspectral.models.attention.replay import Prefill, last_logits, prefill
 from tlspectral.positional.readout import ContextKeys, LastQuery, LastQueryReader
 
 Reduce = Callable[[int, int, int, LastQuery, Tensor], None]
