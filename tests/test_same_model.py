@@ -14,8 +14,7 @@ from tlspectral.ablation import ablation_sweep, summarize_sweep
 from tlspectral.cli import app
 from tlspectral.detectors import repeated_sequences
 from tlspectral.heads.model_statistics import another_model
-from tlspectral.heads.placebo_attenuation import placebo_attenuation
-from tlspectral.heads.placebos import permuted_pairing
+from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import score_agreement

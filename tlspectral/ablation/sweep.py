@@ -23,7 +23,7 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import WorkPart, finished_parts, named, open_model_pieces, stacked
+from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -112,7 +112,7 @@ def ablation_sweep(
             "seed": seed,
         }
         loss = scored_loss(view, sequences).value
-        folder = open_model_pieces(checkpoint_dir, settings, loss, manifest="sweep.json")
+        folder = open_model_parts(checkpoint_dir, settings, loss, manifest="sweep.json")
     screened = None
     if screen == "gradient":
         name = f"{part}_screen"

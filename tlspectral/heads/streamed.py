@@ -18,7 +18,7 @@ from tlspectral.models.attention import AttentionView, fold_attention, key_value
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.tables import WorkPart, finished_parts, open_pieces
+from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.version import __version__
 
 
@@ -71,7 +71,7 @@ def streamed_layers(
             "extras": sorted(extras),
             "tlspectral": __version__,
         }
-        folder = open_pieces(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
+        folder = open_parts(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
     parts = []
     for index in indices:
         name = f"L{index:03d}"

@@ -20,11 +20,11 @@ from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_pieces, stacked, unbundled, workers_kept
+from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (
-    "commit", "control_variate", "file", "identity", "in_context", "made_with", "revision", "score_check", "tables",
-    "weights", "weights_sha256",
+    "commit", "control_variate", "file", "identity", "in_context", "revision", "score_check", "tables", "weights",
+    "weights_sha256",
 )  # fmt: skip
 
 
@@ -82,14 +82,14 @@ def head_history(
         "detectors": detectors,
         "seed": seed,
     }
-    pieces = None if folder is None else open_pieces(folder, settings)
+    parts = None if folder is None else open_parts(folder, settings)
 
     measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
     shapes: dict[int, dict[str, Any]] = {}
     with workers_kept():
         steps = finished_parts(
             _steps(checkpoints, folder, measure, shapes),
-            pieces,
+            parts,
             description="history",
             unit="step",
             total=len(checkpoints) if isinstance(checkpoints, Sequence) else None,

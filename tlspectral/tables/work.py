@@ -14,7 +14,7 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 from tqdm.auto import tqdm
 
-from tlspectral.tables.pieces import PieceFolder
+from tlspectral.tables.parts import PartFolder
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WorkPart:
 
 def finished_parts(
     parts: Iterable[WorkPart],
-    folder: PieceFolder | None = None,
+    folder: PartFolder | None = None,
     *,
     description: str,
     unit: str,
@@ -90,7 +90,7 @@ def finished_parts(
 
 
 def _missing(
-    parts: Iterable[WorkPart], folder: PieceFolder | None, names: list[str], found: dict[str, pd.DataFrame]
+    parts: Iterable[WorkPart], folder: PartFolder | None, names: list[str], found: dict[str, pd.DataFrame]
 ) -> Iterator[WorkPart]:
     """Parts that the folder does not have. Notes the names of all, and the tables of the others."""
     for part in parts:
@@ -106,7 +106,7 @@ def _missing(
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None
+    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None
 ) -> Generator[tuple[str, pd.DataFrame], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
@@ -118,7 +118,7 @@ def _made_here(
 
 
 def _made(
-    name: str, make: Callable[..., pd.DataFrame], folder: PieceFolder | None, *prepared: Any
+    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, *prepared: Any
 ) -> tuple[str, pd.DataFrame]:
     table = make(*prepared)
     if folder is not None:
@@ -127,7 +127,7 @@ def _made(
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
+    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame], None, None]:
     """Parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: it maps its file into processes and scatters it on Dask.
@@ -144,7 +144,7 @@ def _made_by_workers(
 
 
 def _made_there(
-    name: str, make: Callable[..., pd.DataFrame], folder: PieceFolder | None, packed: np.ndarray | None, token: str
+    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame]:
     if packed is None:
         return _made(name, make, folder)
