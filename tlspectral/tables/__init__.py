@@ -1,4 +1,6 @@
-"""Documented tables and their files. It needs torch and TransformerLens only to look up the tables of other rooms."""
+"""Documented tables, their files, and long work in parts.
+
+Only looking up the tables of other rooms loads torch and TransformerLens."""
 
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.every_table import TABLES, describe_table
