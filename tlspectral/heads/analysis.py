@@ -69,7 +69,7 @@ def analyze_heads(
         checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
         n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
-            its files (there by joblib, or whatever `joblib.parallel_config` says, Dask included). The table is the
+            its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
             same for any number.
         seed: of the null and of the detector sequences.
         show_progress: a bar per layer.

@@ -71,7 +71,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     drawn_table = weight_noise_draws(model, draws=draws, seed=seed, show_progress=show_progress)
     table = drawn_table.loc[drawn_table["draw"] == -1, ["layer", "head"]].reset_index(drop=True)
     exact, *drawn = drawn_table[list(NOISE_COLUMNS)].to_numpy().reshape(draws + 1, len(table), -1)
-    # NaN where a column has no value in some draw: a spread over the draws that are left would be of others.
+    # NaN where a column has no value in some draw: the other draws alone would give another spread.
     spread, shift = np.std(drawn, axis=0, ddof=1), np.mean(drawn, axis=0) - exact
     for column, name in enumerate(NOISE_COLUMNS):
         table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, column], shift[:, column]

@@ -16,7 +16,7 @@ def within_model_percentile(values: pd.Series) -> pd.Series:
     Args:
         values: one number per head of a model; NaN stays NaN and is not counted.
 
-    What it does not establish: distance. In a model without any structure some head has 1 as well.
+    What it does not establish: distance. In a model without any structure some head has percentile 1 as well.
     """
     return values.rank(pct=True)
 

@@ -49,9 +49,7 @@ def class_test(
     x: str = "D_head",
     controls: Sequence[str] = ("dir_frac",),
 ) -> ClassTest:
-    """Compare heads above a threshold with the others, by residuals of a column (FP section 6).
-
-    FP is "Fingerprint, Not Blueprint".
+    """Compare heads above a threshold with the others by residuals ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         heads: one row per head.

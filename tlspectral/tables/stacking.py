@@ -6,7 +6,7 @@ import pandas as pd
 
 
 def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the rows of tables and number them anew.
+    """Concatenate the rows of tables, with a fresh index.
 
     The result has no `attrs`: each table's belong to it alone, and `pandas.concat` would compare them.
     """
