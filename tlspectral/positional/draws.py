@@ -14,7 +14,7 @@ from tlspectral.models.attention.replay import logits_at
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.experiment import BindingExperiment
 from tlspectral.positional.measure import Mode, QueryScores, measure_queries
-from tlspectral.tables import PieceFolder, bundled, open_model_pieces, stacked
+from tlspectral.tables import PartFolder, bundled, open_model_parts, stacked
 
 _LOSS_OF = 16  # tokens at the end of a prompt: enough to notice hooks, and few to unembed
 
@@ -32,7 +32,7 @@ class DrawSettings:
 
 def draw_folder(
     path: str | os.PathLike[str], view: AttentionView, experiment: BindingExperiment, settings: DrawSettings, seed: int
-) -> PieceFolder:
+) -> PartFolder:
     """The folder of a profile, which holds draws of both modes. Raises IncompatibleCheckpoint."""
     prompts = experiment.prompts(experiment.task.draw(experiment.seeds[0]), view.model.tokenizer)
     tokens = prompts[0].tokenized(view.model).tokens()
@@ -41,7 +41,7 @@ def draw_folder(
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
     loss = torch.nn.functional.cross_entropy(logits.double(), tokens[first:].to(logits.device))
     shared = {name: value for name, value in asdict(settings).items() if name != "mode"}
-    return open_model_pieces(
+    return open_model_parts(
         path,
         {
             "what": "positional and symbolic scores",

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.nulls import one_thread
-from tlspectral.tables import PieceFolder, WorkPart, bundled, finished_parts, open_pieces, unbundled
+from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
 from tlspectral.version import __version__
 
 
@@ -20,11 +20,11 @@ class RunFolder:
     """A folder whose runs were all made with the same settings.
 
     Attributes:
-        pieces: the folder, a piece per run.
+        parts: the folder, with one file per run.
         provenance: what goes into `attrs` of every table: command, versions.
     """
 
-    pieces: PieceFolder
+    parts: PartFolder
     provenance: dict[str, Any]
 
 
@@ -41,8 +41,8 @@ def open_run_folder(path: Path, settings: dict[str, Any], *, command: str) -> Ru
     """
     # What rounds differently: a run of another torch would not be identical. Our own version is for the record alone.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
-    pieces = open_pieces(path, {"settings": settings, "versions": rounding})
-    return RunFolder(pieces, {"command": command, "versions": versions()})
+    parts = open_parts(path, {"settings": settings, "versions": rounding})
+    return RunFolder(parts, {"command": command, "versions": versions()})
 
 
 def finish_runs(
@@ -65,7 +65,7 @@ def finish_runs(
         for name, (seed, make) in runs.items()
     ]
     found = finished_parts(
-        parts, folder.pieces, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
+        parts, folder.parts, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
     )
     return {name: unbundled(table) for name, table in found.items()}
 

@@ -17,7 +17,7 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
-from tlspectral.tables import WorkPart, finished_parts, named, open_pieces, stacked
+from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stacked
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
@@ -99,7 +99,7 @@ def canonical_sweep(
     folder = None
     if checkpoint_dir is not None:
         # The loss guards against hooks on a caller's model; here there is no such model.
-        folder = open_pieces(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
+        folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     tables = finished_parts(
         stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs, show_progress=show_progress
     )
