@@ -16,8 +16,12 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC
-from tlspectral.positional.exclusion import ExclusionSplit
-from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion, swapped_key_means
+from tlspectral.positional.exclusion import (
+    ExclusionSplit,
+    frequency_exclusion,
+    head_exclusion,
+    swapped_key_means,
+)
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt, Piece, chosen_swaps
 from tlspectral.positional.readout import LastQuery, require_reproduced
