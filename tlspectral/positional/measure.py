@@ -81,7 +81,7 @@ def positional_symbolic(
     Returns:
         DataFrame `layer, head[, frequency], s_pos, s_sym, exclusion_index, logit_std, tau, alpha_ess`, sorted.
         `exclusion_index` = sym / (pos + sym) of PS Theorem 1 over all visible tokens before the query: 0 symbolic, 1
-        positional, independent of tau, swaps and scale. `logit_std`, of the logits of the same tokens: where it is small
+        positional, independent of tau, swaps and scale. `logit_std`, of the logits of the same tokens: if it is small
         the softmax is flat and both scores are near 1. `alpha_ess`: effective number of swaps behind the scores.
         Scores are NaN for heads whose window shows none of the swaps.
         `attrs`: provenance, settings, and `correlation` of the two scores over heads (of the heads also for frequency
