@@ -233,7 +233,7 @@ def compare(shape: Shape) -> None:
     for _ in range(shape.repeats):
         rng = block_generator(0, shape.n, shape.d_head)
         drawn.clear()
-        # The blocks serve a whole table; here a table of this one layer pays for them.
+        # The blocks are shared by a whole table; here their whole cost counts for this one layer.
         times["blocks"].append(
             seconds(lambda rng=rng: drawn.append(haar_blocks(shape.n, shape.d_head, DRAWS, rng))) / shape.heads
         )

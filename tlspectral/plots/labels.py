@@ -69,11 +69,11 @@ def name_points(
             cost += 50.0 * _count_inside(box.padded(4), targets) + 3.0 * _count_inside(box, dots) + 0.1 * distance
             cost += 20.0 * (_count_inside(box, lines) + sum(_count_inside(other, line) for other in occupied))
             tried.append((cost, box, line, offset))
-        _, box, line, offset = min(tried, key=lambda one: one[0])
+        _, box, line, offset = min(tried, key=lambda option: option[0])
         label.set_position(offset)
         occupied.append(box)
         lines = np.concatenate([lines, line])
 
 
-def _count_inside(box: Bbox, places: Float[np.ndarray, "points 2"]) -> int:
-    return int(((places >= box.min) & (places <= box.max)).all(axis=1).sum())
+def _count_inside(box: Bbox, points: Float[np.ndarray, "points 2"]) -> int:
+    return int(((points >= box.min) & (points <= box.max)).all(axis=1).sum())

@@ -41,7 +41,7 @@ def percentile_strip(
             message names the model.
 
     What it does not establish: that a model's strongest heads are of the kind at all: look at their scores first. Heads
-    of one layer are not independent draws, so the band is the narrowest that the null can be.
+    of one layer are not independent draws, so the band is a lower limit of the null's width.
     """
     if isinstance(tables, pd.DataFrame):
         tables = {str(tables.attrs.get("model", "attention heads")): tables}

@@ -123,7 +123,7 @@ _FREQUENCY_AGREEMENT = (
     Column("turned_pct", "Share of the circular shifts of the frequencies with a correlation at or below spearman.",
         "share", range="0 .. 1", does_not_establish="A fine level: there are only as many shifts as pairs."),
     Column("others", "Mean correlation of this head's im_share with s_pos of all other heads.", "correlation",
-        range="-1 .. 1", does_not_establish="A null of this head: it says what all heads share over frequencies."),
+        range="-1 .. 1", does_not_establish="A null of this head: it shows what all heads share over frequencies."),
 )
 
 _OTHER_SWAPS = "How the head behaves under other swaps: the scores are means over many."

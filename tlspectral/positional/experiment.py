@@ -119,7 +119,7 @@ def _pairs_of(preset: str, task: BindingTask | str, n_pairs: int, n_blocks: int,
         checked["the task's n_pairs"] = (task.n_pairs, PAPER_PAIRS)
     for name, (given, wanted) in checked.items():
         if given != wanted:
-            raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: leave it out, or leave the preset")
+            raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: omit it, or omit the preset")
     return PAPER_PAIRS
 
 

@@ -115,7 +115,7 @@ def attention_traces(
 
 
 def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
-    """How large the logits of the last query and the keys are at each rotary frequency of some heads.
+    """Norms of the last query's logits and of the keys at each rotary frequency of some heads.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -201,7 +201,7 @@ def _read(
     take: Reduce,
     hooks: list[tuple[str, Callable[..., Any]]] | None = None,
 ) -> None:
-    """One pass over a tokenised prompt; `hooks` act before the reader's own."""
+    """Run the model once over a tokenised prompt; `hooks` act before the reader's."""
     reader = LastQueryReader(view, layers, take)
     view.run(
         prompt.tokens()[None], [*(hooks or []), *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"]

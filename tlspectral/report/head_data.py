@@ -55,7 +55,7 @@ def head_data(heads: pd.DataFrame) -> str:
         "values": {name: _cells(heads[name]) for name in numbers},
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # Inside a script element only these could end it or begin another.
+    # Inside a script element only these characters could end it or begin another.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -68,7 +68,7 @@ def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
         raise ValueError(
             f"layer {layer}: omega has moved (most in head {head}, pair {pair}: by {float(moved.max()):.1e} radians a "
-            "token), and no weights of an ordinary model take that up; set omega back, or keep the model with "
+            "token), and no weights of an ordinary model can hold that; set omega back, or keep the model with "
             "save_spectral"
         )
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())

@@ -64,7 +64,7 @@ class SpectralModel(nn.Module):
         """As the base's forward pass.
 
         Raises:
-            EditNotHonored: `position_ids`; a cache of a kind whose length cannot be told; gradient checkpointing is on;
+            EditNotHonored: `position_ids`; a cache of a kind whose length is unknown; gradient checkpointing is on;
                 or another thread has an `ablate` block open on the model.
         """
         with self._spectral(given, named):

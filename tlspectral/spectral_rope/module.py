@@ -44,8 +44,8 @@ class SpectralRoPE(nn.Module):
             BA's replacement of the module implies (section 3.2), for comparison. Its gradient is rounding,
             which Adam scales up, so a phase that has moved is no evidence of learning.
         phase_noise: standard deviation of the phase at the start, radians. BA has 1e-3. Phases get a gradient at
-            exactly 0 too, so noise buys nothing, and it costs the identity at the start: 1e-3 moved unit Gaussian
-            scores by 1.3e-3 of their RMS (0.0085 at most), 0.032 (if BA's number is a variance) by 0.04.
+            exactly 0 too, so noise is not needed. It changes the scores at the start: 1e-3 moved unit Gaussian scores
+            by 1.3e-3 of their RMS (0.0085 at most), 0.032 (if BA's number is a variance) by 0.04.
         heads: query heads that are spectral, None for all; the others keep the model's own rotation whatever their
             parameters are. Groups must be whole, as keys are shared.
         frequencies: pairs that are spectral, likewise: indices or a boolean mask.

@@ -131,10 +131,10 @@ class Placement:
         if site.side == "query":
             run.new[site.layer] = length
         elif start and length != run.new[site.layer]:
-            if length != start + run.new[site.layer]:  # some models hand all keys on, the cached ones first
+            if length != start + run.new[site.layer]:  # some models pass on all keys, the cached ones first
                 raise EditNotHonored(
                     f"{site.name}: {length} keys for {run.new[site.layer]} new tokens after {start} cached ones: their "
-                    "positions cannot be told; run without a key/value cache"
+                    "positions are unknown; run without a key/value cache"
                 )
             start = 0
         return site.rotary(x, torch.arange(start, start + length, device=x.device), site.side)
@@ -169,7 +169,7 @@ def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) 
     """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one.
 
     Raises:
-        EditNotHonored: positions that are the caller's own, or a cache whose length cannot be told.
+        EditNotHonored: positions that are the caller's own, or a cache of unknown length.
     """
     arguments = dict(zip(inspect.signature(forward).parameters, given, strict=False)) | dict(named)
     if arguments.get("position_ids") is not None:
@@ -185,6 +185,6 @@ def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) 
         return 0
     if not hasattr(cache, "get_seq_length"):
         raise EditNotHonored(
-            f"past_key_values is a {type(cache).__name__}, whose length cannot be told; hand over a transformers Cache"
+            f"past_key_values is a {type(cache).__name__}, whose length is unknown; pass a transformers Cache"
         )
     return int(cache.get_seq_length())

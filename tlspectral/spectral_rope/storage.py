@@ -50,7 +50,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
-    """A spectral model from an ordinary one and what `save_spectral` wrote.
+    """Make a spectral model from an ordinary one and a file of `save_spectral`.
 
     Args:
         model: the ordinary model; as for `to_spectral` it is left as it was.
