@@ -8,7 +8,7 @@ import typer
 from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
 from tlspectral.cli.summary import head_table, require_detectors
 
-_OTHER_PREV = 0.1  # only heads below it are drawn as other heads
+_OTHER_PREV = 0.1  # only heads below it are sampled as other heads
 
 
 @app.command(short_help="what removing a part of previous-token heads costs")

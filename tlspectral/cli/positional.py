@@ -100,15 +100,12 @@ def positional(
 
 
 def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
-    defined = agreed.dropna(subset=["spearman"])
-    above, below = (
-        (defined["spearman"] > defined["null_high"]).mean(),
-        (defined["spearman"] < defined["null_low"]).mean(),
-    )
+    rows = agreed.dropna(subset=["spearman"])
+    above, below = (rows["spearman"] > rows["null_high"]).mean(), (rows["spearman"] < rows["null_low"]).mean()
     return (
         f"im_share against s_pos over frequencies, swaps by {way}: median rank correlation "
-        f"{defined['spearman'].median():.2f} over {len(defined)} heads, "
-        f"with s_pos of other heads {defined['others'].median():.2f}; "
+        f"{rows['spearman'].median():.2f} over {len(rows)} heads, "
+        f"with s_pos of other heads {rows['others'].median():.2f}; "
         f"{above:.0%} of the heads above and {below:.0%} below 95 % of the shuffled frequencies (2.5 % each by chance)"
     )
 

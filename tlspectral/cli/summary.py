@@ -20,7 +20,7 @@ def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
 
 
 def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
-    """Refuse a table of heads without `prev`, which the strongest previous-token heads are chosen by."""
+    """Refuse a table of heads without `prev`, by which previous-token heads are chosen."""
     if "prev" not in heads or heads["prev"].isna().all():
         raise ValueError(f"{path} has no detector scores (prev): make it again without --no-detectors")
 

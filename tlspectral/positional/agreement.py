@@ -121,7 +121,7 @@ def frequency_agreement(
     correlations = x @ y.T / x.shape[1]  # [head of the shares, head of the scores]
     rows = []
     for index, (layer, head) in enumerate(profiles):
-        spearman = correlations[index, index]
+        rho = correlations[index, index]
         shifted = [np.mean(x[index] * np.roll(y[index], by)) for by in range(1, x.shape[1])]
         others = np.delete(correlations[index], index)
         rng = default_rng([seed, layer, head])
@@ -130,11 +130,9 @@ def frequency_agreement(
                 "layer": layer,
                 "head": head,
                 "n": x.shape[1],
-                "spearman": spearman,
+                "spearman": rho,
                 **_against(x[index], y[index], np.zeros(x.shape[1]), draws, rng, ""),
-                "turned_pct": np.nan
-                if np.isnan(spearman)
-                else float(np.mean(np.array(shifted) <= spearman + _ROUNDING)),
+                "turned_pct": np.nan if np.isnan(rho) else float(np.mean(np.array(shifted) <= rho + _ROUNDING)),
                 "others": float(np.mean(others[~np.isnan(others)])) if (~np.isnan(others)).any() else np.nan,
             }
         )

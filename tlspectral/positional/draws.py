@@ -82,29 +82,27 @@ def measured_draw(
             advance=bar.update,
         )
     queries = experiment.queries
-    logits = torch.stack([query_scores.last_logits for query_scores in scores])
+    logits = torch.stack([result.last_logits for result in scores])
     tables = {
-        "heads": stacked(
-            query_scores.heads.assign(query=query) for query_scores, query in zip(scores, queries, strict=True)
-        ),
+        "heads": stacked(result.heads.assign(query=query) for result, query in zip(scores, queries, strict=True)),
         "answers": answers_table(tokenizer, draw, queries, prompts, logits),
         "correlation": _correlations(scores, queries),
         "tokens": stacked(
-            pd.DataFrame({"query": query, "token": query_scores.tokens.cpu().numpy()})
-            for query_scores, query in zip(scores, queries, strict=True)
+            pd.DataFrame({"query": query, "token": result.tokens.cpu().numpy()})
+            for result, query in zip(scores, queries, strict=True)
         ),
     }
     if settings.per_frequency:
         tables["frequencies"] = stacked(
-            query_scores.frequencies.assign(query=query)
-            for query_scores, query in zip(scores, queries, strict=True)
-            if query_scores.frequencies is not None
+            result.frequencies.assign(query=query)
+            for result, query in zip(scores, queries, strict=True)
+            if result.frequencies is not None
         )
     return bundled(tables)
 
 
 def _correlations(scores: list[QueryScores], queries: tuple[int, ...]) -> pd.DataFrame:
-    table = pd.DataFrame([query_scores.correlation for query_scores in scores]).rename(columns={"draws": "null_draws"})
+    table = pd.DataFrame([result.correlation for result in scores]).rename(columns={"draws": "null_draws"})
     for name in ("pearson", "null_mean", "null_sd", "null_pct"):
         table[name] = table[name].astype(np.float64)  # None becomes NaN
     table.insert(0, "query", queries)

@@ -33,7 +33,7 @@ class BindingExperiment:
     seeds: tuple[int, ...]
 
     def swaps(self, *, exclude_first_block: bool) -> list[tuple[int, int]]:
-        """All pairs of the selected blocks, with `exclude_first_block` without those of the first one."""
+        """All pairs of the selected blocks; `exclude_first_block` leaves out the pairs of the first one."""
         return list(combinations(self.blocks[1:] if exclude_first_block else self.blocks, 2))
 
     def prompts(self, draw: BindingDraw, tokenizer: Any) -> list[BlockPrompt]:

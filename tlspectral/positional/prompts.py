@@ -127,9 +127,7 @@ class BlockPrompt:
         for first, second in pairwise(nonempty):
             together = _ids_of(tokenizer, f"{self.pieces[first]}{self.pieces[second]}")
             if together != apart[first] + apart[second]:
-                shown = [
-                    tokenizer.convert_ids_to_tokens(segment) for segment in (apart[first], apart[second], together)
-                ]
+                shown = [tokenizer.convert_ids_to_tokens(ids) for ids in (apart[first], apart[second], together)]
                 raise ValueError(
                     f"{wrong}{when}: {self._names[first]} and {self._names[second]} are {shown[0]} and {shown[1]} "
                     f"apart but {shown[2]} together; {advice}"

@@ -44,11 +44,9 @@ def spectral_layers(
     chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
     if not chosen:
         raise ValueError("no head is chosen: leave heads=None for all")
-    without_rotary = [index for index in chosen if index not in rotary]
-    if without_rotary:
-        raise UnsupportedArchitecture(
-            f"layer {without_rotary[0]} has no rotary positions: leave its heads out of heads="
-        )
+    no_rotary = [index for index in chosen if index not in rotary]
+    if no_rotary:
+        raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
     chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():

@@ -72,9 +72,7 @@ class Placement:
         Raises:
             EditNotHonored: gradient checkpointing is on; or another thread has an `ablate` block open on the model.
         """
-        if torch.is_grad_enabled() and any(
-            module.training and module.gradient_checkpointing for module in self.checkpointed
-        ):
+        if torch.is_grad_enabled() and any(m.training and m.gradient_checkpointing for m in self.checkpointed):
             raise EditNotHonored(
                 f"{model_name(model)}: gradient checkpointing is on, and computes blocks again in the backward pass "
                 "without their spectral rotations, so that gradients would be wrong; switch it off "

@@ -109,10 +109,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
 
 def _require_same_theta(path: Any, layer: int, saved: Tensor | None, theta: Tensor) -> None:
     if saved is None or saved.shape != theta.shape:
-        saved_theta = "no theta" if saved is None else f"theta of shape {tuple(saved.shape)}"
-        raise IncompatibleCheckpoint(
-            f"{path}, layer {layer}: {saved_theta}, but the model has {len(theta)} rotary pairs"
-        )
+        given = "no theta" if saved is None else f"theta of shape {tuple(saved.shape)}"
+        raise IncompatibleCheckpoint(f"{path}, layer {layer}: {given}, but the model has {len(theta)} rotary pairs")
     # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
     worst = float(((saved - theta.cpu()) / theta.cpu().clamp_min(1e-12)).abs().max())
     if not worst <= 1e-4:

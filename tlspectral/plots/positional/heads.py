@@ -144,8 +144,8 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     Raises:
         ValueError: a needed column is missing, or there are no rows.
 
-    What it does not establish: that one number causes the other, nor that heads are independent samples. Both depend
-    on the layer, so the dots are coloured by it.
+    What it does not establish: that one number causes the other, nor that heads are independent samples. Both may
+    depend on the layer, so the dots are coloured by it.
     """
     require(joined, ["layer", "s_pos", *_AGREEMENT], "positional_symbolic joined with one of analyze_heads")
     if statistics is not None:

@@ -214,16 +214,14 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 def _correlation(scores: pd.DataFrame) -> str | None:
     """Text about the correlation of the two scores and its null, None if the table's attrs lack it."""
-    correlation = scores.attrs.get("correlation") or {}
-    if correlation.get("pearson") is None:
+    stats = scores.attrs.get("correlation") or {}
+    if stats.get("pearson") is None:
         return None
-    text = f"Pearson r of the two scores: {two_decimals(correlation['pearson'])}"
-    if correlation.get("null_mean") is None or correlation.get("null_sd") is None:
+    text = f"Pearson r of the two scores: {two_decimals(stats['pearson'])}"
+    if stats.get("null_mean") is None or stats.get("null_sd") is None:
         return text
-    text += f"\nnull, a coin per head: {two_decimals(correlation['null_mean'])} ± {correlation['null_sd']:.2g} (1 sd)"
-    return (
-        text if correlation.get("null_pct") is None else f"{text}; r at percentile {100 * correlation['null_pct']:.3g}"
-    )
+    text += f"\nnull, a coin per head: {two_decimals(stats['null_mean'])} ± {stats['null_sd']:.2g} (1 sd)"
+    return text if stats.get("null_pct") is None else f"{text}; r at percentile {100 * stats['null_pct']:.3g}"
 
 
 def _named_rows(
