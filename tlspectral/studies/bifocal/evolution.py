@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
 from tlspectral.studies.bifocal.columns import EVOLVE_LOSSES, EVOLVE_TRAJECTORY
+from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.tables import named
 
 
@@ -94,22 +95,19 @@ def evolve(
     spectral = [parameter for parameters in trained.values() for parameter in parameters]
     losses: list[dict[str, float]] = []
     records = [spectral_record(model, 0)]
-    with tqdm(total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress) as bar:
-        for step in range(settings.steps):
-            warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * warm
-            loss = batch_loss(step)
-            optimizer.zero_grad()
-            loss.backward(inputs=weights + spectral)
-            nn.utils.clip_grad_norm_(weights, settings.clip)
-            nn.utils.clip_grad_norm_(spectral, settings.clip)
-            optimizer.step()
-            bar.update()
-            done = step + 1
-            losses.append({"step": done, "loss": loss.item()})
-            if done % settings.log_every == 0 or done == settings.steps:
-                records.append(spectral_record(model, done))
+    training = gradient_steps(
+        optimizer,
+        batch_loss,
+        steps=settings.steps,
+        rates_at=lambda step: [rate * warm_up(step + 1, settings.warmup_steps) for rate in rates],
+        clipped=[weights, spectral],
+        clip=settings.clip,
+    )
+    bar = tqdm(training, total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress)
+    for done, loss in enumerate(bar, start=1):
+        losses.append({"step": done, "loss": loss.item()})
+        if done % settings.log_every == 0 or done == settings.steps:
+            records.append(spectral_record(model, done))
     table = pd.DataFrame(losses, columns=["step", "loss"])
     return Evolution(named(table, EVOLVE_LOSSES), named(pd.concat(records, ignore_index=True), EVOLVE_TRAJECTORY))
 

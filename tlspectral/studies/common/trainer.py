@@ -1,4 +1,4 @@
-"""The training loop: AdamW on fresh sequences of the task, one evaluation every so many steps."""
+"""Training on the random-map task: AdamW on fresh sequences, one evaluation every so many steps."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.studies.common.columns import TRAIN_HISTORY
+from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 from tlspectral.tables import named
@@ -52,7 +53,7 @@ class TrainingSettings:
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        warm = warm_up(step, self.warmup_steps)
         decay_from = self.steps - round(self.decay_share * self.steps)
         if step < decay_from:
             return self.learning_rate * warm
@@ -160,16 +161,20 @@ def training_steps(
         )
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    yield 0
-    for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate_at(step)
+
+    def batch_loss(_: int) -> Float[Tensor, ""]:
         tokens = task.sample(settings.batch_size, stream).tokens
         loss = token_losses(model(tokens), tokens).mean()
-        if penalty is not None:
-            loss = loss + penalty_weight * penalty(model)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        yield step + 1
+        return loss if penalty is None else loss + penalty_weight * penalty(model)
+
+    losses = gradient_steps(
+        optimizer,
+        batch_loss,
+        steps=settings.steps,
+        rates_at=lambda step: [settings.learning_rate_at(step)],
+        clipped=[list(model.parameters())],
+        clip=settings.clip,
+    )
+    yield 0
+    for done, _ in enumerate(losses, start=1):
+        yield done

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tlspectral.studies.common.gradient_steps import warm_up
+
 
 @dataclass(frozen=True)
 class CanonicalSchedule:
@@ -40,7 +42,7 @@ class CanonicalSchedule:
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of the weights at a step, counted from 0."""
-        warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        warm = warm_up(step + 1, self.warmup_steps)
         decay_steps = round(self.decay_share * self.steps)
         left = min(1.0, (self.steps - step) / decay_steps) if decay_steps else 1.0
         return self.learning_rate * warm * left

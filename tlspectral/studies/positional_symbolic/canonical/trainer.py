@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
+from tlspectral.studies.common.gradient_steps import gradient_steps
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
@@ -76,34 +77,34 @@ def train_canonical(
     with one_thread():
         model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies)
         weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
-        groups = [{"params": weights}, {"params": list(model.learned_frequencies)}]
-        shares = (1.0, schedule.frequency_rate)
-        optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        groups, shares = [{"params": weights}], [1.0]
+        if learn_frequencies:
+            groups.append({"params": list(model.learned_frequencies)})
+            shares.append(schedule.frequency_rate)
+        optimizer = torch.optim.Adam(groups)
         seeds = sorted({run.seed for run in runs})
         of_run = torch.tensor([seeds.index(run.seed) for run in runs])
         streams = [training_prompts(task, schedule, seed) for seed in seeds]
         losses, frequencies = [], [_frequency_rows(model, 0)]
-        since = np.zeros(len(runs))
+        summed = np.zeros(len(runs))
         logged = 0
         if observe is not None:
             observe(0, model)
-        with tqdm(total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress) as bar:
-            for step in range(schedule.steps):
-                for group, share in zip(optimizer.param_groups, shares, strict=False):
-                    group["lr"] = share * schedule.learning_rate_at(step)
-                loss = _losses(model, *_stacked([next(stream) for stream in streams], of_run))  # runs
-                optimizer.zero_grad()
-                loss.sum().backward()
-                optimizer.step()
-                since += loss.detach().double().numpy()
-                bar.update()
-                done = step + 1
-                if done % schedule.log_every == 0 or done == schedule.steps:
-                    losses.append(_rows(model, step=done, loss=since / (done - logged)))
-                    frequencies.append(_frequency_rows(model, done))
-                    since, logged = np.zeros(len(runs)), done
-                    if observe is not None:
-                        observe(done, model)
+        training = gradient_steps(
+            optimizer,
+            lambda _: _losses(model, *_stacked([next(stream) for stream in streams], of_run)),
+            steps=schedule.steps,
+            rates_at=lambda step: [share * schedule.learning_rate_at(step) for share in shares],
+        )
+        bar = tqdm(training, total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress)
+        for done, loss in enumerate(bar, start=1):  # loss: runs
+            summed += loss.double().numpy()
+            if done % schedule.log_every == 0 or done == schedule.steps:
+                losses.append(_rows(model, step=done, loss=summed / (done - logged)))
+                frequencies.append(_frequency_rows(model, done))
+                summed, logged = np.zeros(len(runs)), done
+                if observe is not None:
+                    observe(done, model)
     history = named(pd.concat(losses, ignore_index=True), HISTORY)
     return CanonicalTraining(model, history, named(pd.concat(frequencies, ignore_index=True), FREQUENCIES))
 
