@@ -25,7 +25,6 @@ _MODULES = (
     "studies.fingerprint.constrained.columns",
     "studies.positional_symbolic.columns",
     "studies.common.columns",
-    "studies.bifocal.learned_frequency_columns",
     "studies.bifocal.columns",
     "studies.bifocal.code_columns",
 )

@@ -20,7 +20,12 @@ from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
-from tlspectral.studies.fingerprint.replication.contrast import NOT_ROPE, ROPE, SchemeContrast, scheme_contrast
+from tlspectral.studies.fingerprint.replication.positional_schemes import (
+    NOT_ROPE,
+    ROPE,
+    SchemeContrast,
+    scheme_contrast,
+)
 
 _LOOKS = {ROPE: (BLUE, "o"), NOT_ROPE: (ORANGE, "s")}
 _SHOWN = ("model", "scheme", "percentile")

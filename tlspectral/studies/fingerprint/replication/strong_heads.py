@@ -5,11 +5,11 @@ import pandas as pd
 from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
-from tlspectral.studies.fingerprint.replication.positional_schemes import scheme
+from tlspectral.studies.fingerprint.replication.positional_schemes import ROPE, scheme
 from tlspectral.tables.published import PUBLISHED_HEADS
 
 _WHERE = "FP, section 6"
-_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == "RoPE"]
+_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == ROPE]
 _KV_GROUP = 4  # query heads of Llama-3-8B that share keys
 
 

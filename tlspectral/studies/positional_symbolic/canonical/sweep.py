@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
-from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
+    CanonicalSchedule,
     accuracy_by_position,
+    schedule_of,
     train_canonical,
     validation_prompts,
 )
