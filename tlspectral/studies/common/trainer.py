@@ -20,7 +20,7 @@ _TRAINING_STREAM = 10_000  # training sequences come from a generator with this 
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared
 
 Penalty = Callable[[AttentionOnlyTransformer], Float[Tensor, ""]]
-"""What is added to the loss of a step, times its weight: a function of the model as it is, which gradients pass."""
+"""A differentiable function of the model. Its value times a weight is added to the loss of each step."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrainingSettings:
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
 
     def evaluates_after(self, done: int) -> bool:
-        """Whether there is an evaluation after so many steps."""
+        """Whether the model is evaluated after `done` steps."""
         return done % self.evaluate_every == 0 or done == self.steps
 
 
@@ -69,8 +69,8 @@ class TrainingSettings:
 class TrainingRun:
     """A trained model and its history: one row per evaluation, columns `step` and those of `evaluate`.
 
-    With a penalty there is its value as well, `penalty`, without the weight. `checkpoints` holds a copy of the weights
-    after every step that was to be kept, under the model's parameter names.
+    With a penalty the column `penalty` holds its value without the weight. `checkpoints` holds a copy of the weights
+    after every step of `keep_steps`, under the model's parameter names.
     """
 
     model: AttentionOnlyTransformer
@@ -99,8 +99,8 @@ def train(
         settings: how; None takes the defaults.
         penalty: added to the loss of every step; see `tlspectral.studies.fingerprint.constrained`.
         penalty_weight: factor on it.
-        keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. They change
-            nothing in the training.
+        keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. The training
+            does not depend on them.
         show_progress: a bar over steps.
 
     Raises:
@@ -108,8 +108,8 @@ def train(
             keep that the training does not reach.
     """
     settings = settings or TrainingSettings()
-    kept = set(keep_steps)
-    if beyond := sorted(kept - set(range(settings.steps + 1))):
+    steps_to_keep = set(keep_steps)
+    if beyond := sorted(steps_to_keep - set(range(settings.steps + 1))):
         raise ValueError(f"keep_steps holds {beyond}; training reaches the whole numbers from 0 to {settings.steps}")
     model = AttentionOnlyTransformer(config, seed=settings.seed)
     held_out = held_out_sequences(task, settings)
@@ -117,19 +117,19 @@ def train(
     with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
         for done in training_steps(model, task, settings, penalty=penalty, penalty_weight=penalty_weight):
             bar.update(done - bar.n)
-            if done in kept:
+            if done in steps_to_keep:
                 checkpoints[done] = {name: value.detach().clone() for name, value in model.state_dict().items()}
             if settings.evaluates_after(done):
-                found = evaluate(model, held_out)
+                measures = evaluate(model, held_out)
                 if penalty is not None:
-                    found["penalty"] = penalty(model).item()
-                history.append({"step": done, **found})
-                bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
+                    measures["penalty"] = penalty(model).item()
+                history.append({"step": done, **measures})
+                bar.set_postfix({name: f"{value:.3f}" for name, value in measures.items()})
     return TrainingRun(model, named(pd.DataFrame(history), TRAIN_HISTORY), checkpoints)
 
 
 def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> RandomMapBatch:
-    """The sequences of every evaluation, the same whatever the seed."""
+    """Draw the sequences of every evaluation; they do not depend on the seed."""
     return task.sample(settings.evaluation_sequences, torch.Generator().manual_seed(_EVALUATION_STREAM))
 
 
@@ -141,7 +141,7 @@ def training_steps(
     penalty: Penalty | None = None,
     penalty_weight: float = 0.0,
 ) -> Iterator[int]:
-    """Train a model in place; yields how many steps are done, 0 first, so that the caller can look, and stop.
+    """Train a model in place; yields how many steps are done, 0 first, so that the caller can measure, or stop.
 
     Args:
         model: with its initial weights.

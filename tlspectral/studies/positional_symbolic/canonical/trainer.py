@@ -96,7 +96,7 @@ def schedule_of(preset: str | CanonicalSchedule) -> CanonicalSchedule:
 
 @dataclass(frozen=True)
 class CanonicalTraining:
-    """Trained heads and how they came about; `run` counts the stacked runs from 0.
+    """Trained heads with the record of their training; `run` counts the stacked runs from 0.
 
     Attributes:
         model: the heads.
@@ -182,7 +182,7 @@ def train_canonical(
 
 @torch.no_grad()
 def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame:
-    """How often each run is right, by where in the context the answer stands.
+    """Count the right answers of each run by the position of the answer.
 
     Args:
         model: trained heads.
@@ -200,11 +200,11 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
     correct = np.zeros((n_runs, length), dtype=np.int64)
     with one_thread():
         for rows in torch.arange(len(batch.query)).split(_PROMPTS_AT_ONCE):
-            now = CanonicalBatch(*(one[rows] for one in batch))
-            context, query, answer = _stacked([now], torch.zeros(n_runs, dtype=torch.int64))
+            part = CanonicalBatch(*(values[rows] for values in batch))
+            context, query, answer = _stacked([part], torch.zeros(n_runs, dtype=torch.int64))
             right = model(context, query).argmax(-1) == answer  # runs batch
             for run in range(n_runs):
-                correct[run] += torch.bincount(now.answer_position[right[run]], minlength=length).numpy()
+                correct[run] += torch.bincount(part.answer_position[right[run]], minlength=length).numpy()
     table = pd.DataFrame(
         {
             "run": np.repeat(np.arange(n_runs), length),
@@ -218,7 +218,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
 
 
 def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int) -> Iterator[CanonicalBatch]:
-    """Batches without end: fresh ones, or a fixed set in a new order each epoch, less what does not fill a batch."""
+    """Yield batches without end: fresh ones, or the full batches of a fixed set in a new order each epoch."""
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + seed)
     if schedule.training_samples is None:
         while True:
@@ -228,18 +228,18 @@ def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int
     while True:
         order = torch.randperm(schedule.training_samples, generator=stream)
         for rows in order.split(schedule.batch_size)[:n_batches]:
-            yield CanonicalBatch(*(one[rows] for one in fixed))
+            yield CanonicalBatch(*(values[rows] for values in fixed))
 
 
 def validation_prompts(task: CanonicalTask, schedule: CanonicalSchedule) -> CanonicalBatch:
-    """The prompts on which every run of a task is measured."""
+    """Draw the prompts on which every run of a task is measured."""
     return task.sample(schedule.validation_samples, torch.Generator().manual_seed(_VALIDATION_STREAM))
 
 
 def _stacked(
     batches: list[CanonicalBatch], of_run: Int64[Tensor, "runs"]
 ) -> tuple[Int64[Tensor, "runs batch length"], Int64[Tensor, "runs batch"], Int64[Tensor, "runs batch"]]:
-    """Contexts, queries and answers of the batch that each run sees."""
+    """Stack the contexts, queries and answers of the batch that each run sees."""
     context, query, answer = (
         torch.stack([getattr(batch, name) for batch in batches])[of_run] for name in ("context", "query", "answer")
     )
