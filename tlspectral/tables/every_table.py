@@ -25,6 +25,7 @@ _MODULES = (
     "studies.fingerprint.constrained.columns",
     "studies.positional_symbolic.columns",
     "studies.common.columns",
+    "studies.bifocal.learned_frequency_columns",
     "studies.bifocal.columns",
     "studies.bifocal.code_columns",
 )

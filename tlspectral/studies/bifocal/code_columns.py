@@ -5,7 +5,8 @@ BA is "Bifocal Attention", section 5.2.
 
 from dataclasses import replace
 
-from tlspectral.studies.bifocal.columns import TRAJECTORY, ZIGZAG, experiment_table, phase_columns
+from tlspectral.studies.bifocal.columns import TRAJECTORY, ZIGZAG, phase_columns
+from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
 from tlspectral.tables.column import Column
 from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.published_columns import STEP

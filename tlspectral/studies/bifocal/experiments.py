@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from tlspectral.studies.bifocal import code_columns, columns
+from tlspectral.studies.bifocal import code_columns, columns, learned_frequency_columns
 from tlspectral.studies.bifocal.code_adaptation import FULL_CODE, CodeSchedule, code_experiment
 from tlspectral.studies.bifocal.depth_manifold import manifold
 from tlspectral.studies.bifocal.languages import arms_on_languages, memorisation, structure_gap
@@ -19,7 +19,10 @@ from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
 from tlspectral.tables import named, write_table
 
-_TABLES = {table.name.removeprefix("experiments."): table for table in (*columns.TABLES, *code_columns.TABLES)}
+_TABLES = {
+    table.name.removeprefix("experiments."): table
+    for table in (*learned_frequency_columns.TABLES, *columns.TABLES, *code_columns.TABLES)
+}
 
 LANGUAGE_EXPERIMENTS = {
     "languages": arms_on_languages,

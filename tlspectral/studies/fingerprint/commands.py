@@ -121,7 +121,7 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
     from tlspectral.tables import read_table
     from tlspectral.tables.published import published_heads
 
-    again = [given for place, given in enumerate(tables) if given in tables[:place]]
+    again = [given for index, given in enumerate(tables) if given in tables[:index]]
     if again:
         raise ValueError(f"{again[0]} is named twice, and would count as two models")
     named: dict[str, pd.DataFrame] = {}
@@ -174,7 +174,7 @@ def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
 ) -> None:
-    """Draw what `tlspectral study constrained` found: curves, times, dissociation, kernels.
+    """Draw the tables of `tlspectral study constrained`: curves, times, dissociation, kernels.
 
     Example: tlspectral study formation out/constrained -o formation.png
     """

@@ -21,11 +21,11 @@ _LEVEL = 0.05
 
 
 def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
-    """Step at which each run formed its circuit, by two criteria.
+    """Find the step at which each run formed its circuit, by two criteria.
 
     `loss`: the first evaluation with `ce_pred` below half of ln V + 0.15 nats, as in "Fingerprint, Not Blueprint" (FP,
-    section 10). Rotary models rest for long just above that before any induction head works, and may dip below it. So
-    `both` asks of the same evaluation that `ind_best` exceeds 0.5, too.
+    section 10). The loss of rotary models stays just above that for long before any induction head works, and may
+    fall below it. So `both` also requires that `ind_best` exceeds 0.5 at the same evaluation.
 
     Args:
         evaluations: of a grid or the published tables: `arm, seed, step, ce_pred, ind_best`.
@@ -52,16 +52,16 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
         run = run.sort_values("step")
         steps, losses, induction = (run[name].to_numpy(dtype=np.float64) for name in ("step", "ce_pred", "ind_best"))
         below = losses < threshold
-        at = int(below.argmax()) if below.any() else None
+        first = int(below.argmax()) if below.any() else None
         both = below & (induction > INDUCTION_THRESHOLD)
         rows.append(
             {
                 "arm": key[0],
                 "seed": key[1],
-                "formed_loss": np.nan if at is None else steps[at],
+                "formed_loss": np.nan if first is None else steps[first],
                 "formed_both": steps[both.argmax()] if both.any() else np.nan,
-                "crossing_loss": np.nan if at is None else _crossing(steps, losses, at, threshold),
-                "ind_at_formed_loss": np.nan if at is None else induction[at],
+                "crossing_loss": np.nan if first is None else _crossing(steps, losses, first, threshold),
+                "ind_at_formed_loss": np.nan if first is None else induction[first],
                 "last_step": int(steps[-1]),
             }
         )
@@ -79,12 +79,12 @@ def refuse_mixed_runs(table: pd.DataFrame, keys: list[str]) -> None:
         )
 
 
-def _crossing(steps: np.ndarray, losses: np.ndarray, at: int, threshold: float) -> float:
-    """Where the line to evaluation `at` from the one before crosses the threshold."""
-    if at == 0:
+def _crossing(steps: np.ndarray, losses: np.ndarray, index: int, threshold: float) -> float:
+    """Step at which the line between evaluation `index` and the one before crosses the threshold."""
+    if index == 0:
         return float(steps[0])
-    share = (losses[at - 1] - threshold) / (losses[at - 1] - losses[at])
-    return float(steps[at - 1] + share * (steps[at] - steps[at - 1]))
+    share = (losses[index - 1] - threshold) / (losses[index - 1] - losses[index])
+    return float(steps[index - 1] + share * (steps[index] - steps[index - 1]))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Contrast:
     predicted: str
 
 
-# In the order of FP's Table 4, on which its q-values depend. FP gives the predictions only by what became of them.
+# In the order of FP's Table 4, on which its q-values depend. FP states the predictions only with their outcomes.
 CONTRASTS = (
     Contrast("P1", "rope_free", "ape_free", "delay"),
     Contrast("P3", "ape_sym", "ape_free", "no delay"),
@@ -107,7 +107,7 @@ CONTRASTS = (
 
 
 def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
-    """Whether arms form later than others, for the predictions P1 to P4 (FP, Table 4), by both criteria of formation.
+    """Test whether arms form later than others, for the predictions P1 to P4 (FP, Table 4), by both criteria.
 
     One-sided Mann-Whitney tests of steps over seeds, exact with ties, and Benjamini-Hochberg over the contrasts of a
     criterion. A run that had not formed counts as formed at its last step: as late as any other, so that ranks are
@@ -121,7 +121,7 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
         A row per criterion (`both`, `loss`) and contrast whose arms are both there: `criterion, prediction, slower,
         faster, n_slower, n_faster, not_formed_slower, not_formed_faster, mean_slower, mean_faster` and `sd_slower,
         sd_faster` (steps; sd with n - 1), `ratio` (of means), `statistic` (U), `pvalue, q`, `pvalue_paper, q_paper`
-        (exact as if there were no ties; adjusted without the cumulative minimum: how FP's own came about),
+        (as FP computed them: exact as if there were no ties; adjusted without the cumulative minimum),
         `rank_biserial`, `hodges_lehmann` (steps), `predicted`, `verdict`.
 
         Predictions: P1, `delay`: rotary models form later than learned-absolute ones. P2, `no formation`: without
@@ -133,7 +133,7 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
         ValueError: a missing column, or a contrast with an arm of fewer than two seeds.
 
     What it does not establish: more than an order of these arms at these sizes. With five seeds no p-value is below
-    1/252; P4's other half, that the circuit works through phase under a symmetric M, is a matter of `rerouting`.
+    1/252; P4's other half, that the circuit works through phase under a symmetric M, is left to `rerouting`.
     """
     needed = ("arm", "seed", "last_step", *(f"formed_{criterion}" for criterion in CRITERIA))
     require(formation, needed, "formation", name="table of formation")
@@ -142,9 +142,9 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for criterion in CRITERIA:
         family = [_row(formation, contrast, criterion) for contrast in contrasts]
-        proper = benjamini_hochberg(np.array([row["pvalue"] for row in family])).q
-        papers = q_without_minimum(np.array([row["pvalue_paper"] for row in family]))
-        for row, q, q_paper in zip(family, proper, papers, strict=True):
+        qvalues = benjamini_hochberg(np.array([row["pvalue"] for row in family])).q
+        paper_qvalues = q_without_minimum(np.array([row["pvalue_paper"] for row in family]))
+        for row, q, q_paper in zip(family, qvalues, paper_qvalues, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
             rows.append({**row, "verdict": _verdict(row)})
     return named(pd.DataFrame(rows, columns=list(_COLUMNS)), GRID["table4"])

@@ -27,14 +27,14 @@ _SPECTRAL = (*_PRINTED, "D_head", "henrici", "spectral_radius", "cond_eig")
 def metrics_against_behaviour(tables: PublishedTables) -> list[Claim]:
     """The nine correlations of Table 1 with detectors, and the largest q among them."""
     table = spearman_table(tables.heads["gpt2"], list(_PRINTED), list(_BEHAVIOURS))
-    found = table.set_index(["column", "against"])["statistic"]
+    correlation = table.set_index(["column", "against"])["statistic"]
     claims = [
         Claim(
             f"table1/{metric}/{behaviour}",
             _TABLE,
             f"GPT-2: rank correlation of {metric} with {_BEHAVIOURS[behaviour]}",
             printed,
-            value_at(found, (metric, behaviour)),
+            value_at(correlation, (metric, behaviour)),
         )
         for metric, row in _PRINTED.items()
         for behaviour, printed in zip(_BEHAVIOURS, row, strict=True)
@@ -44,7 +44,7 @@ def metrics_against_behaviour(tables: PublishedTables) -> list[Claim]:
 
 
 def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
-    """Table 1's column of copying, which is to be unrelated to all query-key metrics."""
+    """Table 1's column of copying, which the paper calls unrelated to all query-key metrics."""
     table = spearman_table(tables.heads["gpt2"], list(_SPECTRAL), "copying").set_index("column")
     what = "GPT-2: rank correlation of dir_frac with copying"
     claims = [Claim("table1/dir_frac/copying", _TABLE, what, "0.06", value_at(table, "dir_frac", "statistic"))]
@@ -76,7 +76,7 @@ def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
 def content_signature(tables: PublishedTables) -> list[Claim]:
     """Correlations that section 4 adds: the meaning of the content axis, and the same sign on Llama."""
     gpt2 = spearman_table(tables.heads["gpt2"], ["self_match", "score_asym"], ["content_pos_frac", "dir_frac"])
-    found = gpt2.set_index(["column", "against"])["statistic"]
+    correlation = gpt2.set_index(["column", "against"])["statistic"]
     llama = spearman_table(tables.heads["llama-3-8b"], "content_pos_frac", "prev")["statistic"].iloc[0]
     linear = value_at(tables.heads["gpt2"].corr(), "score_asym", "dir_frac")
     where = "GPT-2: rank correlation of"
@@ -86,14 +86,14 @@ def content_signature(tables: PublishedTables) -> list[Claim]:
             _SECTION,
             f"{where} self_match with content_pos_frac",
             "0.96",
-            value_at(found, ("self_match", "content_pos_frac")),
+            value_at(correlation, ("self_match", "content_pos_frac")),
         ),
         Claim(
             "content/score_asym",
             _SECTION,
             f"{where} score_asym with dir_frac",
             "0.66",
-            value_at(found, ("score_asym", "dir_frac")),
+            value_at(correlation, ("score_asym", "dir_frac")),
             remark=f"of ranks; Pearson's is {linear:.2f}",
         ),
         Claim(
@@ -107,7 +107,7 @@ def content_signature(tables: PublishedTables) -> list[Claim]:
 
 
 def composition_ranks(tables: PublishedTables) -> list[Claim]:
-    """Ranks of the previous-token head by K-composition: tables hold scores of single pairs at most."""
+    """Ranks of the previous-token head by K-composition: the tables hold no ranks."""
     del tables
     pairs = (
         ("gpt2", "4.11", ("5.1", "5.5", "6.9")),
@@ -142,7 +142,7 @@ _SCORES = ("dir_frac", "D_head", "content_pos_frac", "prev", "dup", "ind")
 
 
 def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Where the heads of GPT-2's circuit for indirect objects stand among all 144, class by class.
+    """Median percentiles of the heads of GPT-2's circuit for indirect objects among all 144 heads, by class.
 
     Args:
         heads: table of heads of GPT-2 small; None for the published one.
@@ -166,10 +166,10 @@ def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
         {name: 100 * scipy.stats.rankdata(heads[name]) / len(heads) for name in _SCORES},
         index=pd.MultiIndex.from_arrays([heads["layer"], heads["head"]]),
     )
-    lacking = [head for members in IOI_CLASSES.values() for head in members if head not in percentiles.index]
-    if lacking:
+    missing = [head for members in IOI_CLASSES.values() for head in members if head not in percentiles.index]
+    if missing:
         raise ValueError(
-            f"the table has no head {lacking[0][0]}.{lacking[0][1]}: give that of GPT-2 small, all 144 heads"
+            f"the table has no head {missing[0][0]}.{missing[0][1]}: give that of GPT-2 small, all 144 heads"
         )
     rows = []
     for name, members in IOI_CLASSES.items():

@@ -59,10 +59,10 @@ def correlations(tables: PublishedTables) -> list[Claim]:
     """Table 2's rank correlations of dir_frac and D_head with prev."""
     claims = []
     for name, printed in _PRINTED.items():
-        found = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
+        rho = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
         claims += [
             Claim(f"table2/{name}/rho_{short}", _TABLE, f"{name}: rank correlation of {metric} with prev", text, value)
-            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, found, strict=False)
+            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, rho, strict=False)
         ]
     return claims
 
@@ -98,8 +98,8 @@ def intervals(tables: PublishedTables) -> list[Claim]:
     """Table 2's intervals: layers resampled, controls refitted in each resample."""
     claims, ends = [], {}
     for name, printed in _PRINTED.items():
-        found = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
-        ends[name] = found.interval
+        bootstrap = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
+        ends[name] = bootstrap.interval
         claims += [
             Claim(
                 f"table2/{name}/{end}",
@@ -109,7 +109,7 @@ def intervals(tables: PublishedTables) -> list[Claim]:
                 value,
                 seed=BOOTSTRAP_SEED,
             )
-            for end, text, value in zip(("low", "high"), printed[3:5], found.interval, strict=True)
+            for end, text, value in zip(("low", "high"), printed[3:5], bootstrap.interval, strict=True)
         ]
     rope = [ends[name] for name in ends if scheme(name) == ROPE]
     claims += [
@@ -133,15 +133,15 @@ def top_five(tables: PublishedTables) -> list[Claim]:
     """Table 2's last column and Fig. 2a: where the five strongest previous-token heads stand by D_head."""
     claims = []
     for name, printed in _PRINTED.items():
-        found = top_head_percentile(tables.heads[name])
-        each = ", ".join(f"{value:.2f}" for value in found.percentiles)
+        top = top_head_percentile(tables.heads[name])
+        each = ", ".join(f"{value:.2f}" for value in top.percentiles)
         claims.append(
             Claim(
                 f"table2/{name}/top5",
                 "FP, Table 2 and Fig. 2a",
                 f"{name}: median percentile of D_head among the top 5 by prev",
                 printed[5],
-                found.statistic,
+                top.statistic,
                 remark=f"the five: {each}",
             )
         )
@@ -149,7 +149,7 @@ def top_five(tables: PublishedTables) -> list[Claim]:
 
 
 def quartile_and_quintile(tables: PublishedTables) -> list[Claim]:
-    """The words of the abstract and of section 6: bottom quartile without RoPE, top quintile under it."""
+    """Abstract and section 6: bottom quartile without RoPE, top quintile with it."""
     values = top_percentiles(tables)
     low = {name: value for name, value in values.items() if scheme(name) == NOT_ROPE}
     high = {name: value for name, value in values.items() if scheme(name) == ROPE}
@@ -186,8 +186,8 @@ def model_level_test(tables: PublishedTables) -> list[Claim]:
     by_k = top_k_sensitivity(tables.heads, groups, ks=(1, 3, 5, 10)).set_index("k")
     further = top_k_sensitivity(tables.heads, groups, ks=(2, 4, 7, 15, 20, 30, 50)).set_index("k")
     separated = leave_one_model_out(values, groups)["separated"]
-    of_rest = [gap_pvalue(np.delete(rope, place), others) for place in range(len(rope))]
-    of_rest += [gap_pvalue(rope, np.delete(others, place)) for place in range(len(others))]
+    without_one = [gap_pvalue(np.delete(rope, index), others) for index in range(len(rope))]
+    without_one += [gap_pvalue(rope, np.delete(others, index)) for index in range(len(others))]
     fails = ", ".join(str(k) for k in further.index[~further["separated"]])
     right_way = (by_k["upper"] == ROPE) & by_k["separated"]
     return [
@@ -213,13 +213,13 @@ def model_level_test(tables: PublishedTables) -> list[Claim]:
             "models that can be left out with separation perfect, of 7",
             "7",
             float(separated.sum()),
-            remark=f"p is then {min(of_rest):.3f} to {max(of_rest):.3f}",
+            remark=f"p is then {min(without_one):.3f} to {max(without_one):.3f}",
         ),
     ]
 
 
 def head_level_test(tables: PublishedTables) -> list[Claim]:
-    """All top-five heads of RoPE models against all of the others, as if heads were independent."""
+    """All top-five heads of RoPE models against all those of the others, as if heads were independent."""
     pooled: dict[str, list[float]] = {ROPE: [], NOT_ROPE: []}
     for name, heads in tables.heads.items():
         pooled[scheme(name)] += top_head_percentile(heads).percentiles
@@ -286,13 +286,13 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
     rows, members = [], []
     for model, table in tables.items():
         try:
-            found = top_head_percentile(table, k=k)
+            top = top_head_percentile(table, k=k)
         except ValueError as error:
             raise ValueError(f"{model}: {error}") from error
         scheme = ROPE if "rope_imag_frac" in table and table["rope_imag_frac"].notna().any() else NOT_ROPE
-        rows.append((model, scheme, found.n, k, found.statistic, found.statistic_midrank))
+        rows.append((model, scheme, top.n, k, top.statistic, top.statistic_midrank))
         members += [
-            (model, scheme, *head, percentile) for head, percentile in zip(found.heads, found.percentiles, strict=True)
+            (model, scheme, *head, percentile) for head, percentile in zip(top.heads, top.percentiles, strict=True)
         ]
     models = pd.DataFrame(rows, columns=["model", "scheme", "n_heads", "k", "percentile", "midrank"])
     rotary = models["scheme"] == ROPE
