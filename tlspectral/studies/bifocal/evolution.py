@@ -1,9 +1,9 @@
-"""Spectral Evolution: train a model with spectral rotary positions and write down where the frequencies go.
+"""Spectral Evolution: train a model with spectral rotary positions and record its frequencies.
 
 BA (sections 3 and 4.1) starts from the geometric frequencies and lets gradient descent move them. Optimiser, rates and
 batch are not given. Here: AdamW; gain and phase at the weights' rate; omega at a tenth of it, since an angle at
-distance N moves N times as fast as its frequency; no weight decay on spectral parameters, which would pull them to 0
-and not to where they start; linear warm-up, then a constant rate.
+distance N moves N times as fast as its frequency; no weight decay on spectral parameters, since it would pull them
+to 0, not to their start; linear warm-up, then a constant rate.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class Evolution:
-    """What a training went through.
+    """Record of a training.
 
     Attributes:
         losses: columns `step, loss`; the loss of the batch of step 1, 2, ..., before that step was taken.
@@ -78,7 +78,7 @@ def evolve(
         batch_loss: loss in nats of the batch of a step, counted from 0. Called once per step, in order.
         settings: how; None takes the defaults.
         frozen_backbone: train spectral parameters alone. Weights get no gradient and keep their flags, so that a model
-            that shares them is left as it was.
+            that shares them is not changed.
         show_progress: a bar over steps.
 
     Raises:
@@ -140,7 +140,7 @@ def parameter_groups(
 
 
 def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
-    """Omega, gain and phase of every layer, head and rotary pair now, as rows of `Evolution.trajectory`."""
+    """Current omega, gain and phase of every layer, head and rotary pair, as rows of `Evolution.trajectory`."""
     tables = []
     for layer, module in spectral_modules(model).items():
         omega, gain = module.omega_by_head(), module.gain_by_head()  # heads pairs
@@ -148,10 +148,10 @@ def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
         phase = module.phase_by_head()  # heads pairs
         if module.shared_phase:
             phase = module.phase.detach().double().cpu().repeat_interleave(heads // len(module.phase), dim=0)
-        place = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
-        table = place.to_frame(index=False, name=["step", "layer", "head", "frequency"])
+        index = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
+        table = index.to_frame(index=False, name=["step", "layer", "head", "frequency"])
         tables.append(table.assign(omega=omega.flatten(), gain=gain.flatten(), phase=phase.flatten()))
     if tables:
         return pd.concat(tables, ignore_index=True)
-    counted = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
-    return pd.DataFrame(columns=[*counted, "omega", "gain", "phase"], dtype="float64").astype(counted)
+    integers = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
+    return pd.DataFrame(columns=[*integers, "omega", "gain", "phase"], dtype="float64").astype(integers)

@@ -18,7 +18,7 @@ _FEW = 8  # with so many values or fewer in a group, FP's Mann-Whitney p is exac
 
 
 def partial_pvalue(found: PartialCorrelation) -> float:
-    """p of a partial correlation with n - 2 degrees of freedom: FP does not subtract the number of controls (Tables 2, 3)."""
+    """p of a partial correlation with n - 2 degrees of freedom: FP ignores the controls (Tables 2 and 3)."""
     return student_pvalue(found.statistic, found.n - 2)
 
 
