@@ -5,8 +5,9 @@ Two-layer attention-only models learn the random-map task freely, with a symmetr
 trains the grid.
 """
 
+from tlspectral.studies.fingerprint.constrained.cell import CellRun, train_cell
 from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
-from tlspectral.studies.fingerprint.constrained.grid import CellRun, constrained_grid, train_cell
+from tlspectral.studies.fingerprint.constrained.grid import constrained_grid
 from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import previous_token_heads, rerouting
