@@ -42,7 +42,7 @@ def replicate(
     from tlspectral.studies.fingerprint import replication
     from tlspectral.tables import read_table, write_table
 
-    own = None if grid is None else replication.side_by_side(read_table(grid))
+    compared = None if grid is None else replication.side_by_side(read_table(grid))
     began = time.perf_counter()
     table = replication.replicate()
     seconds = time.perf_counter() - began
@@ -53,11 +53,11 @@ def replicate(
             here = "" if math.isnan(ours) else f", here {ours:.4g}"
             typer.echo(f"  {where}: {what}: printed {published}{here}" + (f"\n      {why}" if why else ""))
         typer.echo("")
-    if own is not None:
+    if compared is not None:
         typer.echo(
             "Formation in steps, over runs that formed: published, and your grid by the loss and by both criteria"
         )
-        typer.echo(own.round(2).to_string(index=False) + "\n")
+        typer.echo(compared.round(2).to_string(index=False) + "\n")
     typer.echo(_counts(table, seconds))
     if output is not None:
         from tlspectral.studies.fingerprint.figures.replication import published_figures

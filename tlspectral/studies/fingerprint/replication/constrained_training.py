@@ -231,10 +231,10 @@ def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndar
     """q-values of the two arms' scores at each offset."""
     pvalues = [
         mann_whitney(
-            _values(at, arm, "score"),
-            _values(at, other, "score"),
+            _values(at_offset, arm, "score"),
+            _values(at_offset, other, "score"),
         ).pvalue
-        for _, at in curves.groupby("offset")
+        for _, at_offset in curves.groupby("offset")
     ]
     return benjamini_hochberg(np.array(pvalues)).q
 

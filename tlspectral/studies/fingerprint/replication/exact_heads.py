@@ -104,7 +104,7 @@ def exclusion(tables: PublishedTables) -> list[Claim]:
 
 
 def angle_limit(tables: PublishedTables) -> list[Claim]:
-    """Section 4: above 2 pi / n weights are said to have several maxima."""
+    """Section 4: at angles above 2 pi / n, weights have several maxima according to PS."""
     del tables
     tried = [2.5, 3.5, 4.5]
     sharp = [factor for factor in tried if _one_maximum(factor * math.pi / _INDEX.length)]
