@@ -97,7 +97,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention: fixed rotation by the geometric frequencies, then the spectral module's further rotation, if any."""
+    """Causal attention: fixed rotation by the geometric frequencies, then that of the spectral module, if any."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
