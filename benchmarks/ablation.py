@@ -1,8 +1,8 @@
 """The ablation sweep on SmolLM2-135M against one plain full forward with a hook per head, and what hooks cost.
 
 Run `python benchmarks/ablation.py`; some minutes on an idle core. Both sides use the same hook mathematics, the same
-tokens and the induction task, by turns in one process. Only a sample is run, some heads of some layers: what a head
-costs depends on its layer alone, and layers between are interpolated. Times are CPU seconds (process_time), medians.
+tokens and the induction task, alternately in one process. Only some heads of some layers are run: the cost of a head
+depends on its layer alone, and layers between are interpolated. Times are CPU seconds (process_time), medians.
 """
 
 import statistics
@@ -27,9 +27,9 @@ PART = "rope_phase"
 
 
 def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> None:
-    """One head the plain way: a whole forward, all logits, the loss of the scored positions.
+    """Run one head the plain way: a whole forward, all logits, the loss of the scored positions.
 
-    Hooks are put on as in the sweep: `model.hooks` of a bridge takes some ms for each, whatever they do.
+    Hooks are registered as in the sweep, as `model.hooks` of a bridge takes some ms for each.
     """
     with torch.no_grad(), hooks_on(view.model, points, hooks):
         logits = view.logits(task.tokens)[:, task.scored]
@@ -65,24 +65,24 @@ def peak(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[An
 
 
 def cost_of_hooks(view: AttentionView, task: ScoredSequences, points: Any, repeats: int) -> None:
-    """A hook on one head, hooks on all heads, and the memory of the latter, against bare forwards."""
-    every = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
+    """Print the cost of a hook on one head, of hooks on all heads, and their memory, against bare forwards."""
+    heads = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
     one_hook = ablation_hooks(view.model, [(view.n_layers // 2, 1)], PART)
-    all_hooks = ablation_hooks(view.model, every, PART)
+    all_hooks = ablation_hooks(view.model, heads, PART)
     sides = ([], one_hook, all_hooks)
     for _ in range(2):
         plain_head(view, task, points, [])
-    grown = peak(view, task, points, all_hooks) - peak(view, task, points, [])
+    extra = peak(view, task, points, all_hooks) - peak(view, task, points, [])
     times = [
         [seconds(lambda side=side: plain_head(view, task, points, side)) for side in sides] for _ in range(repeats)
     ]
-    one = statistics.median(with_one / bare for bare, with_one, _ in times)
-    whole = statistics.median(with_all / bare for bare, _, with_all in times)
+    one_ratio = statistics.median(with_one / bare for bare, with_one, _ in times)
+    all_ratio = statistics.median(with_all / bare for bare, _, with_all in times)
     scores = len(task.tokens) * view.n_heads(0) * task.tokens.shape[1] ** 2 * 4 / 2**20
     print(f"forward without hooks         {statistics.median(bare for bare, _, _ in times):6.2f} s")
-    print(f"hook on one head              {100 * (one - 1):+6.1f} %   (at most +8 %)")
-    print(f"hooks on all heads            {whole:6.2f} x   (at most 2 x)")
-    print(f"peak memory, all heads        {grown:+6.1f} MB  (two layers' scores: {2 * scores:.1f} MB)")
+    print(f"hook on one head              {100 * (one_ratio - 1):+6.1f} %   (at most +8 %)")
+    print(f"hooks on all heads            {all_ratio:6.2f} x   (at most 2 x)")
+    print(f"peak memory, all heads        {extra:+6.1f} MB  (two layers' scores: {2 * scores:.1f} MB)")
 
 
 def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1) -> None:
@@ -107,14 +107,14 @@ def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1)
     sampled = sorted({*range(0, n_layers, 5), n_layers - 5, n_layers - 3, n_layers - 1})
     ratios, costs, plains = {}, {}, []
     for layer in sampled:
-        hooks, found = ablation_hooks(view.model, [(layer, 0)], PART), []
+        hooks, times = ablation_hooks(view.model, [(layer, 0)], PART), []
         for _ in range(repeats):
             plain = seconds(lambda hooks=hooks: plain_head(view, task, points, hooks))
             replayed = seconds(lambda layer=layer: layer_effects(intact, task, layer, list(range(heads)), PART))
-            found.append((plain, replayed / heads))
-        plains += [plain for plain, _ in found]
-        costs[layer] = statistics.median(ours for _, ours in found)
-        ratios[layer] = statistics.median(plain / ours for plain, ours in found)
+            times.append((plain, replayed / heads))
+        plains += [plain for plain, _ in times]
+        costs[layer] = statistics.median(head_seconds for _, head_seconds in times)
+        ratios[layer] = statistics.median(plain / head_seconds for plain, head_seconds in times)
         print(f"layer {layer:2d}: {ratios[layer]:6.2f} x, {costs[layer]:.3f} s a head")
     slope, at_zero = statistics.linear_regression(list(costs), list(costs.values()))
     mean_cost, plain = at_zero + slope * (n_layers - 1) / 2, statistics.median(plains)

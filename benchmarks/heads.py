@@ -1,7 +1,7 @@
 """CPU cost of a head table's spectra and null, against bare LAPACK, a careful plain route and the paper's text.
 
 Run `python benchmarks/heads.py`; about five minutes on an idle core. All sides take the same random factors, in the
-same run, on one thread, by turns; the unit is CPU seconds (process_time) a head and ratios are medians over the
+same run, on one thread, alternately; the unit is CPU seconds (process_time) a head and ratios are medians over the
 repeats. Every side reports dir_frac, D_head, lam_mass, imag_mass, henrici, content_pos_frac, spectral_radius, principal
 angles, rank and four null means, deviations, z and percentiles. Ours computes cond_eig as well.
 """
@@ -56,7 +56,7 @@ SHAPES = (
 
 
 def factors(shape: Shape, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gaussian W_Q and W_K; for LayerNorm the sides centre them themselves where that is their cost."""
+    """Gaussian W_Q and W_K. For LayerNorm each side centres them itself, as that is part of its cost."""
     rng = np.random.default_rng(0)
     size = (heads, shape.d_model, shape.d_head)
     w_q, w_k = (torch.from_numpy(rng.standard_normal(size) / np.sqrt(shape.d_model)) for _ in range(2))
@@ -87,13 +87,13 @@ def metrics_only(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor):
 
 def whole_table(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, blocks: torch.Tensor):
     """Our metrics and null of a layer, given the table's blocks."""
-    found = metrics_only(shape, w_q, w_k)
-    observed = {column: getattr(found, column) for column in NULL_COLUMNS}
-    return found, null_statistics(found.singular_values, observed, blocks, shape.n)
+    metrics = metrics_only(shape, w_q, w_k)
+    observed = {column: getattr(metrics, column) for column in NULL_COLUMNS}
+    return metrics, null_statistics(metrics.singular_values, observed, blocks, shape.n)
 
 
 def bare_lapack(values: np.ndarray, blocks: torch.Tensor) -> None:
-    """Nothing but the eigenvalues of the same k x k matrices."""
+    """Compute only the eigenvalues of the same k x k matrices."""
     for head in torch.from_numpy(values):
         torch.linalg.eigvals(head[:, None] * blocks)
 
@@ -170,9 +170,9 @@ def plain_null(shape: Shape, values: torch.Tensor, norm: torch.Tensor, with_nump
 
 def plain_seconds(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, with_numpy: bool) -> float:
     """CPU seconds of the plain route for one head, its draws scaled up to all."""
-    found = []
-    metrics = seconds(lambda: found.append(plain_metrics(shape, w_q, w_k)))
-    real, values, norm, rest = found[0]
+    results = []
+    metrics = seconds(lambda: results.append(plain_metrics(shape, w_q, w_k)))
+    real, values, norm, rest = results[0]
     null = seconds(lambda: table_row(real, plain_null(shape, values, norm, with_numpy), rest))
     return metrics + null * DRAWS / shape.plain_draws
 
@@ -184,7 +184,7 @@ def text_seconds(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, draws: int)
     """CPU seconds for one head with C M C, a d x d SVD, and eigenvectors in each draw."""
     d, k = shape.d_model, shape.d_head
     centring = torch.eye(d, dtype=torch.float64) - 1 / d
-    found = []
+    results = []
 
     def metrics() -> None:
         m = centring @ (w_q @ w_k.T) @ centring
@@ -201,10 +201,10 @@ def text_seconds(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, draws: int)
             *angle_summary(torch.linalg.qr(centring @ w_q).Q, torch.linalg.qr(centring @ w_k).Q),
         )
         norm = torch.linalg.norm(m)
-        found.append((summarise(core, norm, eigenvalues), values, norm, rest))
+        results.append((summarise(core, norm, eigenvalues), values, norm, rest))
 
     def null() -> None:
-        real, values, norm, rest = found[0]
+        real, values, norm, rest = results[0]
         rng = np.random.default_rng(0)
         rows = []
         for _ in range(draws):
@@ -222,7 +222,7 @@ def text_seconds(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, draws: int)
 
 
 def compare(shape: Shape) -> None:
-    """Time all sides by turns and print medians."""
+    """Time all sides alternately and print medians."""
     w_q, w_k = factors(shape, shape.heads)
     values = metrics_only(shape, w_q, w_k).singular_values
     with_text = shape.d_model == 768
@@ -233,7 +233,7 @@ def compare(shape: Shape) -> None:
     for _ in range(shape.repeats):
         rng = block_generator(0, shape.n, shape.d_head)
         drawn.clear()
-        # The blocks serve a whole table; here a table of this one layer pays for them.
+        # The blocks are shared by a whole table; here their whole cost counts for this one layer.
         times["blocks"].append(
             seconds(lambda rng=rng: drawn.append(haar_blocks(shape.n, shape.d_head, DRAWS, rng))) / shape.heads
         )
@@ -245,27 +245,27 @@ def compare(shape: Shape) -> None:
         times["numpy"].append(plain_seconds(shape, w_q[0], w_k[0], with_numpy=True))
         if with_text:
             times["text"].append(text_seconds(shape, w_q[0], w_k[0], draws=20))
-    got = {name: np.array(found) for name, found in times.items() if found}
-    ours = got["table"] + got["blocks"]
-    middle = {name: float(np.median(found)) for name, found in got.items()}
+    by_side = {name: np.array(samples) for name, samples in times.items() if samples}
+    ours = by_side["table"] + by_side["blocks"]
+    middle = {name: float(np.median(samples)) for name, samples in by_side.items()}
     print(f"{shape.name}, {DRAWS} draws, layer of {shape.heads} heads, {shape.repeats} repeats; CPU s a head")
     print(
         f"  (i)   bare eigvals {middle['bare']:.4f}, metrics {middle['metrics']:.4f}, "
         f"Haar blocks {middle['blocks']:.4f} (per layer / heads), whole table with blocks {np.median(ours):.4f}"
     )
-    share = (ours - got["metrics"]) / got["bare"]
+    share = (ours - by_side["metrics"]) / by_side["bare"]
     print(f"        (table - metrics) / bare = {np.median(share):.3f}   [at most 1.25]")
     for library in ("torch", "numpy"):
-        plain = got[library] / ours
+        plain = by_side[library] / ours
         print(
             f"  (ii)  careful plain route, {library} QR, {middle[library]:.3f} "
             f"(1 head, {shape.plain_draws} draws timed, scaled to {DRAWS}): "
             f"{np.median(plain):.1f}x   [{plain.min():.1f} .. {plain.max():.1f}; target {shape.target:g}x]"
         )
-    bound = got["torch"] / got["bare"]
+    bound = by_side["torch"] / by_side["bare"]
     print(f"        bare eigvals alone would stand at {np.median(bound):.1f}x of the torch route")
     if with_text:
-        text = got["text"] / ours
+        text = by_side["text"] / ours
         print(
             f"  (iii) as the paper's text reads {middle['text']:.3f} (1 head, 20 draws timed, scaled to {DRAWS}): "
             f"{np.median(text):.1f}x   [{text.min():.1f} .. {text.max():.1f}; target 10x]"
@@ -284,13 +284,13 @@ def control_variate(label: str, values: np.ndarray, n: int, pool: int = 30_000) 
     for count, controlled in ((100, True), (300, False), (300, True)):
         parts = [slice(i, i + count) for i in range(0, pool - count + 1, count)]
         if controlled:
-            found = np.array([controlled_moments(sample[p], control[p], 1 / n, variance)[:2] for p in parts])
+            moments = np.array([controlled_moments(sample[p], control[p], 1 / n, variance)[:2] for p in parts])
         else:
-            found = np.array([[sample[p].mean(), sample[p].std()] for p in parts])
-        z = (mean - 8 * deviation - found[:, 0]) / found[:, 1]
+            moments = np.array([[sample[p].mean(), sample[p].std()] for p in parts])
+        z = (mean - 8 * deviation - moments[:, 0]) / moments[:, 1]
         errors = [
-            np.sqrt(np.mean((found[:, 0] - mean) ** 2)) / deviation,
-            np.sqrt(np.mean((found[:, 1] / deviation - 1) ** 2)),
+            np.sqrt(np.mean((moments[:, 0] - mean) ** 2)) / deviation,
+            np.sqrt(np.mean((moments[:, 1] / deviation - 1) ** 2)),
             np.sqrt(np.mean((z + 8) ** 2)),
         ]
         kind = "with control variate" if controlled else "plain"

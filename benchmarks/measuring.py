@@ -1,4 +1,4 @@
-"""What every benchmark measures with: CPU seconds and the memory of tensors."""
+"""Measurements shared by the benchmarks: CPU seconds and the memory of tensors."""
 
 import gc
 import time

@@ -122,7 +122,22 @@ def run_tests(module: str, number: int | None) -> int:
     import pytest
 
     tests = [str(path) for pattern in TESTS[module] for path in sorted(ROOT.glob(f"tests/{pattern}.py"))]
-    return int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    return int(
+        pytest.main(
+            [
+                "-x",
+                "-q",
+                "--no-header",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:xdist",
+                "-W",
+                "ignore::pytest.PytestAssertRewriteWarning",
+                *tests,
+            ]
+        )
+    )
 
 
 def _import_changed(file: Path, source: str) -> None:

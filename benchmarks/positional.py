@@ -1,7 +1,7 @@
-"""What positional and symbolic scores cost on SmolLM2-135M: by swapped words, by swapped keys, and per frequency.
+"""Cost of positional and symbolic scores on SmolLM2-135M: by swapped words, by swapped keys, and per frequency.
 
 Run `python benchmarks/positional.py`; some minutes on an idle core. One prompt of the binding task, 64 pairs of which 9
-swap (36 swaps, block 0 included, so that none is left out), one query, all in one process and by turns. Times are CPU
+swap (36 swaps, block 0 included, so that none is left out), one query, all alternately in one process. Times are CPU
 seconds (process_time), medians over repeats; prompt mode is run once, as it takes 37 passes of the model each time.
 """
 
@@ -48,22 +48,22 @@ def main(repeats: int = typer.Option(3, help="Runs of the quick measurements."))
         )
 
     with torch.no_grad():
-        model(tokens[None], return_type=None)  # what is built at the first pass is not counted
+        model(tokens[None], return_type=None)  # the first pass sets things up and is not counted
         forward = statistics.median(seconds(lambda: model(tokens[None], return_type=None)) for _ in range(repeats))
     typer.echo(f"SmolLM2-135M, {len(tokens)} tokens, {len(swaps)} swaps, one query; one thread")
     typer.echo(f"one forward pass of the model              {forward:8.2f} s")
-    found: dict[tuple[str, bool], float] = {}
+    medians: dict[tuple[str, bool], float] = {}
     for per_frequency in (False, True):
         for mode in ("key", "prompt"):
             times = [seconds(scores(mode, per_frequency=per_frequency)) for _ in range(repeats if mode == "key" else 1)]
-            found[mode, per_frequency] = statistics.median(times)
-            what = f"{mode} mode{', per frequency' if per_frequency else ''}"
-            typer.echo(f"{what:<42} {found[mode, per_frequency]:8.2f} s")
+            medians[mode, per_frequency] = statistics.median(times)
+            label = f"{mode} mode{', per frequency' if per_frequency else ''}"
+            typer.echo(f"{label:<42} {medians[mode, per_frequency]:8.2f} s")
     for per_frequency in (False, True):
-        ratio = found["prompt", per_frequency] / found["key", per_frequency]
+        ratio = medians["prompt", per_frequency] / medians["key", per_frequency]
         typer.echo(f"prompt / key{', per frequency' if per_frequency else '':<16}: {ratio:.1f}x (target: at least 5x)")
     for mode in ("prompt", "key"):
-        share = found[mode, True] / found[mode, False] - 1
+        share = medians[mode, True] / medians[mode, False] - 1
         target = " (target: at most 30 %)" if mode == "prompt" else ""
         typer.echo(f"frequencies add to {mode} mode: {share:.0%}{target}")
     few = swaps[:8]  # memory does not depend on the number of swaps beyond a batch of prompts

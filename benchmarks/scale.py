@@ -1,9 +1,9 @@
-"""What head tables of models too large to load cost: CPU seconds, peak memory, and how both grow.
+"""Cost of head tables of models too large to load: CPU seconds, peak memory, and how both grow.
 
 Run `python benchmarks/scale.py` (about half an hour of one idle core, 4 GiB of disk; `--small` for a smoke run of a
 minute). Weights are random values of the right shapes, written to a temporary folder in safetensors, and each table is
 made in a process of its own on one thread: CPU seconds and peak resident memory (mapped pages of files included) are
-that process's, with its imports; a head's share is without them. Beside it stands bare LAPACK: `eigvals` of as many
+that process's, with its imports; a head's share is without them. The comparison is bare LAPACK: `eigvals` of as many
 d_head x d_head matrices as the null draws. "No null" is a null of two draws, the least that a table takes. Only the
 tensors that a streamed table reads are written.
 """
@@ -71,21 +71,21 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
-    place = {}
+    shard_of = {}
     for layer in range(shape.layers):
-        at, file = f"model.layers.{layer}", f"model-{layer:05d}.safetensors"
+        prefix, file = f"model.layers.{layer}", f"model-{layer:05d}.safetensors"
         tensors = {}
         if shape.model_type == "llama":
-            tensors[f"{at}.input_layernorm.weight"] = torch.rand(shape.d_model, generator=generator) + 0.5
+            tensors[f"{prefix}.input_layernorm.weight"] = torch.rand(shape.d_model, generator=generator) + 0.5
         for role, heads in (("q", shape.heads), ("k", shape.kv_heads)):
             if shape.model_type == "olmo2":
                 gain = torch.rand(heads * shape.d_head, generator=generator) + 0.5
-                tensors[f"{at}.self_attn.{role}_norm.weight"] = gain
+                tensors[f"{prefix}.self_attn.{role}_norm.weight"] = gain
             weight = torch.randn(heads * shape.d_head, shape.d_model, generator=generator, dtype=torch.bfloat16)
-            tensors[f"{at}.self_attn.{role}_proj.weight"] = weight.mul_(0.02)
+            tensors[f"{prefix}.self_attn.{role}_proj.weight"] = weight.mul_(0.02)
         save_file(tensors, folder / file)
-        place |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+        shard_of |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_of}))
 
 
 def table(folder: Path, draws: int) -> dict[str, float]:
@@ -101,14 +101,14 @@ def table(folder: Path, draws: int) -> dict[str, float]:
     with checkpoint.layer(0):  # loads TransformerLens and transformers
         pass
     imports = time.process_time()
-    # The first layer of a process pays for what torch and LAPACK set up; it is measured twice, and counted once.
+    # The first layer of a process includes the setup of torch and LAPACK; it runs once before, uncounted.
     tlspectral.analyze_heads(folder, layers=[0], null_draws=NO_NULL, detectors=False, show_progress=False)
     before = time.process_time()
     heads = tlspectral.analyze_heads(folder, null_draws=draws, detectors=False, show_progress=False)
-    found = time.process_time() - before
+    seconds = time.process_time() - before
     return {
-        "cpu": imports + found,
-        "cpu_a_head": found / len(heads),
+        "cpu": imports + seconds,
+        "cpu_a_head": seconds / len(heads),
         "peak_mib": peak_memory(),
         "heads": len(heads),
         "eigvals": bare_eigvals(checkpoint.config.head_dim, draws),
@@ -116,7 +116,7 @@ def table(folder: Path, draws: int) -> dict[str, float]:
 
 
 def bare_eigvals(d_head: int, draws: int, at_least: int = 50) -> float:
-    """CPU seconds of `draws` eigenvalue problems of size d_head, from some that are timed."""
+    """CPU seconds of `draws` eigenvalue problems of size d_head, extrapolated from `at_least` of them."""
     matrices = torch.randn(at_least, d_head, d_head, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.linalg.eigvals(matrices[:2])
     before = time.process_time()
@@ -132,21 +132,21 @@ def peak_memory() -> float:
 
 def measured(shape: Shape, folder: Path) -> list[dict[str, Any]]:
     """Costs of a shape's tables, each made in a process of its own."""
-    place = folder / shape.name.replace(" ", "-")
-    write_checkpoint(shape, place)
+    checkpoint = folder / shape.name.replace(" ", "-")
+    write_checkpoint(shape, checkpoint)
     rows = []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     for draws in shape.draws:
-        command = [sys.executable, __file__, "--table", str(place), "--draws", str(draws)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{shape.name}, {draws} draws: {done.stderr.strip()}")
-        row = {**asdict(shape), "draws": draws, **json.loads(done.stdout.splitlines()[-1])}
+        command = [sys.executable, __file__, "--table", str(checkpoint), "--draws", str(draws)]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise SystemExit(f"{shape.name}, {draws} draws: {process.stderr.strip()}")
+        row = {**asdict(shape), "draws": draws, **json.loads(process.stdout.splitlines()[-1])}
         rows.append(row)
         print(line(row), flush=True)
-    for file in place.iterdir():
+    for file in checkpoint.iterdir():
         file.unlink()
-    place.rmdir()
+    checkpoint.rmdir()
     return rows
 
 
@@ -180,8 +180,8 @@ def draw(layers: list[dict[str, Any]], widths: list[dict[str, Any]], output: Pat
     right.plot(sizes, of_null("eigvals"), "--", color=GREY, label=f"bare eigvals, {draws} matrices")
     right.set(xscale="log", xlabel="d_model", title=f"d_head {without[0]['d_head']}")
     right.legend(frameon=False, fontsize=8, loc="center left")
-    for axes, found in ((left, layers), (right, widths[0::2])):
-        ticks = [row["layers" if axes is left else "d_model"] for row in found]
+    for axes, rows in ((left, layers), (right, widths[0::2])):
+        ticks = [row["layers" if axes is left else "d_model"] for row in rows]
         axes.set_xticks(ticks, labels=[str(tick) for tick in ticks])
         axes.minorticks_off()
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
@@ -203,8 +203,8 @@ def main(
         return
     if only not in ("", "8b", "405b", "olmo2", "growth"):
         raise typer.BadParameter("is one of 8b, 405b, olmo2, growth", param_hint="--only")
-    with tempfile.TemporaryDirectory(prefix="scale_") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="scale_") as temporary:
+        folder = Path(temporary)
         if only in ("", "8b"):
             measured(SMALL if small else LLAMA_8B, folder)
         if only in ("", "405b") and not small:

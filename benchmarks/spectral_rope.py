@@ -1,8 +1,8 @@
-"""What learnable rotary positions cost: forward and backward of SmolLM2-135M with and without them.
+"""Cost of learnable rotary positions: forward and backward of SmolLM2-135M with and without them.
 
-Run `python benchmarks/spectral_rope.py`; a minute or two on an idle core. The plain model and its `to_spectral` take
-turns in one process on the same tokens, with gradients for the weights of the backbone on both sides and for the
-spectral parameters besides. Times are CPU seconds (process_time), medians over turns.
+Run `python benchmarks/spectral_rope.py`; a minute or two on an idle core. The plain model and its `to_spectral` run
+alternately in one process on the same tokens, with gradients for the weights of the backbone on both sides, and for
+the spectral parameters on one. Times are CPU seconds (process_time), medians over turns.
 """
 
 import statistics
@@ -34,17 +34,17 @@ def main(
     for scope in ("head", "layer"):
         spectral = tls.to_spectral(plain, scope=scope)
         models = {"plain": (plain, weights), "spectral": (spectral, [*weights, *spectral.spectral_parameters()])}
-        found: dict[str, list[float]] = {name: [] for name in models}
+        times: dict[str, list[float]] = {name: [] for name in models}
         for turn in range(turns + 1):  # the first turn warms up
             for name, (model, parameters) in models.items():
-                took = seconds(partial(loss_and_gradients, model, tokens, parameters))
+                duration = seconds(partial(loss_and_gradients, model, tokens, parameters))
                 if turn:
-                    found[name].append(took)
-        plainly, spectrally = (statistics.median(found[name]) for name in models)
+                    times[name].append(duration)
+        plain_seconds, spectral_seconds = (statistics.median(times[name]) for name in models)
         count = sum(parameter.numel() for parameter in spectral.spectral_parameters())
         typer.echo(
-            f"scope {scope!r} ({count} parameters): plain {plainly:.2f} s, spectral {spectrally:.2f} s, "
-            f"{spectrally / plainly:.3f}x (target: at most 1.15x)"
+            f"scope {scope!r} ({count} parameters): plain {plain_seconds:.2f} s, spectral {spectral_seconds:.2f} s, "
+            f"{spectral_seconds / plain_seconds:.3f}x (target: at most 1.15x)"
         )
 
 

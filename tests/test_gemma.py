@@ -16,7 +16,7 @@ from tlspectral.models.loading.source import PACKAGED
 
 LAYERS, HEADS, GLOBAL = 18, 4, (5, 11, 17)
 needs_gemma = pytest.mark.skipif(
-    any(importlib.util.find_spec(module) is None for module, _ in PACKAGED["gemma3-270m"].pieces)
+    any(importlib.util.find_spec(module) is None for module, _ in PACKAGED["gemma3-270m"].parts)
     or importlib.util.find_spec("gguf") is None,
     reason="the extra [demo-gemma] is not installed",
 )

@@ -44,7 +44,7 @@ def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch, at):
             return geometry
 
         monkeypatch.setattr(bridge_reader, "_rotary", faster)
-        said = "layer 0: the model turns its pairs by other angles than its frequencies say"
+        said = "layer 0: the model rotates its pairs by other angles than its frequencies say"
     with pytest.raises(ScoreMismatch, match=said):
         analyze(built("bridge", "llama"))
 

@@ -144,7 +144,7 @@ def shipped_in_pieces(gguf_file, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     shipped = ShippedFile(
         file="demo.gguf",
-        pieces=tuple((f"pieces_{at}", "data/part") for at in range(3)),
+        parts=tuple((f"pieces_{at}", "data/part") for at in range(3)),
         install="pip install demo",
         sha256=hashlib.sha256(b"".join(content)).hexdigest(),
     )
@@ -174,7 +174,7 @@ def test_a_file_in_pieces_is_put_together_in_order_and_leaves_no_copy(shipped_in
 def test_pieces_of_another_version_are_refused(shipped_in_pieces, tmp_path):
     _, seen = shipped_in_pieces
     (tmp_path / "pieces_2" / "data" / "part").write_bytes(b"other weights")
-    with pytest.raises(BadWeights, match=r"3 pieces of demo\.gguf do not make that file.*all in one version"):
+    with pytest.raises(BadWeights, match=r"3 parts of demo\.gguf do not make that file.*all in one version"):
         load_model("demo")
     assert seen == []
     (tmp_path / "pieces_1" / "data" / "part").unlink()

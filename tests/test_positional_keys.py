@@ -10,8 +10,7 @@ from zoo import shared
 
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt
-from tlspectral.positional.exclusion import exclusion_split
-from tlspectral.positional.key_permutations import swapped_key_means
+from tlspectral.positional.exclusion import exclusion_split, swapped_key_means
 from tlspectral.positional.scores import swap_scores
 
 

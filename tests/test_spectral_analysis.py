@@ -21,7 +21,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.operators import qk_operators, verify_scores
 from tlspectral.positional import BlockPrompt, positional_symbolic
-from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion
+from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.readout import LastQuery
 from tlspectral.positional.traces import attention_traces, frequency_norms

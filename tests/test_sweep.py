@@ -348,7 +348,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(IncompatibleCheckpoint, match=r"symmetric_L001\.parquet holds symmetric_L000"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
     (ours / "symmetric_L001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(IncompatibleCheckpoint, match="not a finished piece"):
+    with pytest.raises(IncompatibleCheckpoint, match="not a finished part"):
         sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
     (ours / "sweep.json").write_text(json.dumps({"format": 1}))
     with pytest.raises(IncompatibleCheckpoint, match="cannot be read"):

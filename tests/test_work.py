@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import WorkPart, bundled, finished_parts, open_pieces, stacked, unbundled, work, workers_kept
+from tlspectral.tables import WorkPart, bundled, finished_parts, open_parts, stacked, unbundled, work, workers_kept
 
 finished = partial(finished_parts, description="work", unit="part", show_progress=False)
 
@@ -91,7 +91,7 @@ def fails(number):
 
 
 def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
-    folder, started = open_pieces(tmp_path / "parts", {}), []
+    folder, started = open_parts(tmp_path / "parts", {}), []
     real = work.get_reusable_executor
     monkeypatch.setattr(work, "get_reusable_executor", lambda **given: started.append(real(**given)) or started[-1])
     with pytest.raises(ValueError, match="part 1 cannot be made"):
@@ -112,7 +112,7 @@ def test_workers_that_the_caller_configured_are_left_alone():
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.usefixtures("dask_cluster")
 def test_a_dask_cluster_makes_the_parts(tmp_path):
-    folder = open_pieces(tmp_path / "parts", {})
+    folder = open_parts(tmp_path / "parts", {})
     (tmp_path / "begun").mkdir()
     parts = parts_of(4, partial(wait_for_both, folder=tmp_path / "begun"))
     found = finished(parts, folder, n_jobs=-1, prepare=partial(prepared_by, tmp_path))
@@ -143,7 +143,7 @@ def test_what_parts_share_is_prepared_once_per_worker(tmp_path, backend):
 
 
 def test_nothing_is_prepared_for_a_finished_work(tmp_path):
-    folder = open_pieces(tmp_path / "parts", {})
+    folder = open_parts(tmp_path / "parts", {})
     for _ in range(2):
         finished(parts_of(2), folder, prepare=partial(prepared_by, tmp_path))
     assert len(list(tmp_path.glob("prepared*"))) == 1
@@ -200,7 +200,7 @@ def test_the_bar_moves_while_work_is_under_way(tmp_path, stood, monkeypatch, bac
 
 
 def test_the_bar_begins_where_the_folder_stands(tmp_path, stood, capfd):
-    folder = open_pieces(tmp_path / "parts", {})
+    folder = open_parts(tmp_path / "parts", {})
     finished(parts_of(3), folder)
     stood.clear()
     finished(parts_of(5), folder, show_progress=True)
@@ -223,14 +223,14 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
             raise KeyboardInterrupt
         return table_of(number)
 
-    folder = open_pieces(tmp_path / "parts", {"a": 1})
+    folder = open_parts(tmp_path / "parts", {"a": 1})
     with joblib.parallel_config(backend="threading"), pytest.raises(KeyboardInterrupt):
         finished(parts_of(3, stops), folder)
     made = []
     with joblib.parallel_config(backend="threading"):
         found = finished(
             parts_of(4, lambda number: made.append(number) or table_of(number)),
-            open_pieces(folder.path, {"a": 1}),
+            open_parts(folder.path, {"a": 1}),
             n_jobs=n_jobs,
         )
     assert sorted(made) == [2, 3]
@@ -238,7 +238,7 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
 
 
 def test_all_files_are_checked_before_a_part_is_made(tmp_path):
-    folder, made = open_pieces(tmp_path / "parts", {}), []
+    folder, made = open_parts(tmp_path / "parts", {}), []
     finished(parts_of(3)[2:], folder)
 
     def refuse(kept):
@@ -251,7 +251,7 @@ def test_all_files_are_checked_before_a_part_is_made(tmp_path):
 
 
 def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
-    folder, order = open_pieces(tmp_path / "parts", {}), []
+    folder, order = open_parts(tmp_path / "parts", {}), []
     finished(parts_of(2)[1:], folder)
 
     def parts():
@@ -269,42 +269,42 @@ def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
 def test_hidden_files_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / ".DS_Store").write_bytes(b"\0")
     (tmp_path / ".settings.1a2b.part.json").write_text('{"for')  # the machine went down while it was written
-    assert numbers(finished(parts_of(2), open_pieces(tmp_path, {"a": 1}))) == [0, 1]
+    assert numbers(finished(parts_of(2), open_parts(tmp_path, {"a": 1}))) == [0, 1]
     (tmp_path / "._part0.parquet").write_bytes(b"\0")
-    assert numbers(finished(parts_of(2), open_pieces(tmp_path, {"a": 1}))) == [0, 1]
+    assert numbers(finished(parts_of(2), open_parts(tmp_path, {"a": 1}))) == [0, 1]
 
 
 @pytest.mark.parametrize("text", ["", '{"format": 1, "a'])
 def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
-    folder = open_pieces(tmp_path, {"a": 1})
+    folder = open_parts(tmp_path, {"a": 1})
     assert json.loads((tmp_path / "settings.json").read_text())["a"] == 1
     finished(parts_of(1), folder)
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
-        open_pieces(tmp_path, {"a": 1})
+        open_parts(tmp_path, {"a": 1})
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"noted"', '{"format": 1, "a": 1}'])
 def test_a_manifest_of_another_shape_is_refused(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
-        open_pieces(tmp_path, {"a": 1}, noted={"noted": 2})
+        open_parts(tmp_path, {"a": 1}, noted={"noted": 2})
     assert (tmp_path / "settings.json").read_text() == text
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     def full(*_, **__):
-        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+        raise OSError(errno.ENOSPC, "no file is named")
 
-    folder = open_pieces(tmp_path / "parts", {})
+    folder = open_parts(tmp_path / "parts", {})
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*part0\.parquet'") as error:
         finished(parts_of(1), folder)
     assert error.value.errno == errno.ENOSPC
     with pytest.raises(OSError, match=r"No space left on device: '.*settings\.json'"):
-        open_pieces(tmp_path / "new", {})
+        open_parts(tmp_path / "new", {})
 
 
 # --- below one another ---

@@ -39,7 +39,7 @@ COMPOSITION = (
     Column("chance", "1 / sqrt(d_model): the score of operators with random frames.", "ratio", range="0 .. 1",
         source="Elhage et al. 2021", also_known_as="baseline of composition",
         does_not_establish="A threshold: it is a typical value of random operators, without their spread."),
-    Column("rank", "Place of the score among all heads of all earlier layers; 1 is the strongest.", "index",
+    Column("rank", "Rank of the score among all heads of all earlier layers; 1 is the strongest.", "index",
         range="1 .. heads of earlier layers", source="FP 4",
         does_not_establish="That ranks of two targets compare: the number of heads to be ranked among grows with "
         "the layer."),
@@ -125,23 +125,23 @@ def _layer(source: AttentionView | CheckpointLayers, index: int, side: Side) -> 
 def _target_factors(
     raw: RawAttention, layer: int, head: int, kind: CompositionKind
 ) -> tuple[Float64[Tensor, "d_model d_head"], Float64[Tensor, "d_model d_head"]]:
-    """The factor of the target's operator that reads the earlier head's output, and the other one."""
-    heads, piece = next((heads, piece) for heads, piece in key_value_groups(raw) if head < heads.stop)
-    own = head - heads.start
+    """Return the factor of the target's operator that reads the earlier head's output, and the other one."""
+    heads, group = next((heads, group) for heads, group in key_value_groups(raw) if head < heads.stop)
+    index = head - heads.start
     if kind == "v":
-        output = _centred_output(piece, layer)
-        return output.w_v[0], output.w_o[own].T
-    w_q, w_k = fold_attention(piece, layer).operator_factors()
-    return (w_k[own], w_q[own]) if kind == "k" else (w_q[own], w_k[own])
+        output = _centred_output(group, layer)
+        return output.w_v[0], output.w_o[index].T
+    w_q, w_k = fold_attention(group, layer).operator_factors()
+    return (w_k[index], w_q[index]) if kind == "k" else (w_q[index], w_k[index])
 
 
 def _scores_of_layer(
     raw: RawAttention, layer: int, reading: Float64[Tensor, "d_model d_head"], triangle: Float64[Tensor, "m d_head"]
 ) -> Float64[Tensor, "heads"]:
-    """`||M OV^T|| / ||OV||` of every head of a layer, one key/value head's factors at a time."""
+    """Return `||M OV^T|| / ||OV||` of every head of a layer, computed one key/value group at a time."""
     scores = []
-    for _, piece in key_value_groups(raw):
-        output = _centred_output(piece, layer)
+    for _, group in key_value_groups(raw):
+        output = _centred_output(group, layer)
         read = torch.linalg.qr(output.w_v[0], mode="r").R
         through = torch.linalg.matrix_norm(read @ (output.w_o @ reading) @ triangle.T)
         sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(output.w_o.mT, mode="r").R.mT)
@@ -150,13 +150,13 @@ def _scores_of_layer(
 
 
 def _centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Value and output factors; under LayerNorm without what the heads write to the mean, which every norm removes."""
+    """Return value and output factors; under LayerNorm without the mean of what is written, which norms remove."""
     output = fold_output(raw, layer)
     return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
-    """Does a head copy the tokens it attends to? From the eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
+    """Measure how far each head copies the tokens it attends to, by eigenvalues of `W_O W_U W_E W_V` (Elhage 2021).
 
     The product is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
     LayerNorm both are centred); W_E is raw.
@@ -175,20 +175,20 @@ def copying_scores(model: Any) -> pd.DataFrame:
     """
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)
-    pieces = []
+    tables = []
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
-        pieces.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return named(pd.concat(pieces, ignore_index=True), COPYING_SCORES)
+        tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
+    return named(pd.concat(tables, ignore_index=True), COPYING_SCORES)
 
 
 def copying_of_layer(
     output: OutputFactors, circuit: Float64[Tensor, "d_model d_model"] | None
 ) -> dict[str, Float64[np.ndarray, "heads"]]:
-    """`copying` and `positivity` of a layer's heads; `circuit` is `unembedding_times_embedding`."""
+    """Return `copying` and `positivity` of a layer's heads; `circuit` is `unembedding_times_embedding`."""
     if circuit is None:
-        nothing = np.full(len(output.w_o), np.nan)
-        return {"copying": nothing, "positivity": nothing.copy()}
+        undefined = np.full(len(output.w_o), np.nan)
+        return {"copying": undefined, "positivity": undefined.copy()}
     groups = len(output.w_o) // len(output.w_v)
     eigenvalues = torch.linalg.eigvals(output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0))
     total = eigenvalues.abs().sum(1)
@@ -197,41 +197,40 @@ def copying_of_layer(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """W_U W_E with the final norm folded into W_U, summed over pieces of the vocabulary.
+    """Return W_U W_E with the final norm folded into W_U, summed over chunks of the vocabulary.
 
-    None where the model answers in another vocabulary than it reads: then there is nothing to copy.
+    None where input and output vocabularies differ, so that no token can be copied.
     """
     w_u, norm = view.unembedding()
     if w_u.shape[1] != len(view.embedding()):
         return None
     gain = None if norm.gain is None else norm.gain.detach().to(device="cpu", dtype=torch.float64)
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
-    pieces = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
-    for unembedding, embedding in pieces:
+    chunks = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
+    for unembedding, embedding in chunks:
         folded = unembedding if gain is None else gain[:, None] * unembedding
         circuit += (folded - folded.mean(0) if norm.kind == "LN" else folded) @ embedding
     return circuit
 
 
 class EmbeddingMoments:
-    """What `self_match` needs of the token embedding: its Gram matrix and sum, from one pass over the vocabulary.
+    """The Gram matrix and the sum of the token embedding, from one pass over the vocabulary.
 
-    The matrix is of the embedding, not of a head: with it a head costs products of d_model x d_head, whatever the
-    vocabulary.
+    With them `self_match` of a head costs products of d_model x d_head matrices, whatever the size of the vocabulary.
     """
 
     def __init__(self, view: AttentionView):
         self.gram = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
         self.total = torch.zeros(view.d_model, dtype=torch.float64)
         self.count = view.d_vocab
-        for piece in vocabulary_chunks(view.embedding(), axis=0):
-            self.gram += piece.T @ piece
-            self.total += piece.sum(0)
+        for chunk in vocabulary_chunks(view.embedding(), axis=0):
+            self.gram += chunk.T @ chunk
+            self.total += chunk.sum(0)
 
     def self_match(
         self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
     ) -> Float64[np.ndarray, "heads"]:
-        """Does a token match itself? `(mean diagonal - mean off-diagonal) / rms` of `W_E M W_E^T` (FP section 3).
+        """Return `(mean diagonal - mean off-diagonal) / rms` of `W_E M W_E^T`: self-match (FP section 3).
 
         W_E is raw, without positions and without the first block's MLP, so this reads layer 0 best. NaN for M = 0.
         """

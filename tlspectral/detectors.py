@@ -1,7 +1,7 @@
 """Head detectors: how much attention goes to the previous token, the duplicate, and the token after it (FP section 3).
 
 All three are measured on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
-Scores by offset, on any tokens, are what `relative_position_kernel` shows.
+`relative_position_kernel` gives mean scores by offset, on any tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models import AttentionView, Heads, attention_view, heads_by_layer
 from tlspectral.models.attention.padding import refuse_padding
-from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")
@@ -31,7 +30,7 @@ _FIRST_COPY = (
         "Mean attention from each query of the first copy, the first one left out, to the token before it. On the "
         "sequences of prev.", "attention probability", range="0 .. 1",
         also_known_as="previous-token score without repetition",
-        does_not_establish="Its chance level is another one than that of prev, since its queries see fewer keys."),
+        does_not_establish="Its chance level differs from that of prev, since its queries see fewer keys."),
     Column("prev_first_se", "Standard error of prev_first over sequences.", "attention probability", range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
 )  # fmt: skip
@@ -120,14 +119,14 @@ def detect_heads(
 def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dict[str, float | None]:
     """Spearman correlation over heads between the scores of even and of odd sequences, per detector.
 
-    1 where the order of the heads does not depend on the sequences drawn. It speaks of the order of all heads, most of
-    which are near chance, and is None for fewer than three heads or equal scores.
+    It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
+    most of which are near chance. It is None for fewer than three heads or equal scores.
     """
-    found: dict[str, float | None] = {}
+    reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(DETECTORS, halves.swapaxes(0, 1), strict=False):
         constant = len(even) < 3 or np.ptp(even) == 0 or np.ptp(odd) == 0
-        found[name] = None if constant else float(pd.Series(even).corr(pd.Series(odd), method="spearman"))
-    return found
+        reliability[name] = None if constant else float(pd.Series(even).corr(pd.Series(odd), method="spearman"))
+    return reliability
 
 
 def relative_position_kernel(
@@ -174,16 +173,16 @@ def relative_position_kernel(
     else:
         refuse_padding(view, tokens, "give prompts of one length, without padding")
     n_offsets = min(FARTHEST_OFFSET + 1, tokens.shape[1])
-    totals = {layer: torch.zeros(2, n_offsets, len(found), dtype=torch.float64) for layer, found in chosen.items()}
+    totals = {layer: torch.zeros(2, n_offsets, len(indices), dtype=torch.float64) for layer, indices in chosen.items()}
     hooks = [(view.hook_names(layer)["scores"], _by_offset(chosen[layer], totals[layer])) for layer in chosen]
     for batch in tokens.split(BATCH):
         view.run(batch, hooks, last=hooks[-1][0])
     rows = []
-    for layer, found in chosen.items():
+    for layer, indices in chosen.items():
         means = (totals[layer][0] / totals[layer][1]).numpy()  # [offsets, heads]; 0 / 0 is NaN
         rows += [
-            (layer, head, -offset, means[offset, place])
-            for place, head in enumerate(found)
+            (layer, head, -offset, means[offset, column])
+            for column, head in enumerate(indices)
             for offset in reversed(range(n_offsets))
         ]
     table = pd.DataFrame.from_records(rows, columns=columns)
@@ -192,15 +191,15 @@ def relative_position_kernel(
 
 
 def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) -> Callable[[Tensor, Any], None]:
-    """A hook that adds the sum of unmasked scores and their number to `total`, by offset and head."""
+    """Return a hook that adds the sum of unmasked scores and their number to `total`, by offset and head."""
 
     def add(scores: Tensor, hook: Any) -> None:
-        own = scores[:, heads]
+        chosen = scores[:, heads]
         for offset in range(total.shape[1]):
-            diagonal = own.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
-            seen = diagonal > torch.finfo(scores.dtype).min / 2
-            total[0, offset] += diagonal.where(seen, 0.0).sum((0, 2)).cpu()
-            total[1, offset] += seen.sum((0, 2)).cpu()
+            diagonal = chosen.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
+            unmasked = diagonal > torch.finfo(scores.dtype).min / 2
+            total[0, offset] += diagonal.where(unmasked, 0.0).sum((0, 2)).cpu()
+            total[1, offset] += unmasked.sum((0, 2)).cpu()
 
     return add
 
@@ -208,10 +207,10 @@ def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) ->
 def repeated_sequences(
     view: AttentionView, n_sequences: int, segment_length: int, *, exclude_special: bool = False, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
-    """Sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
+    """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
 
     BOS is the tokenizer's BOS, else its EOS, else 0. Under a vocabulary of 64 a segment is a permutation of ids other
-    than BOS instead of a draw: a token that came twice in a segment would split the induction target.
+    than BOS instead of a draw: a token that occurred twice in a segment would have two induction targets.
 
     Raises:
         ValueError: fewer than two sequences, or no room for a segment of two tokens.
@@ -239,7 +238,7 @@ def repeated_sequences(
 
 
 def chance_level(length: int) -> float:
-    """Mass that uniform causal attention puts on one earlier token, averaged over the queries of the second copy."""
+    """Return the mass that uniform causal attention puts on one earlier token, averaged over the second copy."""
     return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))
 
 
@@ -262,9 +261,10 @@ def _mean_and_error(
         Float64[np.ndarray, "scores heads"], Float64[np.ndarray, "scores heads"], Float64[np.ndarray, "2 scores heads"]
     ]
 ]:
-    """Mean and standard error over sequences, and the means of even and odd ones, layer by layer.
+    """Yield, by layer, mean and standard error over sequences, and the means of even and of odd ones.
 
-    The scores are those of `DETECTORS` on the copy, then `prev` on the segment. Patterns are reduced as they pass.
+    The scores are those of `DETECTORS` on the copy, then `prev` on the segment. Hooks reduce the patterns, so that none
+    is stored.
     """
     count = len(tokens)
     total: list[Tensor] = [torch.zeros(0)] * view.n_layers  # [2 halves, scores, heads]
@@ -283,9 +283,9 @@ def _mean_and_error(
             scores = torch.stack(mass).cpu()  # [scores, batch, heads]
             odd = (batch_start + torch.arange(scores.shape[1])) % 2 == 1
             halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
-            seen = len(total[layer]) > 0
-            total[layer] = halves + (total[layer] if seen else 0)
-            squares[layer] = scores.square().sum(1) + (squares[layer] if seen else 0)
+            started = len(total[layer]) > 0
+            total[layer] = halves + (total[layer] if started else 0)
+            squares[layer] = scores.square().sum(1) + (squares[layer] if started else 0)
 
         return reduce
 

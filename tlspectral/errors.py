@@ -1,11 +1,11 @@
-"""What can go wrong with a model, a head or a file, by name.
+"""Errors about models, heads and files.
 
 Every message says which model, layer and role, what was found, and what to do about it.
 """
 
 
 class TlspectralError(Exception):
-    """Any refusal of this package; the command line prints it as one line."""
+    """Base of all errors of this package; the command line prints it as one line."""
 
 
 class UnsupportedArchitecture(TlspectralError):
@@ -17,11 +17,11 @@ class ScoreMismatch(TlspectralError):
 
 
 class EditNotHonored(TlspectralError):
-    """A hook edit did not act on the model's output, or not there alone."""
+    """A hook's edit did not change the model's output, or changed more than it should."""
 
 
 class BadHead(TlspectralError, IndexError):
-    """A layer or head that the model does not have, or what names none."""
+    """A layer or head that the model does not have, or an object that names no head."""
 
 
 class BadWeights(TlspectralError, ValueError):

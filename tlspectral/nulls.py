@@ -72,12 +72,12 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
             if n >= 2 * k:
                 lower = torch.linalg.cholesky(gaussian.mT @ gaussian + triangle.mT @ triangle)
                 # X L^T = G, solved from the right.
-                found = torch.linalg.solve_triangular(lower.mT, gaussian, upper=True, left=False)
+                block = torch.linalg.solve_triangular(lower.mT, gaussian, upper=True, left=False)
             else:
                 # The Gram matrix can be nearly singular here, and Cholesky would square its condition.
                 frame, factor = torch.linalg.qr(torch.cat([gaussian, triangle], dim=1))
-                found = frame[:, :k] * factor.diagonal(dim1=1, dim2=2).sign()[:, None, :]
-            blocks[start : start + count] = found
+                block = frame[:, :k] * factor.diagonal(dim1=1, dim2=2).sign()[:, None, :]
+            blocks[start : start + count] = block
     return blocks
 
 
@@ -117,8 +117,8 @@ def null_draws(
     size = float(np.linalg.norm(singular_values))
     scaled = torch.from_numpy(singular_values / size)[:, None]
     with one_thread():
-        found = [torch.linalg.eigvals(scaled * chunk) for chunk in blocks.split(CHUNK)]
-    eigenvalues = torch.cat(found)
+        by_chunk = [torch.linalg.eigvals(scaled * chunk) for chunk in blocks.split(CHUNK)]
+    eigenvalues = torch.cat(by_chunk)
     real, imaginary = eigenvalues.real.numpy(), eigenvalues.imag.numpy()
     modulus, mass = eigenvalues.abs().sum(dim=1).numpy(), np.abs(imaginary).sum(axis=1)
     squares, signed = (real**2 + imaginary**2).sum(axis=1), (real**2 - imaginary**2).sum(axis=1)
@@ -148,12 +148,12 @@ def controlled_moments(
         return plain_mean, float(np.sqrt(plain_variance)), False, False
     slope = float((centred * offset).mean()) / spread
     residual = centred - slope * offset
-    left = float((residual**2).mean())
-    mean_used = left / (count - 3) < plain_variance / (count - 1)
+    residual_variance = float((residual**2).mean())
+    mean_used = residual_variance / (count - 3) < plain_variance / (count - 1)
     influence = residual**2 + 2 * slope * offset * residual
     deviation_used = float(influence.var()) < float((centred**2).var())
     best_mean = plain_mean - slope * (float(control.mean()) - mean) if mean_used else plain_mean
-    best_variance = slope**2 * variance + left if deviation_used else plain_variance
+    best_variance = slope**2 * variance + residual_variance if deviation_used else plain_variance
     return best_mean, float(np.sqrt(best_variance)), bool(mean_used), bool(deviation_used)
 
 
@@ -166,7 +166,7 @@ def null_statistics(
     """Return the null of dir_frac, D_head, imag_mass and henrici, and where the observed heads stand in it.
 
     `singular_values`: of each head, k = min(d_head, n). `observed`: the four columns of the same heads. `blocks`: from
-    `haar_blocks(n, k, ...)`, shared by all heads, or a function of the position of a head for fresh ones. `n`: d_model,
+    `haar_blocks(n, k, ...)`, shared by all heads, or a function of a head's index for fresh ones. `n`: d_model,
     or d_model - 1 for LayerNorm.
 
     Per column c: `{c}_null_mean`, `{c}_null_std` (ddof 0), `{c}_z` = (observed - mean) / std, `{c}_null_pct` = share of
@@ -190,10 +190,10 @@ def null_statistics(
     x_mean, x_variance = _moments(singular_values, n)
     result["dir_frac_null_mean"], result["dir_frac_null_std"] = dir_frac_null(singular_values, n)
     for head in np.flatnonzero(singular_values[:, 0] > 0).tolist():
-        own = blocks(head) if callable(blocks) else blocks
-        if len(own) == 0:
+        head_blocks = blocks(head) if callable(blocks) else blocks
+        if len(head_blocks) == 0:
             continue
-        draws, control = null_draws(singular_values[head], own)
+        draws, control = null_draws(singular_values[head], head_blocks)
         for column in NULL_COLUMNS:
             if column != "dir_frac":
                 mean, deviation, *used = controlled_moments(draws[column], control, x_mean, float(x_variance[head]))

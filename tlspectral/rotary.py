@@ -20,17 +20,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RotaryGeometry:
-    """Where a layer's rotary pairs lie and how fast they turn, as the model itself applies them.
+    """The rotary pairs of a layer and how fast they rotate, as the model itself applies them.
 
-    In an ordinary model all heads of a layer turn alike. A spectral one ("Bifocal Attention", eq. 2) has frequencies of
-    its own per query head, and multiplies the query's pairs by `gain * exp(i phase)`, so that `M_t` becomes
+    In an ordinary model all heads of a layer rotate alike. A spectral one ("Bifocal Attention", eq. 2) has frequencies
+    of its own per query head, and multiplies the query's pairs by `gain * exp(i phase)`, so that `M_t` becomes
     `gain_t exp(i phase_t) M_t`.
 
     Attributes:
-        theta: radians per token of each pair, in the model's own order (the first pair turns fastest); of a spectral
+        theta: radians per token of each pair, in the model's own order (the first pair rotates fastest); of a spectral
             layer [heads, pairs], equal within the query heads that share keys.
         real_index, imag_index: columns of the head that hold each pair's real and imaginary coordinate.
-        d_head: columns of the head; those in no pair do not turn.
+        d_head: columns of the head; those in no pair are not rotated.
         attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); it enters a score squared.
         valid_up_to: tokens up to which `theta` holds, None where it does not depend on the length.
         gain, phase: of a spectral layer, factor and radians on each pair of the queries; None in an ordinary one.
@@ -56,7 +56,7 @@ class RotaryGeometry:
         return self.theta.ndim == 2
 
     def of_heads(self, heads: list[int]) -> "RotaryGeometry":
-        """The geometry of some query heads of a spectral layer, in the given order; of an ordinary one itself."""
+        """Return a spectral layer's geometry for some query heads, in the given order; an ordinary one as it is."""
         if not self.per_head:
             return self
         gain, phase = (None if value is None else value[heads] for value in (self.gain, self.phase))
@@ -64,13 +64,13 @@ class RotaryGeometry:
 
     @property
     def rotary_fraction(self) -> float:
-        """Share of the head's columns that turn."""
+        """Share of the head's columns that are rotated."""
         return 2 * self.n_pairs / self.d_head
 
     def position_tables(
         self, n_positions: int
     ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]]:
-        """Scaled cos and sin of every pair at positions 0 .. n_positions - 1, in float64; per head of a spectral layer.
+        """Return scaled cos and sin of each pair at positions 0 .. n_positions - 1, in float64; spectral ones per head.
 
         A model's own float32 tables drift from these with the position (about 1e-4 in a score at 1000 tokens), so
         interventions on a running model use the model's tables.
@@ -80,10 +80,10 @@ class RotaryGeometry:
 
 
 def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pairs"], Int64[Tensor, "pairs"]]:
-    """Columns of the real and imaginary coordinates of the first `rotary_dim` columns of a head.
+    """Return the columns of the real and imaginary coordinates of the first `rotary_dim` columns of a head.
 
     Args:
-        rotary_dim: even number of columns that turn.
+        rotary_dim: even number of rotated columns.
         adjacent: True for pairs (0, 1), (2, 3), ... (GPT-J, Cohere); False for (t, t + rotary_dim / 2) (NeoX, Llama).
     """
     columns = torch.arange(rotary_dim)
@@ -93,7 +93,7 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
 
 
 def pair_mask(frequencies: Iterable[Any] | Tensor, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    """Which rotary pairs are chosen, by indices or by a boolean mask.
+    """Return a mask of the chosen rotary pairs, given by indices or by a boolean mask.
 
     Raises:
         ValueError: a mask of another length, numbers that are no indices, or pairs that do not exist.
@@ -115,7 +115,7 @@ def pair_mask(frequencies: Iterable[Any] | Tensor, n_pairs: int) -> Bool[Tensor,
 
 
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """In float32 at least: in half precision angles and differences of scores lose what they are about."""
+    """Return values in float32 at least. Half precision would round away angles and differences of scores."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -125,7 +125,7 @@ def times_phase(
     cos: Float[Tensor, "*table"],
     sin: Float[Tensor, "*table"],
 ) -> tuple[Float[Tensor, "*product"], Float[Tensor, "*product"]]:
-    """Real and imaginary part of `(real + i imag) (cos + i sin)`: pairs turned by an angle each."""
+    """Return real and imaginary part of `(real + i imag) (cos + i sin)`: each pair rotated by its angle."""
     return real * cos - imag * sin, imag * cos + real * sin
 
 
@@ -135,20 +135,20 @@ def rotate(
     sin: Float[Tensor, "*heads #pos pairs"],
     geometry: RotaryGeometry,
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """Turn each pair of `x` by its angle at its position; columns in no pair are left as they are.
+    """Rotate each pair of `x` by its angle at its position; columns in no pair are left as they are.
 
-    Pass `-sin` to turn the other way. Tables per head go with an `x` of [..., heads, pos, d_head].
+    Pass `-sin` to rotate the other way. Tables per head go with an `x` of [..., heads, pos, d_head].
     """
     real, imag = x[..., geometry.real_index], x[..., geometry.imag_index]
-    turned = x.clone()
-    turned[..., geometry.real_index], turned[..., geometry.imag_index] = times_phase(real, imag, cos, sin)
-    return turned
+    rotated = x.clone()
+    rotated[..., geometry.real_index], rotated[..., geometry.imag_index] = times_phase(real, imag, cos, sin)
+    return rotated
 
 
 def with_gain_and_phase(
     queries: Float[Tensor, "*batch heads rows d_head"], geometry: RotaryGeometry
 ) -> Float[Tensor, "*batch heads rows d_head"]:
-    """Queries, or the rows of W_Q [heads, d_model, d_head], times a spectral layer's `gain * exp(i phase)` per pair.
+    """Return queries, or rows of W_Q [heads, d_model, d_head], times a spectral layer's `gain * exp(i phase)` per pair.
 
     Both give the same score: the factor depends on head and pair alone. Of an ordinary layer they are returned as is.
     """
@@ -159,7 +159,7 @@ def with_gain_and_phase(
 
 
 def per_pair(table: Float[Tensor, "*batch pos columns"], geometry: RotaryGeometry) -> Float[Tensor, "*batch pos pairs"]:
-    """One column per pair of a cos or sin table, which models lay out one a pair, in two halves, or interleaved."""
+    """Return one column per pair of a cos or sin table; models store one per pair, two halves, or interleaved."""
     n_pairs = geometry.n_pairs
     if table.shape[-1] == n_pairs:
         return table
@@ -172,7 +172,7 @@ def turned_further(
     sin: Float[Tensor, "*batch pos pairs"],
     shift: Float64[Tensor, "heads pairs"],
 ) -> tuple[Float[Tensor, "*batch heads pos pairs"], Float[Tensor, "*batch heads pos pairs"]]:
-    """A model's own tables at positions 0, 1, ..., with `shift` radians per token on top, a table for every head."""
+    """Return a model's own tables at positions 0, 1, ..., rotated by `shift` more radians per token, for every head."""
     angle = torch.arange(cos.shape[-2], dtype=torch.float64)[:, None] * shift[:, None, :]  # heads pos pairs
     cos, sin = (widened(table)[..., None, :, :] for table in (cos, sin))
     more_cos, more_sin = angle.cos().to(cos), angle.sin().to(cos)
@@ -191,12 +191,12 @@ def phase_norms(
     w_k: Float64[Tensor, "heads d_model d_head"],
     geometry: RotaryGeometry,
 ) -> PhaseNorms:
-    """Norms of the real and imaginary part of each `M_t`, from inner products of columns alone (FP section 7).
+    """Return norms of the real and imaginary part of each `M_t`, from inner products of columns alone (FP section 7).
 
     With a, c the real and imaginary columns of W_Q and b, d those of W_K, `Re M_t = a b^T + c d^T` and
     `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
-    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. Of a spectral layer, `w_q` is to carry
-    gain and phase (`with_gain_and_phase`), which mix real and imaginary parts; they are not applied here again.
+    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. Of a spectral layer, `w_q` must
+    contain gain and phase already (`with_gain_and_phase`), which mix real and imaginary parts.
     """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
@@ -208,7 +208,7 @@ def phase_norms(
 def _pair_products(
     w: Float64[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
 ) -> tuple[Float64[Tensor, "heads pairs"], ...]:
-    """Inner products real.real, imag.imag and real.imag of each pair's columns, one head in memory at a time."""
+    """Return inner products real.real, imag.imag and real.imag of each pair's columns, one head in memory at a time."""
     products = []
     for head in w:
         real, imag = head[:, geometry.real_index], head[:, geometry.imag_index]
@@ -225,12 +225,12 @@ class PhaseMetrics(NamedTuple):
 
 
 def phase_metrics(norms: PhaseNorms, geometry: RotaryGeometry) -> PhaseMetrics:
-    """Summaries of a head's phase content (FP section 7).
+    """Return summaries of a head's phase content (FP section 7).
 
     * `rope_imag_frac` = sum ||Im M_t|| / sum (||Re M_t|| + ||Im M_t||), norms unsquared, in [0, 1];
     * `freq_centroid` = sum theta_t ||Im M_t|| / sum ||Im M_t||, radians per token;
     * `hi_freq_dir` = share of sum ||Im M_t|| in the first n_pairs // 2 pairs; the pairs of a spectral layer keep their
-      places, wherever their frequencies have moved.
+      order, whatever their frequencies are.
 
     NaN where a denominator is zero. None of them says that a head uses its phase: that takes an ablation.
     """

@@ -123,8 +123,8 @@ def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
     Its eigenvalues are those of M without the null space, whose LAPACK noise can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    kept = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
-    return values[:kept, None] * (right[:kept, : matrix.shape[0]] @ left[:, :kept])
+    rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
+    return values[:rank, None] * (right[:rank, : matrix.shape[0]] @ left[:, :rank])
 
 
 def eigen(
@@ -141,11 +141,11 @@ def eigen(
     deficient = values[:, -1] <= max(core.matrix.shape[1:]) * EPSILON * values[:, 0]
     for head in torch.nonzero(deficient).flatten().tolist():
         regular = _regular_core(core.matrix[head])
-        found, vectors = torch.linalg.eig(regular)
+        regular_values, vectors = torch.linalg.eig(regular)
         spread = torch.linalg.svdvals(vectors)
         eigenvalues[head] = 0
-        eigenvalues[head, : len(found)] = found
-        condition[head] = spread[0] / spread[-1] if len(found) else torch.nan
+        eigenvalues[head, : len(regular_values)] = regular_values
+        condition[head] = spread[0] / spread[-1] if len(regular_values) else torch.nan
     order = torch.sort(eigenvalues.abs(), dim=1, descending=True, stable=True).indices
     return eigenvalues.gather(1, order), condition
 
@@ -206,8 +206,8 @@ def principal_angles(core: ThinCore) -> Float64[Tensor, "heads m"]:
     cosines = torch.linalg.svdvals(basis[:, :rows])
     sines = torch.zeros_like(cosines)
     if basis.shape[1] > rows:
-        found = torch.linalg.svdvals(basis[:, rows:]).flip(1)
-        sines[:, rows - found.shape[1] :] = found
+        ascending = torch.linalg.svdvals(basis[:, rows:]).flip(1)
+        sines[:, rows - ascending.shape[1] :] = ascending
     return torch.rad2deg(torch.atan2(sines, cosines))
 
 
@@ -319,13 +319,13 @@ def head_metrics(
     angles = [head.numpy() for head in principal_angles(core)]
     norms, values = core.norms().numpy(), spectra.singular_values.numpy()
     condition = spectra.eigenvector_condition.numpy()
-    modulus, turning = spectra.eigenvalues.abs().numpy(), spectra.eigenvalues.imag.abs().numpy()
+    modulus, imaginary_parts = spectra.eigenvalues.abs().numpy(), spectra.eigenvalues.imag.abs().numpy()
     # A zero head divides by NaN, so that all its numbers are NaN without a warning.
     scale = np.where(norms > 0, norms, np.nan)
     rank = np.where(norms > 0, (values[:, :k] > tolerance * values[:, :1]).sum(axis=1), 0)
     for head in np.flatnonzero((norms > 0) & (rank < k)):
         angles[head] = _trimmed_angles(core.query[head], core.key[head], tolerance)
-    total, imaginary = modulus.sum(axis=1), turning.sum(axis=1)
+    total, imaginary = modulus.sum(axis=1), imaginary_parts.sum(axis=1)
     nilpotent = total < NILPOTENT_SHARE * norms
     unstable = ~nilpotent & ~(condition <= DEFECTIVE_CONDITION)
     rest = np.maximum(1 - ((modulus / scale[:, None]) ** 2).sum(axis=1), 0.0)

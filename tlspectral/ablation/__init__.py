@@ -1,4 +1,4 @@
-"""What ablations cost: losses with standard errors, sweeps over all heads, and their summary."""
+"""Effects of ablations: losses with standard errors, sweeps over all heads, and their summary."""
 
 from tlspectral.ablation.bands import band_effects
 from tlspectral.ablation.losses import Effect, Loss, induction_loss, language_loss, paired_effect

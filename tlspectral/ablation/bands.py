@@ -1,4 +1,4 @@
-"""`band_effects`: what a head's high, middle and low rotary frequencies are worth, beside random sets of equal RMS."""
+"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -40,10 +40,10 @@ def band_effects(
     seed: int = 0,
     show_progress: bool = True,
 ) -> pd.DataFrame:
-    """Drop each third of a head's rotary frequencies in turn, and random sets of frequencies that weigh as much.
+    """Remove each third of a head's rotary frequencies in turn, and random sets of frequencies of equal RMS.
 
-    A random set is the beginning of a random order of the head's frequencies, cut where the RMS of what it adds to the
-    scores is nearest to that of the band, and kept if it is within 10 % of it. Nothing is rescaled.
+    A random set is the beginning of a random order of the head's frequencies, cut where the RMS of its contribution to
+    the scores is nearest to that of the band. It is used if it is within 10 % of that. Nothing is rescaled.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -59,8 +59,9 @@ def band_effects(
         loss, nats) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was
         removed from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
         and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
-        the band's own frequencies in a set over that of the band, mean over sets: near 1 the sets are the band with
-        trifles, and no control; `random_draws`, how many different sets of equal RMS were found: NaN elsewhere if none.
+        the band's own frequencies in a set over that of the band, mean over sets: near 1 a random set is almost the
+        band itself and cannot serve as a control; `random_draws`, how many different sets of equal RMS were found: if
+        none, the other `random_` columns are NaN.
 
     Raises:
         BadHead: a head that does not exist.
@@ -115,12 +116,12 @@ def _head_rows(
     fast_to_slow = np.argsort(-np.abs(theta), kind="stable")
     thirds = np.array_split(np.arange(len(theta)), len(BANDS))
     rows = []
-    for place, (band, third) in enumerate(zip(BANDS, thirds, strict=True)):
+    for band_index, (band, third) in enumerate(zip(BANDS, thirds, strict=True)):
         chosen = np.zeros(len(theta), dtype=bool)
         chosen[fast_to_slow[third]] = True
-        rng = np.random.default_rng([seed, layer.layer, head, place])
+        rng = np.random.default_rng([seed, layer.layer, head, band_index])
         sets = equal_sets(products, chosen, draws, rng)
-        losses = np.stack([_loss_without(intact, sequences, layer, head, one) for one in [chosen, *sets]])
+        losses = np.stack([_loss_without(intact, sequences, layer, head, pairs) for pairs in [chosen, *sets]])
         delta, random = losses[0] - intact_loss, losses[1:] - intact_loss  # [sequences], [sets, sequences]
         rows.append(
             {
@@ -150,48 +151,50 @@ def _random_columns(
     by_set = deltas.mean(1)
     over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
     error = np.hypot(standard_error(deltas.mean(0)), over_sets)
-    rms = np.mean([_set_rms(products, one) for one in sets])
-    overlap = np.mean([_set_rms(products, one & band) for one in sets]) / _set_rms(products, band)
+    rms = np.mean([_set_rms(products, chosen) for chosen in sets])
+    overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), rms, overlap]
-    found = {name: float(value) for name, value in zip([*columns, "random_overlap"], values, strict=True)}
-    return found | {"random_draws": len(sets)}
+    values_by_name = {name: float(value) for name, value in zip([*columns, "random_overlap"], values, strict=True)}
+    return values_by_name | {"random_draws": len(sets)}
 
 
 def equal_sets(
     products: Float64[np.ndarray, "pairs pairs"], band: Bool[np.ndarray, " pairs"], draws: int, rng: np.random.Generator
 ) -> list[Bool[np.ndarray, "pairs"]]:
-    """Random sets of frequencies whose joint contribution to the scores has the RMS of a band's; fewer if not found.
+    """Draw random sets of frequencies whose joint contribution to the scores has the RMS of a band's.
+
+    Fewer than `draws` are returned if not enough are found.
 
     `products` are mean products of the contributions of two frequencies over all unmasked pairs of tokens, so that
-    `m^T products m` is the mean square of what a set m contributes.
+    `m^T products m` is the mean square of the contribution of a set m.
     """
     wanted = _set_rms(products, band)
-    found: list[np.ndarray] = []
+    sets: list[np.ndarray] = []
     for _ in range(_TRIES * draws):
-        if len(found) == draws:
+        if len(sets) == draws:
             break
         order = rng.permutation(len(band))
         prefixes = np.zeros((len(band) - 1, len(band)), dtype=bool)
         for size in range(1, len(band)):
             prefixes[size - 1, order[:size]] = True
-        sizes = np.array([_set_rms(products, one) for one in prefixes])
+        sizes = np.array([_set_rms(products, prefix) for prefix in prefixes])
         best = int(np.argmin(np.abs(sizes - wanted)))
         drawn = prefixes[best]
         fits = abs(sizes[best] - wanted) <= _TOLERANCE * wanted
-        if fits and not any((drawn == other).all() for other in [band, *found]):
-            found.append(drawn)
-    return found
+        if fits and not any((drawn == other).all() for other in [band, *sets]):
+            sets.append(drawn)
+    return sets
 
 
 def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
-    # The mean square of a sum of scores cannot be negative but for rounding.
+    # Rounding can make the mean square slightly negative.
     return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
 
 
 def _score_products(
     view: AttentionView, sequences: ScoredSequences, layer: AttentionLayer, heads: list[int]
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
-    """Mean products of what every two frequencies add to the scaled scores.
+    """Compute the mean products of the contributions of every two frequencies to the scaled scores.
 
     The mean is over the unmasked pairs of tokens of a sequence and then over sequences.
     """
@@ -199,21 +202,21 @@ def _score_products(
     n_pairs = layer.rotary.n_pairs
     total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
     every = torch.ones(n_pairs, dtype=torch.bool)
-    now = slice(0, 0)
+    batch = slice(0, 0)
 
     def unpadded(removal: Removal) -> Removal:
-        return sequences.unpadded(removal, now)
+        return sequences.unpadded(removal, batch)
 
-    adding = _adder(layer.score_scale, total, unpadded)
-    watching = LayerAblation(view, layer, heads, "rotary_band", every, alter=adding).hooks()
+    add_products = _adder(layer.score_scale, total, unpadded)
+    hooks = LayerAblation(view, layer, heads, "rotary_band", every, alter=add_products).hooks()
     for start in range(0, len(sequences.tokens), rows := sequences.rows_at_once(view)):
-        now = slice(start, start + rows)
-        view.run(sequences.tokens[now], watching, last=view.hook_names(layer.layer)["z"])
+        batch = slice(start, start + rows)
+        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
     return (total / len(sequences.tokens)).numpy()
 
 
 def _adder(score_scale: float, total: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
-    """Adds up each sequence's mean products in a run, and removes nothing from it."""
+    """Return an `alter` that adds each sequence's mean products to `total` and removes nothing."""
 
     def add(removal: Removal) -> Tensor:
         removal = unpadded(removal)
@@ -222,21 +225,21 @@ def _adder(score_scale: float, total: Tensor, unpadded: Callable[[Removal], Remo
         assert removal.allowed is not None
         assert removal.rotation is not None
         n_pairs = total.shape[1]
-        for place in range(len(total)):
-            query, key = (at.content[:, place : place + 1] for at in (removal.query, removal.key))
-            rotation = removal.rotation.of_heads([place])
-            allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, place]
-            kept = allowed.expand(len(query), *allowed.shape[-2:])
-            per_sequence = kept.sum((-2, -1))
+        for index in range(len(total)):
+            query, key = (side.content[:, index : index + 1] for side in (removal.query, removal.key))
+            rotation = removal.rotation.of_heads([index])
+            allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, index]
+            unmasked = allowed.expand(len(query), *allowed.shape[-2:])
+            per_sequence = unmasked.sum((-2, -1))
             weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
-            each = torch.stack(
+            products = torch.stack(
                 [
-                    rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][kept]
+                    rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][unmasked]
                     for pair in range(n_pairs)
                 ]
             )  # [pairs, unmasked pairs of tokens]
-            each = score_scale * each.double()
-            total[place] += (each * weights @ each.T).cpu()
+            products = score_scale * products.double()
+            total[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 
     return add
@@ -249,8 +252,8 @@ def _loss_without(
     rows = sequences.rows_at_once(intact.view)
     with torch.no_grad():
         for start in range(0, len(losses), rows):
-            now = slice(start, min(start + rows, len(losses)))
+            batch = slice(start, min(start + rows, len(losses)))
             hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
             with hooks_on(intact.view.model, intact.points, hooks):
-                losses[now] = sequences.losses(intact.replay(layer.layer, now, 1), now)[0].cpu().numpy()
+                losses[batch] = sequences.losses(intact.replay(layer.layer, batch, 1), batch)[0].cpu().numpy()
     return losses

@@ -113,7 +113,7 @@ _BANDS = (
     Column("random_delta",
         "As delta, for random sets of the head's frequencies whose RMS is within 10 % of the band's; mean over sets. "
         "NaN if none were found.", "nat", range="-inf .. inf", also_known_as="random-set control",
-        does_not_establish="A control where random_overlap is near 1: the sets are then the band with trifles."),
+        does_not_establish="A control where random_overlap is near 1: the sets are then almost the band itself."),
     Column("random_delta_stderr",
         "Standard error of random_delta, over sets and over sequences, in squares. NaN for fewer than two sets.", "nat",
         range="0 .. inf", does_not_establish="A precise number: some five sets give a rough error."),

@@ -1,4 +1,4 @@
-"""A random score part as large as the one removed: what an edit of that size costs, whatever it is."""
+"""Random score parts of the same RMS as the removed part: a control for the size of the edit."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from tlspectral.hooks.ablation import Removal
 
 
 def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:
-    """A Haar-random orthogonal matrix for each (head, draw), each from a generator of its own."""
+    """Draw a Haar-random orthogonal matrix for each (head, draw), each from a generator of its own."""
     drawn = []
     for head, draw in jobs:
         stream = np.random.SeedSequence([seed, layer, head, draw]).generate_state(1)[0]
@@ -23,10 +23,9 @@ def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: in
 def random_difference(
     removal: Removal, which: list[int], frames: Float[Tensor, "jobs d d"]
 ) -> Float[Tensor, "batch jobs pos pos"]:
-    """`q O k^T` of some heads' own bias-free queries and keys before rotation, O orthogonal, as large as `removal`.
+    """Compute `q O k^T` of bias-free queries and keys before rotation, O orthogonal, scaled to the RMS of `removal`.
 
-    Large means RMS over the unmasked pairs of a sequence, equal sequence by sequence. `which` are places among the
-    heads of `removal`.
+    The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
     """
     assert removal.query is not None
     assert removal.key is not None
@@ -34,13 +33,13 @@ def random_difference(
     query, key = removal.query.content[:, which], removal.key.content[:, which]
     allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
     drawn = query @ frames.to(query) @ key.mT
-    wanted, found = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
-    return drawn * (wanted / found.clamp_min(torch.finfo(found.dtype).tiny))[..., None, None]
+    removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
+    return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
 
 
 def root_mean_square(
     scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
 ) -> Float[Tensor, "batch heads"]:
-    """Over the allowed pairs of each sequence."""
+    """Root mean square over the allowed pairs of each sequence."""
     square = (scores * allowed).square().sum((-2, -1))
     return (square / allowed.sum((-2, -1))).sqrt()

@@ -1,4 +1,4 @@
-"""What removing a part costs, head by head of one layer: blocks replayed from there, several heads in a batch."""
+"""Losses without a part of each head of one layer. Blocks are replayed from that layer, several heads in a batch."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class LayerEffects:
     """Losses of a layer's ablated heads.
 
     Attributes:
-        losses: of each sequence, the head without its part.
-        score_rms: root mean square of what was removed, over the unmasked pairs of a sequence and then over sequences;
+        losses: loss of each sequence, the head without its part.
+        score_rms: root mean square of the removed part, over the unmasked pairs of a sequence and then over sequences;
             NaN for `"output"`.
-        controls: as `losses`, each draw removing a random part of equal size instead; no draws without a control.
+        controls: as `losses`, with a random part of equal size removed instead; no draws without a control.
     """
 
     losses: Float64[np.ndarray, "heads sequences"]
@@ -36,14 +36,14 @@ class LayerEffects:
 def intact_losses(
     view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """A run without ablation, to replay from the given layers, and the loss of each sequence in it."""
+    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's loss."""
     losses = np.zeros(len(sequences.tokens))
 
-    def reduce(now: slice, logits: Tensor) -> None:
-        losses[now] = sequences.losses(logits, now)[0].cpu().numpy()
+    def reduce(batch: slice, logits: Tensor) -> None:
+        losses[batch] = sequences.losses(logits, batch)[0].cpu().numpy()
 
-    batch = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=batch, reduce=reduce)
+    rows = sequences.rows_at_once(view)
+    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=reduce)
     return intact, losses
 
 
@@ -60,7 +60,7 @@ def layer_effects(
     """Ablate each of the heads in turn, on all sequences.
 
     A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
-    the batch axis. Every number is the same for any stacking but for rounding.
+    the batch axis. Stacking changes numbers by rounding only.
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
@@ -69,31 +69,31 @@ def layer_effects(
     squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
     with torch.no_grad():
         for start in range(0, n, rows):
-            now = slice(start, min(start + rows, n))
-            stack = max(1, rows // (now.stop - now.start))
+            batch = slice(start, min(start + rows, n))
+            stack = max(1, rows // (batch.stop - batch.start))
             for first in range(0, len(jobs), stack):
                 chunk = slice(first, min(first + stack, len(jobs)))
-                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, now], sequences, now)
+                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch)
                 chosen = [head for head, _ in jobs[chunk]]
                 hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
                 with hooks_on(view.model, intact.points, hooks):
-                    logits = intact.replay(layer, now, len(chosen))
-                losses[chunk, now] = sequences.losses(logits, now).cpu()
+                    logits = intact.replay(layer, batch, len(chosen))
+                losses[chunk, batch] = sequences.losses(logits, batch).cpu()
     by_head = losses.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
 
 
 def _alteration(
-    jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor, sequences: ScoredSequences, now: slice
+    jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor, sequences: ScoredSequences, batch: slice
 ) -> Callable[[Removal], Tensor]:
-    """Notes the mean square of what each job removes, [jobs, sequences], and puts in the random parts."""
+    """Record the mean square of each removed part, [jobs, sequences], and substitute random parts for control jobs."""
     random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
 
     def alter(removal: Removal) -> Tensor:
         if removal.allowed is None:
             return removal.difference
-        removal = sequences.unpadded(removal, now)
+        removal = sequences.unpadded(removal, batch)
         assert removal.allowed is not None
         squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T)
         if not random:

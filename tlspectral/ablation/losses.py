@@ -1,4 +1,4 @@
-"""Losses with their standard errors: on repeated random tokens (induction) and on text; and what an ablation adds."""
+"""Losses with standard errors, on repeated random tokens (induction) and on text, and the effect of an ablation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def induction_loss(
     tokens: Int[Tensor, "sequences pos"] | None = None,
     seed: int = 0,
 ) -> Loss:
-    """Loss on the second copy of random repeated segments: what copying from the context is worth (FP sections 5, 8).
+    """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
 
     The sequences are those of `detect_heads`; with segments of L tokens, positions L+1 .. 2L-1 predict. Hooks on the
     model stay in force, so that inside `ablate(...)` this is the loss of the ablated model; hooks on the unembedding
@@ -81,8 +81,8 @@ def induction_loss(
     Raises:
         ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
 
-    What it does not establish: that a head with an effect here is an induction head. Whatever the second copy needs
-    shows, heads that feed induction and plain damage included.
+    What it does not establish: that a head with an effect here is an induction head. Every head that
+    the second copy needs has one: so do heads that feed induction, and heads whose removal damages the model as such.
     """
     view = attention_view(model)
     return scored_loss(
@@ -99,10 +99,10 @@ def language_loss(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> Loss:
-    """Loss on text, of every position but the last (FP section 5): the mean over sequences of each one's own mean.
+    """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
 
-    Documents are joined, with EOS between them, and cut into rows of one length. Prompts that are to be scored one by
-    one are given as token ids; those of unequal length padded, with their mask:
+    Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
+    scored one by one as token ids, and prompts of unequal length padded, with their mask:
 
         batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
         language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
@@ -135,16 +135,16 @@ def language_loss(
 
 def scored_loss(view: AttentionView, sequences: ScoredSequences) -> Loss:
     """Loss of the model as it is now, batch by batch."""
-    found = []
+    losses = []
     with torch.no_grad():
         for start in range(0, len(sequences.tokens), rows := sequences.rows_at_once(view)):
-            now = slice(start, start + rows)
-            found.append(sequences.losses(logits_at(view, sequences.tokens[now], sequences.scored), now)[0].cpu())
-    return Loss(torch.cat(found).numpy())
+            batch = slice(start, start + rows)
+            losses.append(sequences.losses(logits_at(view, sequences.tokens[batch], sequences.scored), batch)[0].cpu())
+    return Loss(torch.cat(losses).numpy())
 
 
 def paired_effect(ablated: Loss, intact: Loss, *, seed: int = 0) -> Effect:
-    """What an ablation adds to the loss: `ablated - intact`, sequence by sequence.
+    """Effect of an ablation on the loss: `ablated - intact`, sequence by sequence.
 
     Args:
         ablated, intact: losses over the same sequences.
@@ -163,7 +163,7 @@ def paired_effect(ablated: Loss, intact: Loss, *, seed: int = 0) -> Effect:
 
 
 def standard_error(per_sequence: Float64[np.ndarray, "sequences"]) -> float:
-    """Of a mean over sequences; NaN for a single one."""
+    """Standard error of a mean over sequences; NaN for a single one."""
     return float(scipy.stats.sem(per_sequence)) if len(per_sequence) > 1 else float("nan")
 
 
@@ -171,7 +171,7 @@ def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> floa
     """Two-sided p of a mean difference under flips of its signs; NaN for a single sequence."""
     if len(difference) < 2:
         return float("nan")
-    found = scipy.stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (difference,),
         lambda values, axis: values.mean(axis=axis),
         permutation_type="samples",
@@ -179,4 +179,4 @@ def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> floa
         n_resamples=_RESAMPLES,
         random_state=seed,  # pyright: ignore  (the name in every scipy since 1.11)
     )
-    return float(found.pvalue)
+    return float(test.pvalue)

@@ -1,4 +1,4 @@
-"""What an ablation is scored on: token sequences, the positions that predict, and the loss of each sequence."""
+"""The token sequences that an ablation is scored on: which positions predict, and the loss of each sequence."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class ScoredSequences:
         tokens: ids, on the CPU.
         first: the first position that predicts.
         name: of the task.
-        lengths: tokens of each sequence, where a row is longer than its sequence; what follows is not scored.
+        lengths: tokens of each sequence, where rows are longer; what follows is padding and is not scored.
     """
 
     tokens: Int[Tensor, "sequences pos"]
@@ -54,21 +54,21 @@ class ScoredSequences:
         """
         targets = self.tokens[sequences, self.first + 1 :].to(logits.device)
         copies = len(logits) // len(targets)
-        # Half precision is widened: a mean of many small differences is what is looked for.
+        # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        each = torch.nn.functional.cross_entropy(
+        token_losses = torch.nn.functional.cross_entropy(
             wide.flatten(0, 1), targets.repeat(copies, 1).flatten(), reduction="none"
         )
-        by_position = each.view(copies, *targets.shape).double()
+        by_position = token_losses.view(copies, *targets.shape).double()
         if self.lengths is None:
             return by_position.mean(-1)
         counted = self._real(sequences)[:, self.first + 1 :].to(logits.device)
         return by_position.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
     def unpadded(self, removal: Removal, sequences: slice) -> Removal:
-        """A removal in a run of these sequences, with the pairs that hold no padding as those allowed.
+        """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
 
-        A key behind the end of its sequence is seen by queries behind the end alone, so queries decide.
+        Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
         """
         if self.lengths is None or removal.allowed is None:
             return removal
@@ -76,14 +76,14 @@ class ScoredSequences:
         return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
     def _real(self, sequences: slice) -> Bool[Tensor, "rows pos"]:
-        """Which positions are tokens of their sequence."""
+        """Tell which positions are tokens of their sequence, and not padding."""
         assert self.lengths is not None
         return torch.arange(self.tokens.shape[1]) < self.lengths[sequences, None]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Sequences that a run may hold: a bound on tokens and on scored logits, by the kind of device."""
-        small = view.device.type == "cpu"
-        tokens, logits = (_CPU_TOKENS, _CPU_LOGITS) if small else (_GPU_TOKENS, _GPU_LOGITS)
+        """Number of sequences in one run, which bounds its tokens and scored logits by the kind of device."""
+        on_cpu = view.device.type == "cpu"
+        tokens, logits = (_CPU_TOKENS, _CPU_LOGITS) if on_cpu else (_GPU_TOKENS, _GPU_LOGITS)
         n_scored = len(range(self.tokens.shape[1])[self.scored])
         return max(1, min(tokens // self.tokens.shape[1], logits // (n_scored * view.d_vocab)))
 
@@ -107,8 +107,8 @@ def induction_sequences(
         tokens = repeated_sequences(view, n_sequences, segment_length, seed=seed)
     tokens = tokens.cpu()
     length = (tokens.shape[1] - 1) // 2
-    whole = tokens.shape[1] == 1 + 2 * length and length >= 2 and len(tokens) > 0
-    if not whole or not torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]):
+    fits = tokens.shape[1] == 1 + 2 * length and length >= 2 and len(tokens) > 0
+    if not fits or not torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]):
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
             "tokens of the induction task are sequences [BOS, r, r]: one token, a segment of two or more tokens and "
@@ -123,7 +123,7 @@ def language_sequences(
     """Sequences that a caller gave, of which every position predicts its next token.
 
     Args:
-        tokens: ids; with a mask, padded on either side.
+        tokens: ids, padded on either side if there is a mask.
         view: of the model.
         attention_mask: 1 for real tokens; None where all are.
 
@@ -142,9 +142,9 @@ def language_sequences(
     if len(packed.lengths) and int(packed.lengths.min()) < 2:
         row = int(packed.lengths.argmin())
         raise ValueError(f"row {row} has {int(packed.lengths[row])} real token, and nothing is predicted: leave it out")
-    found = whole_rows(packed.tokens, view)
+    sequences = whole_rows(packed.tokens, view)
     # Rows of one length are scored as if they had come without padding, to the bit.
-    return found if len(packed.lengths.unique()) == 1 else replace(found, lengths=packed.lengths)
+    return sequences if len(packed.lengths.unique()) == 1 else replace(sequences, lengths=packed.lengths)
 
 
 def whole_rows(tokens: Int[Tensor, "sequences pos"], view: AttentionView) -> ScoredSequences:

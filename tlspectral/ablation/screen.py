@@ -14,7 +14,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
 
-_GRAPH_TOKENS = 4  # a graph of all layers is kept: fewer rows at once than without gradients
+_GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
 
 
 def gradient_screen(
@@ -33,10 +33,10 @@ def gradient_screen(
     """
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
-    hooks, now = [], slice(0, 0)
+    hooks, batch = [], slice(0, 0)
 
     def unpadded(removal: Removal) -> Removal:
-        return sequences.unpadded(removal, now)
+        return sequences.unpadded(removal, batch)
 
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
@@ -46,11 +46,11 @@ def gradient_screen(
     n, rows = len(sequences.tokens), max(1, sequences.rows_at_once(view) // _GRAPH_TOKENS)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         for start in range(0, n, rows):
-            now = slice(start, min(start + rows, n))
-            loss = sequences.losses(logits_at(view, sequences.tokens[now], sequences.scored), now).sum()
-            for layer, slope in zip(gates, torch.autograd.grad(loss, list(gates.values())), strict=True):
-                estimates[layer] += slope.double().cpu()
-    pieces = [
+            batch = slice(start, min(start + rows, n))
+            loss = sequences.losses(logits_at(view, sequences.tokens[batch], sequences.scored), batch).sum()
+            for layer, gradient in zip(gates, torch.autograd.grad(loss, list(gates.values())), strict=True):
+                estimates[layer] += gradient.double().cpu()
+    tables = [
         pd.DataFrame(
             {
                 "layer": layer,
@@ -61,7 +61,7 @@ def gradient_screen(
         )
         for layer, heads in by_layer.items()
     ]
-    return pd.concat(pieces, ignore_index=True)
+    return pd.concat(tables, ignore_index=True)
 
 
 def _gated(gate: Tensor, squares: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:

@@ -1,4 +1,4 @@
-"""What a sweep says, in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
+"""Summary of a sweep in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ _RESAMPLES = 2_000
 def summarize_sweep(
     sweep: pd.DataFrame | Sequence[pd.DataFrame], heads: pd.DataFrame, *, seed: int = 0
 ) -> pd.DataFrame:
-    """The statements that a sweep supports, part by part, with and without control of the size of what was removed.
+    """Summarise a sweep in statements, part by part, with and without control of the size of the removed part.
 
     `size_control` is `none` (effects as they are, nats), `score_rms` (effect over the RMS removed, nats per unit of
     score: the fair comparison of parts that differ in size) or `random` (effect less that of a random part of equal
@@ -60,17 +60,19 @@ def summarize_sweep(
         require_same_model(heads, table.attrs, "the sweep's effects")
         parts = table["part"].unique()
         for part in parts:
-            found = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, found, heads, table.attrs if len(parts) == 1 else {}, seed)
+            measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
+            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, seed)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
     return named(pd.DataFrame(rows, columns=list(COLUMNS)), SUMMARIZE_SWEEP)
 
 
-def _part_rows(part: str, found: pd.DataFrame, heads: pd.DataFrame, attrs: Any, seed: int) -> Iterator[dict[str, Any]]:
-    if found.duplicated(["layer", "head"]).any():
+def _part_rows(
+    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, seed: int
+) -> Iterator[dict[str, Any]]:
+    if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
-    joined = found.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
+    joined = measured.merge(heads, on=["layer", "head"], how="left", suffixes=("", "_of_heads"), indicator=True)
     missing = np.flatnonzero(joined["_merge"] != "both")
     if len(missing):
         layer, head = joined.loc[missing[0], ["layer", "head"]]
@@ -86,15 +88,15 @@ def _part_rows(part: str, found: pd.DataFrame, heads: pd.DataFrame, attrs: Any, 
         yield start | _sum(effect[usable], error[usable], sums.get(name))
         if control != "score_rms":
             yield start | _share_small(effect[usable], error[usable])
-        kept = joined.iloc[np.flatnonzero(usable)]
-        for statement in _ranks(kept, heads, effect[usable]):
+        usable_heads = joined.iloc[np.flatnonzero(usable)]
+        for statement in _ranks(usable_heads, heads, effect[usable]):
             yield start | statement
-        for statement in _correlations(kept, heads, effect[usable], seed):
+        for statement in _correlations(usable_heads, heads, effect[usable], seed):
             yield start | statement
 
 
 def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
-    """Size control, its name among the sums, the effect of each head, and its standard error."""
+    """Yield the size control, its name among the sums, the effect of each head, and its standard error."""
     delta, error = joined["delta"].to_numpy(float), joined["delta_stderr"].to_numpy(float)
     yield "none", "delta", delta, error
     size = joined["score_rms"].to_numpy(float)
@@ -112,7 +114,7 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
         half = scipy.stats.t.ppf(0.975, len(sums) - 1) * sums.std(ddof=1) / np.sqrt(len(sums))
         note = f"over {len(sums)} sequences"
     else:
-        # The same sequences serve all heads: errors may add up, and at worst they do.
+        # All heads have the same sequences, so their errors may be fully correlated: at worst they add up.
         half, note = _LEVEL * float(error.sum()), "errors of all heads added"
     return {
         "statement": "sum",
@@ -126,7 +128,7 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
 
 def _share_small(effect: np.ndarray, error: np.ndarray) -> dict[str, Any]:
     size, slack = np.abs(effect), _LEVEL * np.nan_to_num(error)
-    shares = [float((at < SMALL_EFFECT).mean()) for at in (size, size + slack, size - slack)]
+    shares = [float((sizes < SMALL_EFFECT).mean()) for sizes in (size, size + slack, size - slack)]
     return {"statement": "share_small", "value": shares[0], "low": shares[1], "high": shares[2], "n": len(effect)}
 
 
@@ -164,12 +166,12 @@ def _over_layers(
     x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray, seed: int
 ) -> tuple[float, float]:
     """Percentile interval of the correlation of x and y under resampling of whole layers; NaN with a single layer."""
-    _, place = np.unique(layers, return_inverse=True)
-    n_layers = int(place.max()) + 1
+    _, layer_index = np.unique(layers, return_inverse=True)
+    n_layers = int(layer_index.max()) + 1
     if n_layers < 2:
         return float("nan"), float("nan")
     drawn = np.random.default_rng(seed).multinomial(n_layers, np.full(n_layers, 1 / n_layers), size=_RESAMPLES)
-    weights = drawn[:, place].astype(float)  # [resamples, heads]: how often each head is in a resample
+    weights = drawn[:, layer_index].astype(float)  # [resamples, heads]: how often each head is in a resample
     total = weights.sum(1)
 
     def mean(values: np.ndarray) -> np.ndarray:
@@ -178,6 +180,6 @@ def _over_layers(
     covariance = mean(x * y) - mean(x) * mean(y)
     spread = (mean(x * x) - mean(x) ** 2) * (mean(y * y) - mean(y) ** 2)
     usable = spread > 0
-    found = covariance[usable] / np.sqrt(spread[usable])
-    low, high = np.percentile(found, [2.5, 97.5]) if len(found) else (np.nan, np.nan)
+    correlations = covariance[usable] / np.sqrt(spread[usable])
+    low, high = np.percentile(correlations, [2.5, 97.5]) if len(correlations) else (np.nan, np.nan)
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""`ablation_sweep`: what every head's part is worth to the model, one head at a time."""
+"""`ablation_sweep`: the loss of the model without a part of one head, head by head."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
-from tlspectral.tables import WorkPart, finished_parts, named, open_model_pieces, stacked
+from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
@@ -50,8 +50,8 @@ def ablation_sweep(
 ) -> pd.DataFrame:
     """Remove `part` from one head at a time and score the model each time (FP sections 5 and 8).
 
-    Residual streams of an intact run are kept, and an ablation in layer l runs blocks l and later only; the numbers
-    are those of whole forward passes under `ablate`. Hooks on the model stay in force.
+    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
+    numbers are those of whole forward passes under `ablate`. Hooks on the model stay in force.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -68,10 +68,10 @@ def ablation_sweep(
             that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
-        checkpoint_dir: a folder for one file per layer and part; a sweep that was stopped continues there and gives
-            the table it would have given. Parts may share a folder.
-        n_jobs: workers among which layers are shared out, by joblib (processes, each with a copy of the model) or
-            whatever `joblib.parallel_config` says, Dask included.
+        checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
+            gives the same table. Parts may share a folder.
+        n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
+            `joblib.parallel_config`, Dask included.
         seed: of sequences, control draws, the screen's random set and sign flips.
         show_progress: a bar over layers.
 
@@ -80,8 +80,9 @@ def ablation_sweep(
         `delta_stderr` and `delta_p` (over sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed
         from the scaled scores, before a softcap, over unmasked pairs; NaN for `output`). With a control
         `control_delta, control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With
-        a screen `estimate` and `measured` (`"top"`, `"control"` or empty; losses are NaN where empty). `attrs` say what
-        it was made with; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
+        a screen `estimate` and `measured` (`"top"`, `"control"` or empty; losses are NaN where empty). `attrs` hold
+        model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random
+        set.
 
     Raises:
         BadHead: a head that does not exist.
@@ -112,14 +113,14 @@ def ablation_sweep(
             "seed": seed,
         }
         loss = scored_loss(view, sequences).value
-        folder = open_model_pieces(checkpoint_dir, settings, loss, manifest="sweep.json")
+        folder = open_model_parts(checkpoint_dir, settings, loss, manifest="sweep.json")
     screened = None
     if screen == "gradient":
         name = f"{part}_screen"
         screening = WorkPart(name, partial(_screen, view, sequences, by_layer, part, seed))
         screened = finished_parts([screening], folder, description=name, unit="screen", show_progress=False)[name]
-        exact = screened[screened["measured"] != ""]
-        by_layer = heads_by_layer(view, exact)
+        chosen_heads = screened[screened["measured"] != ""]
+        by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
         [
             WorkPart(f"{part}_L{layer:03d}", partial(_layer_table, plan, layer, chosen))
@@ -137,7 +138,7 @@ def ablation_sweep(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done to every head, in whichever process."""
+    """The settings that all heads share."""
 
     part: Part
     sequences: ScoredSequences
@@ -167,16 +168,18 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
         chosen = {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
     if part != "rope_phase":
         return chosen
-    still = [layer for layer in chosen if view.rotary(layer) is None]
-    if still and (heads is not None or len(still) == len(chosen)):
-        raise UnsupportedArchitecture(f"layer {still[0]}: no rotary positions, so there is no rope_phase to remove")
-    return {layer: found for layer, found in chosen.items() if layer not in still}
+    non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
+    if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):
+        raise UnsupportedArchitecture(
+            f"layer {non_rotary[0]}: no rotary positions, so there is no rope_phase to remove"
+        )
+    return {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
 
 
 def task_sequences(
     view: AttentionView, task: str, tokens: Tensor | None, attention_mask: Tensor | None, seed: int
 ) -> ScoredSequences:
-    """The sequences of a task: those given, or its own. Raises ValueError where they do not go together."""
+    """Return the sequences of a task: those given, or its own. Raises ValueError where task and tokens do not fit."""
     if attention_mask is not None and (task == "induction" or tokens is None):
         raise ValueError(
             'attention_mask says which of the tokens= of task="language" are padding: give both or neither'
@@ -195,7 +198,7 @@ def _screen(
     part: Part,
     seed: int,
 ) -> pd.DataFrame:
-    """Estimates of all heads, and which of them are to be measured."""
+    """Estimate the effects of all heads, and choose which of them are to be measured."""
     table = gradient_screen(view, sequences, by_layer, part)
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
@@ -225,8 +228,8 @@ def _layer_table(
             "part": plan.part,
             "loss": effects.losses.mean(1),
             "delta": deltas.mean(1),
-            "delta_stderr": [standard_error(one) for one in deltas],
-            "delta_p": [sign_flip_p(one, plan.seed) for one in deltas],
+            "delta_stderr": [standard_error(delta) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, plan.seed) for delta in deltas],
             "score_rms": effects.score_rms,
         }
     )
@@ -234,13 +237,13 @@ def _layer_table(
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if plan.draws:
         controls = effects.controls - loss  # [heads, draws, sequences]
-        over_sequences = np.array([standard_error(one) for one in controls.mean(1)])
+        over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
         over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
         table["control_delta"] = controls.mean((1, 2))
         table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
         sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
-        "sums_per_sequence": {name: one.tolist() for name, one in sums.items()},
+        "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
         "intact_per_sequence": loss.tolist(),
     }
     return table
@@ -249,16 +252,18 @@ def _layer_table(
 def _assembled(
     view: AttentionView,
     plan: _Plan,
-    pieces: list[pd.DataFrame],
+    tables: list[pd.DataFrame],
     screened: pd.DataFrame | None,
     arguments: dict[str, Any],
 ) -> pd.DataFrame:
-    if not pieces:
+    if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    names = pieces[0].attrs["sums_per_sequence"]
-    sums = {name: np.sum([piece.attrs["sums_per_sequence"][name] for piece in pieces], axis=0) for name in names}
-    intact = Loss(np.array(pieces[0].attrs["intact_per_sequence"]))
-    table = stacked(pieces)
+    names = tables[0].attrs["sums_per_sequence"]
+    sums = {
+        name: np.sum([layer_table.attrs["sums_per_sequence"][name] for layer_table in tables], axis=0) for name in names
+    }
+    intact = Loss(np.array(tables[0].attrs["intact_per_sequence"]))
+    table = stacked(tables)
     attrs: dict[Any, Any] = {
         **view.origin(),
         **arguments,

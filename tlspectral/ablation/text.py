@@ -29,8 +29,8 @@ def text_tokens(
 ) -> Int[Tensor, "sequences pos"]:
     """Text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
 
-    Rows are cut one after the other from the joined documents and what is left over at the end is dropped, unless it is
-    all there is.
+    Rows are cut one after the other from the joined documents. An incomplete last row is dropped, unless it is the only
+    one.
 
     Args:
         view: of a model that has a tokenizer.
@@ -67,9 +67,9 @@ def _documents(text: Any) -> Iterable[str]:
     if text is None:
         return [packaged_text()]
     if not isinstance(text, str):
-        # What a tokenizer returns is a mapping, whose names would be read as documents.
+        # A tokenizer returns a mapping, whose keys would be read as documents.
         documents: list[Any] = [text] if isinstance(text, Mapping) else list(text)
-        strange = [type(one).__name__ for one in documents if not isinstance(one, str)]
+        strange = [type(document).__name__ for document in documents if not isinstance(document, str)]
         if strange:
             raise ValueError(
                 f"text is a string or a list of strings; found {strange[0]}. Give token ids as a tensor "

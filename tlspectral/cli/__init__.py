@@ -1,6 +1,6 @@
 """The command line, one file per kind of command.
 
-Everything heavy is imported inside the commands, so that help and version answer at once.
+Heavy modules are imported inside the commands, so that help and version are printed at once.
 """
 
 from tlspectral.cli import ablate, analyze, positional, study, table

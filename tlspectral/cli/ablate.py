@@ -8,10 +8,10 @@ import typer
 from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
 from tlspectral.cli.summary import head_table, require_detectors
 
-_OTHER_PREV = 0.1  # heads below it serve as others beside previous-token heads
+_OTHER_PREV = 0.1  # only heads below it are sampled as other heads
 
 
-@app.command(short_help="what the strongest previous-token heads are worth")
+@app.command(short_help="what removing a part of previous-token heads costs")
 def ablate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     table: TableFile,

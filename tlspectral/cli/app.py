@@ -1,4 +1,4 @@
-"""The application itself: global options, errors in one line, and what several commands take."""
+"""The application: global options, errors in one line, and arguments and checks shared by commands."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ _CONTENTS = {
 
 
 class _Commands(TyperGroup):
-    """Lists commands by subject, and prints what a user can mend as one line; --debug lets the traceback through."""
+    """Lists commands by subject, and prints errors that a user can correct as one line; --debug shows the traceback."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in _CONTENTS.values() for name in names]
@@ -43,8 +43,8 @@ class _Commands(TyperGroup):
         except (TlspectralError, ValueError, OSError, ImportError) as error:
             if ctx.params.get("debug"):
                 raise
-            said = " ".join(str(error).split()) or type(error).__name__
-            typer.echo(f"tlspectral: error: {said}", err=True)
+            message = " ".join(str(error).split()) or type(error).__name__
+            typer.echo(f"tlspectral: error: {message}", err=True)
             raise typer.Exit(_REFUSAL) from error
 
 
@@ -81,7 +81,7 @@ def _global_options(
 
 
 def require_writable(output: Path) -> None:
-    """Before the long part: a path that cannot be written would lose it."""
+    """Refuse a path that cannot be written, before the command does its long work."""
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: give -o a file name in it")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def require_writable(output: Path) -> None:
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
-    """Save a figure; an interruption leaves what stood at the path before."""
+    """Save a figure; after an interruption the old file is still there."""
     from tlspectral.tables import whole_file
 
     with whole_file(path) as partial:

@@ -28,14 +28,15 @@ def positional(
         typer.Option(metavar="TABLE", help="Table of heads to compare with; none: it is made first."),
     ] = None,
     bands: Annotated[
-        int, typer.Option(min=0, help="Also drop the bands of so many previous-token and so many symbolic heads.")
+        int,
+        typer.Option(min=0, help="Also drop frequency bands of this many previous-token and this many symbolic heads."),
     ] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of names, colours, nulls and random bands.")] = 0,
 ) -> None:
-    """Score every head on the binding task: does its attention stay in place, or follow the words that swap?
+    """Score every head on the binding task: does its attention keep its position, or follow the words that swap?
 
     With -o, what was measured is kept in FOLDER/runs, and the same command continues there.
 
@@ -76,35 +77,35 @@ def positional(
             checkpoint_dir=None if output is None else output / "runs",
             seed=seed,
         )
-        found = {f"{name}_{way}": one for name, one in profile.tables.items()}
-        found[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
+        way_tables = {f"{name}_{way}": frame for name, frame in profile.tables.items()}
+        way_tables[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
         typer.echo(f"{profile}\n")
         typer.echo(f"Rank correlation with the table of heads, swaps by {way}")
-        typer.echo(found[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
+        typer.echo(way_tables[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
         if weights is not None and profile.frequencies is not None:
             agreed = frequency_agreement(profile.frequencies, weights, seed=seed)
-            found[f"frequency_agreement_{way}"] = agreed
+            way_tables[f"frequency_agreement_{way}"] = agreed
             typer.echo(_frequency_line(agreed, way) + "\n")
         if output is not None:
-            _write_figures(output, way, profile, heads, found[f"agreement_{way}"])
-        tables |= found
+            _write_figures(output, way, profile, heads, way_tables[f"agreement_{way}"])
+        tables |= way_tables
     if bands and weights is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
         tables["bands"] = _bands(loaded, heads, scores, bands, seed)
         typer.echo(_bands_text(tables["bands"], _MODES[mode][0]))
     if output is not None:
-        for name, one in tables.items():
-            tlspectral.write_table(one, output / f"{name}.parquet")
+        for name, frame in tables.items():
+            tlspectral.write_table(frame, output / f"{name}.parquet")
         typer.echo(str(output))
 
 
 def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
-    kept = agreed.dropna(subset=["spearman"])
-    above, below = (kept["spearman"] > kept["null_high"]).mean(), (kept["spearman"] < kept["null_low"]).mean()
+    rows = agreed.dropna(subset=["spearman"])
+    above, below = (rows["spearman"] > rows["null_high"]).mean(), (rows["spearman"] < rows["null_low"]).mean()
     return (
         f"im_share against s_pos over frequencies, swaps by {way}: median rank correlation "
-        f"{kept['spearman'].median():.2f} over {len(kept)} heads, "
-        f"with s_pos of other heads {kept['others'].median():.2f}; "
+        f"{rows['spearman'].median():.2f} over {len(rows)} heads, "
+        f"with s_pos of other heads {rows['others'].median():.2f}; "
         f"{above:.0%} of the heads above and {below:.0%} below 95 % of the shuffled frequencies (2.5 % each by chance)"
     )
 
@@ -119,9 +120,9 @@ def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int
         "previous-token": heads.nlargest(count, "prev")[["layer", "head"]],
         "symbolic": scores.assign(lead=scores["s_sym"] - scores["s_pos"]).nlargest(count, "lead")[["layer", "head"]],
     }
-    asked = pd.concat([one.assign(kind=kind) for kind, one in chosen.items()])
-    effects = tlspectral.band_effects(model, asked.drop_duplicates(["layer", "head"]), seed=seed)
-    kinds = asked.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
+    labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
+    effects = tlspectral.band_effects(model, labelled.drop_duplicates(["layer", "head"]), seed=seed)
+    kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
     joined = effects.merge(kinds, on=["layer", "head"])
     joined.attrs = effects.attrs
     return joined

@@ -1,4 +1,4 @@
-"""What a table of heads says, as text for a terminal."""
+"""Summary of a table of heads as text for a terminal."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ _LOOKED_AT = 10
 
 
 def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
-    """The table as it is. Raises ValueError where it is no table of heads."""
+    """The same table. Raises ValueError if it is not a table of heads."""
     from tlspectral.tables.required import require
 
     require(heads, ("layer", "head", "D_head", "dir_frac"), "analyze_heads", name=f"table in {path}")
@@ -20,14 +20,14 @@ def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
 
 
 def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
-    """Refuse a table of heads without `prev`, of which no head is the strongest previous-token head."""
+    """Refuse a table of heads without `prev`, by which previous-token heads are chosen."""
     if "prev" not in heads or heads["prev"].isna().all():
         raise ValueError(f"{path} has no detector scores (prev): make it again without --no-detectors")
 
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
-    """What `show` prints: the model, the top heads per detector and how well weights alone point at them, the heads
-    furthest from their null, the odd rows.
+    """Text of `show`: the model, the top heads per detector and how well weights alone find them, the heads furthest
+    from their null, the rows that are not ok.
     """
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
     parts = [_provenance(heads)]
@@ -55,27 +55,27 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 
 def _provenance(heads: "pd.DataFrame") -> str:
-    """Model, size, settings and self-check, as far as the table says them."""
+    """Model, size, settings and self-check, as far as the table records them."""
     attrs = heads.attrs
     revision = f" ({attrs['revision']})" if attrs.get("revision") else ""
     lines = [
         f"{attrs.get('model', 'unnamed model')}{revision}: {len(heads)} heads in {heads['layer'].nunique()} layers",
     ]
-    made = []
+    settings = []
     if attrs.get("weights_sha256"):
-        made.append(f"weights {str(attrs['weights_sha256'])[:12]}")
+        settings.append(f"weights {str(attrs['weights_sha256'])[:12]}")
     if attrs.get("backend"):
-        made.append(f"backend {attrs['backend']}")
+        settings.append(f"backend {attrs['backend']}")
     if attrs.get("null_draws") is not None:
-        made.append(f"{attrs['null_draws']} null draws ({attrs.get('null_blocks', 'unknown')} blocks)")
+        settings.append(f"{attrs['null_draws']} null draws ({attrs.get('null_blocks', 'unknown')} blocks)")
     if attrs.get("seed") is not None:
-        made.append(f"seed {attrs['seed']}")
+        settings.append(f"seed {attrs['seed']}")
     detectors = attrs.get("detectors")
     if detectors:
         count, length = detectors.get("n_sequences"), detectors.get("segment_length")
-        made.append(f"detectors on {count} sequences [BOS, r, r], r of {length} tokens")
-    if made:
-        lines.append("; ".join(made))
+        settings.append(f"detectors on {count} sequences [BOS, r, r], r of {length} tokens")
+    if settings:
+        lines.append("; ".join(settings))
     if attrs.get("versions"):
         lines.append(", ".join(f"{name} {version}" for name, version in attrs["versions"].items()))
     lines.append(self_check(attrs))
@@ -85,7 +85,7 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 
 def self_check(attrs: dict[Any, Any]) -> str:
-    """How well the operators reproduced the model's own scores, as a table's provenance says."""
+    """Error of the operators against the model's own scores, from a table's provenance."""
     check = attrs.get("score_check")
     if not check or check.get("worst_error") is None:
         return "self-check: not made"
@@ -101,10 +101,10 @@ def _triage(heads: "pd.DataFrame") -> str:
     """How well columns from weights alone find the previous-token heads."""
     from tlspectral.stats import triage
 
-    found = triage(heads, threshold=_PREVIOUS_TOKEN, ks=(_LOOKED_AT,))
-    counted = f"{found['n_positive'].max()} of {found['n'].max()} heads"
+    scores = triage(heads, threshold=_PREVIOUS_TOKEN, ks=(_LOOKED_AT,))
+    counted = f"{scores['n_positive'].max()} of {scores['n'].max()} heads"
     lines = [f"Weights alone as a pointer to heads with prev > {_PREVIOUS_TOKEN} ({counted})"]
-    for row in found.to_dict(orient="records"):
+    for row in scores.to_dict(orient="records"):
         if row["auc"] != row["auc"]:
             lines.append(f"  {row['score']}: {row['reason']}")
             continue
@@ -120,7 +120,7 @@ def _triage(heads: "pd.DataFrame") -> str:
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Aligned text of some columns; a dash where there is no number."""
+    """Aligned text of some columns; NaN is a dash."""
     names = (
         heads["name"] if "name" in heads else [f"L{x}H{y}" for x, y in zip(heads["layer"], heads["head"], strict=True)]
     )
@@ -129,7 +129,7 @@ def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
         [str(name), *(_number(heads[column].iloc[row], column) if column in heads else "-" for column in columns)]
         for row, name in enumerate(names)
     ]
-    widths = [max(len(line[place]) for line in [header, *body]) for place in range(len(header))]
+    widths = [max(len(line[index]) for line in [header, *body]) for index in range(len(header))]
     return "\n".join(
         "  "
         + "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])

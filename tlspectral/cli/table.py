@@ -32,7 +32,7 @@ def report(
         typer.Option(metavar="KERNELS", help="Parquet file of relative_position_kernel, of heads of the same model."),
     ] = None,
 ) -> None:
-    """Write one page about a table of heads, to open in a browser: it asks nothing of a network.
+    """Write one page about a table of heads, to open in a browser. It loads nothing from a network.
 
     Example: tlspectral report heads.parquet -o report.html
     """
@@ -90,16 +90,16 @@ def statistics(
         from tlspectral import load_model
 
         loaded = load_model(model)
-    found = another_model(heads, model=loaded, k=top, seed=seed, show_progress=True)
-    shown = found.drop(columns=["function", "pvalue_of", "reason"]).round(3)
+    results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=True)
+    shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
     typer.echo(shown.to_string(index=False, na_rep=""))
     typer.echo("")
-    for row in found.to_dict(orient="records"):
+    for row in results.to_dict(orient="records"):
         name = f"{row['statistic']} ({row['method']})"
         if row["pvalue"] == row["pvalue"]:
             typer.echo(f"p of {name}: {row['pvalue']:.4f}: {row['pvalue_of']}")
         if row["reason"]:
             typer.echo(f"{name}: {row['reason']}")
     if output is not None:
-        write_table(found, output)
+        write_table(results, output)
         typer.echo(str(output))

@@ -1,4 +1,4 @@
-"""`analyze_heads`: prove the operators, then spectra, null, phase, copying and detectors of every head."""
+"""`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ def analyze_heads(
     Args:
         model: a TransformerBridge or HookedTransformer, or a name or path for `load_model`. With `detectors=False` a
             folder of safetensors or a hub model is read from its files instead, layer by layer, without loading it: of
-            each layer queries, keys and norms, of the hub only the files that hold them. Architectures:
+            each layer queries, keys and norms; from the hub only the files that hold them. Architectures:
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
             read.
@@ -63,20 +63,20 @@ def analyze_heads(
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
-        detectors: also run the model on repeated sequences (`detect_heads`), the only slow part on a big model.
+        detectors: also run the model on repeated sequences (`detect_heads`), the only slow part for a large model.
         tokens: prompts, [batch, pos], for the self-check, `outside_m` and `score_asym`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`.
-        checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A table that was
-            stopped continues there and becomes what it would have been.
+        checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A run that
+            was stopped is resumed from there and gives the same table.
         n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
-            its files (there by joblib, or whatever `joblib.parallel_config` says, Dask included). The table is the
+            its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
             same for any number.
         seed: of the null and of the detector sequences.
         show_progress: a bar per layer.
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
-        not computed or has no meaning. `attrs` say which model, weights, versions, seeds and checks it comes from.
+        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
@@ -93,7 +93,7 @@ def analyze_heads(
     indices = _checked_layers(layers, source.n_layers)
     if isinstance(source, CheckpointLayers):
         _refuse_activations(tokens, extras)
-        pieces = streamed_layers(
+        tables = streamed_layers(
             source,
             indices,
             null_draws=null_draws,
@@ -109,9 +109,9 @@ def analyze_heads(
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
-        pieces = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
-    made = [piece.attrs for piece in pieces]
-    table = stacked(pieces)
+        tables = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
+    layer_attrs = [layer_table.attrs for layer_table in tables]
+    table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
         detected = detect_heads(source.model, seed=seed, show_progress=show_progress)
@@ -119,17 +119,19 @@ def analyze_heads(
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = {name: float(table[name].mean()) for name in table if name.endswith("_controlled")}
     wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
-    limits = [at["valid_up_to"] for at in made if at["valid_up_to"] is not None]
+    limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
     table = table.reindex(columns=wanted).reset_index(drop=True)
     table.attrs = {
         **source.source,
-        "weights_sha256": hashlib.sha256("".join(at["digest"] for at in made).encode()).hexdigest(),
+        "weights_sha256": hashlib.sha256("".join(attrs["digest"] for attrs in layer_attrs).encode()).hexdigest(),
         "versions": _versions(),
         "seed": seed,
         "null_draws": null_draws,
         "null_blocks": null_blocks,
         "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
-        "score_check": max((at["check"] for at in made), key=lambda at: at["worst_error"] / at["tolerance"]),
+        "score_check": max(
+            (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
+        ),
         "detectors": detected.attrs if detected is not None else None,
         "rotary_valid_up_to": min(limits) if limits else None,
         "columns": {name: COLUMNS[name].meaning for name in wanted},
@@ -154,10 +156,10 @@ def _loaded_layers(
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
-    """A table for each layer of a loaded model, as `streamed_layers` gives them."""
+    """Return a table for each layer of a loaded model, as `streamed_layers` does."""
     bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
-        measured, made = _measure(view, indices, tokens, extras, bar)
+        measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
     nulls = null_columns(
         [layer.spectra for layer in measured],
         draws=null_draws,
@@ -166,8 +168,8 @@ def _loaded_layers(
         n_jobs=n_jobs,
         show_progress=show_progress,
     )
-    tables = [pd.DataFrame(at.columns).join(null) for at, null in zip(measured, nulls, strict=True)]
-    for table, attrs in zip(tables, made, strict=True):
+    tables = [pd.DataFrame(heads.columns).join(null) for heads, null in zip(measured, nulls, strict=True)]
+    for table, attrs in zip(tables, layer_attrs, strict=True):
         table.attrs = attrs
     return tables
 
@@ -179,13 +181,16 @@ def _measure(
     extras: Sequence[str],
     progress: Callable[..., Iterable[int]],
 ) -> tuple[list[MeasuredHeads], list[dict[Any, Any]]]:
-    """Everything but null and detectors, one layer's factors in memory at a time; and how each layer was made."""
+    """Measure all but null and detectors. Return each layer's columns and its `attrs`.
+
+    One layer's factors are in memory at a time.
+    """
     check = check_scores(view, tokens)
     asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
     ends_digest = view.ends_digest()
     moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
     directions = position_directions(view) if "position_share" in extras else None
-    measured, made = [], []
+    measured, layer_attrs = [], []
     for index in progress(indices):
         heads, attrs = _query_key(view, index, moments, directions)
         output = view.output(index)
@@ -195,14 +200,14 @@ def _measure(
         attrs |= {"check": check.of_layer(index), "digest": attrs["digest"] + output.digest + ends_digest}
         del output  # before the next layer is read
         measured.append(replace(heads, columns=columns))
-        made.append(attrs)
-    return measured, made
+        layer_attrs.append(attrs)
+    return measured, layer_attrs
 
 
 def _query_key(
     view: AttentionView, index: int, moments: EmbeddingMoments, directions: Tensor | None
 ) -> tuple[MeasuredHeads, dict[Any, Any]]:
-    """What the query-key factors say. They are freed on return, so that two layers' never meet."""
+    """Query-key columns of one layer. Its factors are freed on return: only one layer's are in memory at a time."""
     layer = view.layer(index)
     heads = measure_heads(layer, index, moments=moments, directions=directions)
     return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}

@@ -1,4 +1,4 @@
-"""Columns of the tables of this room: rounding, comparison, placebos. Those of the head table are in `tables`.
+"""Columns of the tables of rounding, comparison and placebos. Those of the head table are in `tables`.
 
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
@@ -92,9 +92,9 @@ _PLACEBO_LIMIT = (
 
 
 def _placebo_column(name: str) -> Column:
-    own = COLUMNS[name]
+    column = COLUMNS[name]
     return replace(
-        own,
+        column,
         meaning=f"{name} as the head table has it, with the placebo's pairs of columns or its frequencies in place of "
         "the model's own. NaN on layers that have none.",
         source="FP 7 (placebo controls)",

@@ -40,7 +40,7 @@ COMPARED_COLUMNS = (
 )
 """The columns of which `compare_heads` gives the difference."""
 
-_PLACES = ["layer", "head"]
+_HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
 _SETTINGS = ("seed", "null_draws", "null_blocks")
 _DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed", "exclude_special")
@@ -55,7 +55,7 @@ def compare_heads(
     noise_a: pd.DataFrame | None = None,
     noise_b: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """How every head of model b differs from the same head of model a, and whether rounding explains it.
+    """Compare every head of model b with the same head of model a, and with the noise of rounding.
 
     Args:
         a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
@@ -67,7 +67,7 @@ def compare_heads(
         `COMPARED_COLUMNS`, NaN where one of the tables has no value. Where a noise table is given, also
         `<column>_band` for the columns that it has, twice the standard deviation that rounding gives the difference
         (of both models, taken as independent), and `<column>_outside`, whether the difference exceeds it (missing
-        where either is NaN). `attrs["a"]` and `attrs["b"]` say which models, `attrs["settings"]` how they were
+        where either is NaN). `attrs["a"]` and `attrs["b"]` name the models, `attrs["settings"]` how they were
         measured.
 
     Raises:
@@ -80,7 +80,7 @@ def compare_heads(
     first, second = _checked(a, "a"), _checked(b, "b")
     _require_same_heads(first, second, a, b)
     settings = _same_settings(a, b)
-    table = first[_PLACES].copy()
+    table = first[_HEAD].copy()
     bands = _bands(first, noise_a, a, "a"), _bands(second, noise_b, b, "b")
     for name in COMPARED_COLUMNS:
         difference = second[name].astype(float) - first[name].astype(float)
@@ -101,71 +101,71 @@ def compare_heads(
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
-    require(heads, (*_PLACES, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {which}")
-    if heads.duplicated(_PLACES).any():
+    require(heads, (*_HEAD, *_ARCHITECTURE, *COMPARED_COLUMNS), "analyze_heads", name=f"table {which}")
+    if heads.duplicated(_HEAD).any():
         raise ValueError(f"table {which} has some head twice; give one table of analyze_heads, not several joined")
-    lost = [name for name in ("model", *_SETTINGS, "detectors") if name not in heads.attrs]
-    if lost:
+    missing = [name for name in ("model", *_SETTINGS, "detectors") if name not in heads.attrs]
+    if missing:
         raise ValueError(
-            f"table {which} does not say its {', '.join(lost)} in its attrs; give the table as analyze_heads or "
+            f"table {which} does not say its {', '.join(missing)} in its attrs; give the table as analyze_heads or "
             "read_table returns it, since joins and many edits drop them"
         )
-    return heads.sort_values(_PLACES, ignore_index=True)
+    return heads.sort_values(_HEAD, ignore_index=True)
 
 
 def _require_same_heads(first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFrame, b: pd.DataFrame) -> None:
     names = f"{a.attrs['model']} (a) and {b.attrs['model']} (b)"
-    if not first[_PLACES].equals(second[_PLACES]):
+    if not first[_HEAD].equals(second[_HEAD]):
         shapes = [f"{len(table)} heads in {table['layer'].nunique()} layers" for table in (first, second)]
         raise ValueError(f"{names} differ in shape: {shapes[0]} and {shapes[1]}, not the same layers and heads")
     for column in _ARCHITECTURE:
         alike = (first[column] == second[column]) | (first[column].isna() & second[column].isna())
         if not alike.all():
-            at = int(np.argmin(alike.to_numpy()))
-            layer, head = first.loc[at, _PLACES]
+            row = int(np.argmin(alike.to_numpy()))
+            layer, head = first.loc[row, _HEAD]
             raise ValueError(
-                f"{names} differ in architecture: {column} of L{layer}H{head} is {first.loc[at, column]} and "
-                f"{second.loc[at, column]}"
+                f"{names} differ in architecture: {column} of L{layer}H{head} is {first.loc[row, column]} and "
+                f"{second.loc[row, column]}"
             )
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     settings = {}
     for key in _SETTINGS:
-        settings[key] = _one(key, a.attrs[key], b.attrs[key])
+        settings[key] = _same_value(key, a.attrs[key], b.attrs[key])
     detectors = a.attrs["detectors"], b.attrs["detectors"]
     if None in detectors:
-        settings["detectors"] = _one("detectors", *detectors)
+        settings["detectors"] = _same_value("detectors", *detectors)
         return settings
     settings["detectors"] = {
-        key: _one(f"detectors' {key}", *(at.get(key) for at in detectors))
+        key: _same_value(f"detectors' {key}", *(attrs.get(key) for attrs in detectors))
         for key in _DETECTOR_SETTINGS
-        if any(key in at for at in detectors)
+        if any(key in attrs for attrs in detectors)
     }
     return settings
 
 
-def _one(key: str, of_a: Any, of_b: Any) -> Any:
+def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
     if of_a != of_b:
         raise ValueError(f"the tables were made with other settings: {key} is {of_a} in a and {of_b} in b")
     return of_a
 
 
 def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame, which: str) -> pd.DataFrame | None:
-    """A noise table's rows in the order of the heads."""
+    """Return a noise table's rows in the order of the heads."""
     if noise is None:
         return None
-    require(noise, (*_PLACES, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
+    require(noise, (*_HEAD, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
     for key in ("model", "revision", "sha256"):
-        found, expected = noise.attrs.get(key), table.attrs.get(key)
-        if found != expected:
-            raise ValueError(f"noise_{which} is of {key} {found}, but table {which} of {key} {expected}")
+        noise_value, table_value = noise.attrs.get(key), table.attrs.get(key)
+        if noise_value != table_value:
+            raise ValueError(f"noise_{which} is of {key} {noise_value}, but table {which} of {key} {table_value}")
     require_same_model(table, noise.attrs, f"the rows of noise_{which}")
-    joined = heads[_PLACES].merge(noise, on=_PLACES, how="left", validate="one_to_one", indicator=True)
-    lost = joined[joined["_merge"] != "both"]
-    if len(lost):
-        layer, head = lost.iloc[0][_PLACES]
-        raise ValueError(f"noise_{which} lacks {len(lost)} of {len(heads)} heads, such as L{layer}H{head}")
+    joined = heads[_HEAD].merge(noise, on=_HEAD, how="left", validate="one_to_one", indicator=True)
+    missing = joined[joined["_merge"] != "both"]
+    if len(missing):
+        layer, head = missing.iloc[0][_HEAD]
+        raise ValueError(f"noise_{which} lacks {len(missing)} of {len(heads)} heads, such as L{layer}H{head}")
     return joined
 
 

@@ -14,10 +14,10 @@ POSITION_DIRECTIONS = 64
 def score_asymmetries(
     view: AttentionView, tokens: Int[Tensor, "*batch pos"] | None
 ) -> list[Float64[np.ndarray, "heads"]]:
-    """Per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
+    """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
-    `tokens` None takes the random prompt of the self-check; FP uses text.
+    With `tokens=None` the prompt is the random one of the self-check; FP uses text.
     """
     prompt = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
     names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
@@ -35,9 +35,10 @@ def score_asymmetries(
 
 
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
-    """Top right singular vectors of the learned position embedding, at most 64; None without learned positions.
+    """Return the leading right singular vectors of the learned position embedding, at most 64.
 
-    Under LayerNorm the embedding's rows are centred first: no norm sees their mean.
+    None without learned positions. Under LayerNorm the embedding's rows are centred first, because the norm removes
+    their mean.
     """
     positions = view.position_embedding()
     if positions is None:
@@ -53,7 +54,7 @@ def position_shares(
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> Float64[np.ndarray, "heads"]:
-    """`||P^T M P|| / ||M||`, P the position directions: FP's `pos_frac_M`. NaN without learned positions."""
+    """Return `||P^T M P|| / ||M||`, P the position directions: FP's `pos_frac_M`. NaN without learned positions."""
     if directions is None:
         return np.full(len(w_q), np.nan)
     inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)

@@ -1,4 +1,4 @@
-"""The phase content of every head at every rotary frequency, from weights alone."""
+"""Phase content of every head at every rotary frequency, from weights alone."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ def frequency_table(model: Any) -> pd.DataFrame:
     """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
 
     Returns:
-        DataFrame `layer, head, frequency, theta` (radians per token), `wavelength` (tokens per turn), `re_norm`,
-        `im_norm, im_share`, sorted by these first three; layers without rotary positions have no rows. `attrs` hold
-        the model's name and `rotary_valid_up_to`.
+        DataFrame `layer, head, frequency, theta` (radians per token), `wavelength` (tokens per full rotation),
+        `re_norm, im_norm, im_share`, sorted by the first three; layers without rotary positions have no rows. `attrs`
+        hold the model's name and `rotary_valid_up_to`.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
@@ -27,7 +27,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
     What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
     """
     view = attention_view(model)
-    pieces, limits = [], []
+    layer_tables, limits = [], []
     for index in range(view.n_layers):
         layer = view.layer(index)
         if layer.rotary is None:
@@ -48,14 +48,14 @@ def frequency_table(model: Any) -> pd.DataFrame:
             "im_norm": im,
             "im_share": share,
         }
-        pieces.append(pd.DataFrame(columns)[[column.name for column in FREQUENCY_COLUMNS]])
+        layer_tables.append(pd.DataFrame(columns)[[column.name for column in FREQUENCY_COLUMNS]])
         if layer.valid_up_to is not None:
             limits.append(layer.valid_up_to)
-    if not pieces:
+    if not layer_tables:
         raise UnsupportedArchitecture(
             f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to tabulate"
         )
-    table = pd.concat(pieces, ignore_index=True)
+    table = pd.concat(layer_tables, ignore_index=True)
     table.attrs = {
         "model": view.source["model"],
         "rotary_valid_up_to": min(limits) if limits else None,

@@ -1,4 +1,4 @@
-"""What the query-key factors of heads say, without the null: columns, and the spectra that the null is matched to."""
+"""Columns that follow from the query-key factors of heads, and the spectra that the null is matched to."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +32,10 @@ def measure_heads(
     moments: EmbeddingMoments | None,
     directions: Float64[Tensor, "d_model directions"] | None,
 ) -> MeasuredHeads:
-    """Spectral and phase columns of a layer's heads, under the layer's index in the model.
+    """Compute the spectral and phase columns of a layer's heads, under the layer's index in the model.
 
-    The repeated keys are freed on return, so that two layers' never meet. Without `moments` there is no `self_match`.
+    The repeated keys are freed on return: only one layer's are in memory at a time. Without `moments`, `self_match` is
+    NaN.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
@@ -45,21 +46,21 @@ def measure_heads(
     return MeasuredHeads(columns, LayerSpectra(index, layer.effective_dimension, metrics.singular_values, observed))
 
 
-def joined(pieces: list[MeasuredHeads]) -> MeasuredHeads:
-    """The heads of one layer, measured one key/value head after the other."""
-    names = pieces[0].columns
-    columns = {name: np.concatenate([np.asarray(piece.columns[name]) for piece in pieces]) for name in names}
-    groups = [len(piece.columns["head"]) for piece in pieces]
-    columns["head"] = np.arange(sum(groups))
-    columns["kv_head"] = np.repeat(np.arange(len(pieces)), groups)
-    spectra = [piece.spectra for piece in pieces]
+def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
+    """Join the heads of one layer, of which each key/value group was measured by itself."""
+    names = groups[0].columns
+    columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in names}
+    group_sizes = [len(group.columns["head"]) for group in groups]
+    columns["head"] = np.arange(sum(group_sizes))
+    columns["kv_head"] = np.repeat(np.arange(len(groups)), group_sizes)
+    spectra = [group.spectra for group in groups]
     index = spectra[0].layer
     columns["name"] = np.array([f"L{index}H{head}" for head in columns["head"]])
     whole = LayerSpectra(
         index,
         spectra[0].effective_dimension,
-        np.concatenate([one.singular_values for one in spectra]),
-        {name: np.concatenate([one.observed[name] for one in spectra]) for name in NULL_COLUMNS},
+        np.concatenate([group_spectra.singular_values for group_spectra in spectra]),
+        {name: np.concatenate([group_spectra.observed[name] for group_spectra in spectra]) for name in NULL_COLUMNS},
     )
     return MeasuredHeads(columns, whole)
 

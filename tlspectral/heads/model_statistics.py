@@ -1,4 +1,4 @@
-"""A further row of Tables 2 and 3 of "Fingerprint, Not Blueprint" (FP), for a model that the paper does not have."""
+"""The statistics of Tables 2 and 3 of "Fingerprint, Not Blueprint" (FP), for a model that the paper does not have."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def another_model(
     seed: int = 0,
     show_progress: bool = False,
 ) -> pd.DataFrame:
-    """What FP's Tables 2 and 3 would print for a model, with intervals, placebos and the rounding of weights.
+    """Compute the statistics of FP's Tables 2 and 3 for a model, with intervals, placebos and the noise of rounding.
 
     Args:
         heads: table of `analyze_heads` with detectors.
@@ -78,15 +78,15 @@ def another_model(
     table = pd.DataFrame(rows).reset_index(drop=True)
     table["noise_sd"] = math.nan
     if model is not None:
-        drawn = weight_noise_draws(model, draws=noise_draws, seed=seed, show_progress=show_progress)
-        again: dict[str, Callable[[pd.DataFrame], float]] = {
+        perturbed = weight_noise_draws(model, draws=noise_draws, seed=seed, show_progress=show_progress)
+        statistics: dict[str, Callable[[pd.DataFrame], float]] = {
             f"top-{k} percentile of D_head/median": lambda moved: top_head_percentile(moved, k=k).statistic
         }
         for method in _METHODS:
-            again[f"partial correlation/{method}"] = partial(_partial_alone, method=method)
+            statistics[f"partial correlation/{method}"] = partial(_partial_alone, method=method)
             if rotary:
-                again[f"attenuation/{method}"] = partial(_share_alone, share=shares[method])
-        spread = statistic_noise(heads, drawn, again).set_index("statistic")["sd"]
+                statistics[f"attenuation/{method}"] = partial(_share_alone, share=shares[method])
+        spread = statistic_noise(heads, perturbed, statistics).set_index("statistic")["sd"]
         table["noise_sd"] = (table["statistic"] + "/" + table["method"]).map(spread)
     columns = ["statistic", "method", "value", "low", "high", "pvalue", "pvalue_of", "noise_sd", "n"]
     table = reasons_as_objects(table.reindex(columns=[*columns, "function", "reason"]))
@@ -101,63 +101,63 @@ def another_model(
 
 
 def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
-    found = layer_bootstrap(heads, method=method, draws=draws, seed=seed)
+    bootstrap = layer_bootstrap(heads, method=method, draws=draws, seed=seed)
     return _row(
         "partial correlation",
         method,
-        found.statistic,
-        interval=found.interval,
-        pvalue=found.pvalue,
+        bootstrap.statistic,
+        interval=bootstrap.interval,
+        pvalue=bootstrap.pvalue,
         pvalue_of="no correlation, layers resampled",
-        n=found.n,
+        n=bootstrap.n,
         function="tlspectral.stats.layer_bootstrap",
-        reason=found.reason,
+        reason=bootstrap.reason,
     )
 
 
 def _percentile(heads: pd.DataFrame, k: int) -> dict[str, Any]:
-    found = top_head_percentile(heads, k=k)
-    as_high = int((heads["D_head"].rank(pct=True) >= found.statistic).sum())
+    top_heads = top_head_percentile(heads, k=k)
+    as_high = int((heads["D_head"].rank(pct=True) >= top_heads.statistic).sum())
     # The median of k is at or above a value when more than half of the k are.
-    chance = hypergeometric_overlap(found.n, as_high, k, (k + 1) // 2)
+    chance = hypergeometric_overlap(top_heads.n, as_high, k, (k + 1) // 2)
     return _row(
         f"top-{k} percentile of D_head",
         "median",
-        found.statistic,
+        top_heads.statistic,
         pvalue=chance.pvalue,
         pvalue_of=f"{k} heads at random reach it",
-        n=found.n,
+        n=top_heads.n,
         function="tlspectral.stats.top_head_percentile",
     )
 
 
 def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
-    found = attenuation(heads, method=method, draws=draws, seed=seed)
+    result = attenuation(heads, method=method, draws=draws, seed=seed)
     return _row(
         "attenuation",
         method,
-        found.statistic,
-        interval=found.interval,
-        n=found.n,
+        result.statistic,
+        interval=result.interval,
+        n=result.n,
         function="tlspectral.stats.attenuation",
-        reason=found.reason,
+        reason=result.reason,
     )
 
 
 def _placebo(
     heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: Callable[[pd.DataFrame], Any]
 ) -> dict[str, Any]:
-    found = placebo_attenuation(heads, placebo, share)
+    result = placebo_attenuation(heads, placebo, share)
     return _row(
-        f"attenuation by placebo: {found.method}",
+        f"attenuation by placebo: {result.method}",
         method,
-        float(found.draws.mean()),
-        interval=(float(found.draws.min()), float(found.draws.max())),
-        pvalue=found.pvalue,
+        float(result.draws.mean()),
+        interval=(float(result.draws.min()), float(result.draws.max())),
+        pvalue=result.pvalue,
         pvalue_of="the model's own phase takes no more (low and high: range of draws)",
-        n=found.n,
+        n=result.n,
         function="tlspectral.heads.placebos.placebo_attenuation",
-        reason=found.reason,
+        reason=result.reason,
     )
 
 

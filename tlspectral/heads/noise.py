@@ -1,4 +1,4 @@
-"""How far the head table, and statistics of it, move under the rounding of the stored weights."""
+"""The noise of weight rounding in the head table and in statistics of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -68,26 +68,26 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     What it does not establish: how far the unquantised model's numbers lie from these. Quantising is not independent
     noise, and weights elsewhere in the model moved too.
     """
-    moved = weight_noise_draws(model, draws=draws, seed=seed, show_progress=show_progress)
-    table = moved.loc[moved["draw"] == -1, ["layer", "head"]].reset_index(drop=True)
-    exact, *drawn = moved[list(NOISE_COLUMNS)].to_numpy().reshape(draws + 1, len(table), -1)
-    # NaN where a column has no value in some draw: a spread over the draws that are left would be of others.
+    drawn_table = weight_noise_draws(model, draws=draws, seed=seed, show_progress=show_progress)
+    table = drawn_table.loc[drawn_table["draw"] == -1, ["layer", "head"]].reset_index(drop=True)
+    exact, *drawn = drawn_table[list(NOISE_COLUMNS)].to_numpy().reshape(draws + 1, len(table), -1)
+    # NaN where a column has no value in some draw: the other draws alone would give another spread.
     spread, shift = np.std(drawn, axis=0, ddof=1), np.mean(drawn, axis=0) - exact
-    for at, name in enumerate(NOISE_COLUMNS):
-        table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, at], shift[:, at]
-    table.attrs = moved.attrs
+    for column, name in enumerate(NOISE_COLUMNS):
+        table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, column], shift[:, column]
+    table.attrs = drawn_table.attrs
     return named(table, WEIGHT_NOISE_BAND)
 
 
 def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progress: bool = False) -> pd.DataFrame:
-    """The spectral columns under each of the perturbations that `weight_noise_band` summarises.
+    """Compute the spectral columns under each of the perturbations that `weight_noise_band` summarises.
 
     Args:
         model, draws, seed, show_progress: as of `weight_noise_band`.
 
     Returns:
         DataFrame `draw, layer, head` and the spectral and phase columns, sorted by the first three; draw -1 is the
-        weights as they are. `attrs` say what model and grid.
+        weights as they are. `attrs` hold the model and the grids.
 
     Raises:
         As `weight_noise_band`.
@@ -97,13 +97,13 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
     if draws < 2:
         raise ValueError(f"a standard deviation needs at least two draws, found draws={draws}")
     view = attention_view(model)
-    pieces, kinds = [], set()
+    layer_tables, kinds = [], set()
     with one_thread():
         for index in tqdm(range(view.n_layers), desc="noise", unit="layer", leave=False, disable=not show_progress):
-            piece, kind = _layer_draws(view, index, draws, seed)
-            pieces.append(piece)
+            layer_table, kind = _layer_draws(view, index, draws, seed)
+            layer_tables.append(layer_table)
             kinds |= kind
-    table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
+    table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
     return named(table, WEIGHT_NOISE_DRAWS)
 
@@ -111,10 +111,10 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
 def statistic_noise(
     heads: pd.DataFrame, draws: pd.DataFrame, statistics: Mapping[str, Callable[[pd.DataFrame], float]]
 ) -> pd.DataFrame:
-    """How far statistics of the head table move when the stored weights move within their rounding.
+    """Compute how far statistics of the head table move when the stored weights move within their rounding.
 
-    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. What the
-    model was seen to do (`prev`, `dup`, `ind`) and the null's columns stay.
+    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. The
+    detector scores (`prev`, `dup`, `ind`) and the columns of the null stay.
 
     Args:
         heads: table of `analyze_heads`.
@@ -144,7 +144,7 @@ def statistic_noise(
 
 
 def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps:
-    """The grid of a weight as stored, found from its values."""
+    """Find the grid of a stored weight from its values."""
     values = weight.detach().cpu().float()
     heads, d_model, d_head = values.shape
     if d_model % _BLOCK == 0:
@@ -161,7 +161,7 @@ def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps
 def _sixteen_values(
     blocks: Float[Tensor, "heads blocks inputs d_head"],
 ) -> Float[Tensor, "heads blocks d_head"] | None:
-    """The step of blocks that hold at most 16 values each, which are taken to span their range; None for others."""
+    """Return the step of blocks that hold at most 16 values each, which are taken to span their range; else None."""
     ordered = blocks.sort(dim=2).values
     if bool(((ordered.diff(dim=2) > 0).sum(2) >= 16).any()):
         return None
@@ -171,22 +171,22 @@ def _sixteen_values(
 def _centred_grid(
     blocks: Float[Tensor, "heads blocks inputs d_head"],
 ) -> Float[Tensor, "heads blocks d_head"] | None:
-    """The step of blocks that hold whole multiples, -16 .. 15, of a float16 step (Q5_0); None for others.
+    """Return the step of blocks that hold whole multiples, -16 .. 15, of a float16 step (Q5_0); else None.
 
     The largest weight is some multiple of the step, mostly the 16th: the coarsest step that fits a block is taken.
     """
     largest = blocks.abs().amax(2)
-    found = torch.full_like(largest, torch.nan)
+    coarsest = torch.full_like(largest, torch.nan)
     for multiple in range(16, 0, -1):
         step = (largest / multiple).to(torch.float16).float()
-        parts = blocks / step.clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
+        multiples = blocks / step.clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
         # De-quantising is exact to 1e-7 of the largest weight; values off any grid lie 0.25 steps from it on average.
-        found = torch.where(((parts - parts.round()).abs() < 1e-3).all(2), step, found)
-    return None if bool(found.isnan().any()) else found
+        coarsest = torch.where(((multiples - multiples.round()).abs() < 1e-3).all(2), step, coarsest)
+    return None if bool(coarsest.isnan().any()) else coarsest
 
 
 def _float_steps(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance to the next representable number: eps times the power of two below."""
+    """Return the distance to the next representable number: eps times the power of two below."""
     limits = torch.finfo(dtype)
     exponent = torch.frexp(values.abs().clamp_min(limits.smallest_normal)).exponent - 1
     return torch.ldexp(torch.full_like(values, limits.eps), exponent)
@@ -195,26 +195,26 @@ def _float_steps(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _layer_draws(view: AttentionView, index: int, draws: int, seed: int) -> tuple[pd.DataFrame, set[str]]:
     raw = view.raw(index)
     steps = storage_steps(raw.w_q), storage_steps(raw.w_k)
-    # Keyed by layer, so that a layer's band does not depend on which others were asked for.
+    # Keyed by layer, so that a layer's draws do not depend on other layers.
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    found = [_columns(view.layer(index))]
-    found += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
-    heads = len(next(iter(found[0].values())))
+    drawn_columns = [_columns(view.layer(index))]
+    drawn_columns += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
+    heads = len(next(iter(drawn_columns[0].values())))
     unknown = np.full(heads, np.nan)
-    pieces = [
+    tables = [
         pd.DataFrame(
             {"draw": draw, "layer": index, "head": np.arange(heads)}
             | {name: columns.get(name, unknown) for name in NOISE_COLUMNS}
         )
-        for draw, columns in enumerate(found, start=-1)
+        for draw, columns in enumerate(drawn_columns, start=-1)
     ]
-    return pd.concat(pieces), {at.kind for at in steps}
+    return pd.concat(tables), {grid.kind for grid in steps}
 
 
 def _perturbed(raw: RawAttention, steps: tuple[StorageSteps, StorageSteps], generator: torch.Generator) -> RawAttention:
-    def moved(weight: Tensor, at: StorageSteps) -> Tensor:
-        shift = torch.rand(at.step.shape, generator=generator, dtype=torch.float64) - 0.5
-        return weight.detach().cpu().double() + shift * at.step.double()
+    def moved(weight: Tensor, grid: StorageSteps) -> Tensor:
+        shift = torch.rand(grid.step.shape, generator=generator, dtype=torch.float64) - 0.5
+        return weight.detach().cpu().double() + shift * grid.step.double()
 
     return replace(raw, w_q=moved(raw.w_q, steps[0]), w_k=moved(raw.w_k, steps[1]))
 
@@ -222,8 +222,8 @@ def _perturbed(raw: RawAttention, steps: tuple[StorageSteps, StorageSteps], gene
 def _columns(layer: AttentionLayer) -> dict[str, np.ndarray]:
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
-    found = {name: getattr(metrics, name) for name in NOISE_COLUMNS if hasattr(metrics, name)}
+    columns = {name: getattr(metrics, name) for name in NOISE_COLUMNS if hasattr(metrics, name)}
     if layer.rotary is not None:
         phase = phase_metrics(phase_norms(w_q, w_k, layer.rotary), layer.rotary)
-        found |= {name: value.numpy() for name, value in phase._asdict().items()}
-    return found
+        columns |= {name: value.numpy() for name, value in phase._asdict().items()}
+    return columns

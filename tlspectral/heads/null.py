@@ -1,4 +1,4 @@
-"""The matched null of a whole table: layer by layer, in this process or spread over workers."""
+"""The matched null of a whole table, layer by layer, in this process or by several workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def null_columns(
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
-    """Null mean, std, z and percentile of each layer's heads, a table per layer in the order of `layers`.
+    """Compute null mean, std, z and percentile of each layer's heads, a table per layer in the order of `layers`.
 
     Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
     neither the order of layers nor the number of workers.
@@ -48,7 +48,7 @@ def null_columns(
 
 
 def forget_blocks() -> None:
-    """Free the blocks that are kept."""
+    """Free the cached shared blocks."""
     _shared_blocks.cache_clear()
 
 
@@ -58,14 +58,14 @@ def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "dr
 
 
 def layer_null(layer: LayerSpectra, *, draws: int, blocks: Literal["shared", "fresh"], seed: int) -> pd.DataFrame:
-    """`null_columns` of one layer. Shared blocks are kept for the next one until `forget_blocks`."""
+    """Compute `null_columns` of one layer. Shared blocks stay in the cache until `forget_blocks`."""
     n, k = layer.effective_dimension, layer.singular_values.shape[1]
     if blocks == "shared":
-        own: Any = _shared_blocks(seed, n, k, draws)
+        block_source: Any = _shared_blocks(seed, n, k, draws)
     else:
-        own = partial(_fresh_blocks, seed=seed, n=n, k=k, draws=draws, layer=layer.layer)
+        block_source = partial(_fresh_blocks, seed=seed, n=n, k=k, draws=draws, layer=layer.layer)
     observed = {column: layer.observed[column] for column in NULL_COLUMNS}
-    return pd.DataFrame(null_statistics(layer.singular_values, observed, own, n))
+    return pd.DataFrame(null_statistics(layer.singular_values, observed, block_source, n))
 
 
 def _fresh_blocks(head: int, *, seed: int, n: int, k: int, draws: int, layer: int) -> Float64[Tensor, "draws k k"]:

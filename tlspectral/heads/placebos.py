@@ -1,8 +1,8 @@
 """Phase metrics of every head under a rotary geometry that is not the model's own, and what they attenuate.
 
 "Fingerprint, Not Blueprint" (FP, section 7, placebo controls) pairs the rotary columns of a RoPE model anew, and
-pretends RoPE on models without it. The metrics need inner products of columns alone, so each head is reduced once to
-the triangle of its QR, which has the same inner products, and every draw reads that.
+assumes RoPE in models without it. The metrics need only inner products of columns. Each head is therefore reduced once
+to the triangular factor of its QR decomposition, which has the same inner products, and every draw uses that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +32,10 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
     """Phase metrics after the rotary columns of every head are paired anew, once per draw (FP section 7, placebo ii).
 
     A draw is one permutation of the rotary columns, the same for all heads and layers, and for queries and keys. The
-    model's frequencies stay in their order, so that column `permutation[c]` takes the place of column c. Preserved are
+    model's frequencies stay in their order, so that column `permutation[c]` replaces column c. Preserved are
     M of every head (hence `D_head`, `dir_frac` and all else that is read from M), the share of M that the rotary
     columns carry, every column's norm, and which columns are rotary. Destroyed are which two columns form a pair and
-    at which frequency a column turns. The permutations are those of `numpy.random.default_rng(seed)`, one after the
+    at which frequency a column rotates. The permutations are those of `numpy.random.default_rng(seed)`, one after the
     other, as in the paper; layers of another rotary width have a generator of their own with the same seed.
 
     Args:
@@ -62,24 +62,24 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
             f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
             "pseudo_rope pretends some"
         )
-    pieces = []
+    layer_tables = []
     with one_thread():
         for layer in _layers(view):
             drawn = [None] * draws if layer.rotary is None else permuted_geometries(layer.rotary, draws, seed)
-            pieces.append(_metrics(layer, drawn))
-    return _table(pieces, view, placebo="permuted_pairing", draws=draws, seed=seed)
+            layer_tables.append(_metrics(layer, drawn))
+    return _table(layer_tables, view, placebo="permuted_pairing", draws=draws, seed=seed)
 
 
 def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = None) -> pd.DataFrame:
     """Phase metrics of a model without RoPE, as if its heads had rotary positions (FP section 7, placebo i).
 
-    The pretended geometry is the rotate-half one: columns t and t + rotary_dim / 2 form pair t, which turns by
+    The assumed geometry is the rotate-half one: columns t and t + rotary_dim / 2 form pair t, which rotates by
     `base ** (-2 t / rotary_dim)` radians per token.
 
     Args:
         model: a TransformerBridge or HookedTransformer in which no layer has rotary positions.
         base: of the frequencies; 10000 as in the paper.
-        rotary_dim: even number of columns, from the first, that are taken to turn; None for all of a head, as in the
+        rotary_dim: even number of columns, from the first, that are taken as rotary; None for all of a head, as in the
             paper (less one where their number is odd).
 
     Returns:
@@ -89,11 +89,11 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
         ValueError: a layer of the model has rotary positions, or the geometry does not fit a head.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    What it does not establish: anything about positions. Such a model turns none of these pairs; the numbers say what
-    the recipe finds in columns that stand in an arbitrary order.
+    What it does not establish: anything about positions. Such a model rotates none of these pairs; the numbers are what
+    the method gives for columns in an arbitrary order.
     """
     view = attention_view(model)
-    pieces = []
+    layer_tables = []
     with one_thread():
         for layer in _layers(view):
             if layer.rotary is not None:
@@ -101,8 +101,8 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
                     f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
                     "would not replace; permuted_pairing is the placebo of such a model"
                 )
-            pieces.append(_metrics(layer, [_rotate_half(layer.d_head, base, rotary_dim)]))
-    return _table(pieces, view, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
+            layer_tables.append(_metrics(layer, [_rotate_half(layer.d_head, base, rotary_dim)]))
+    return _table(layer_tables, view, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
 
 
 def _layers(view: AttentionView) -> Iterator[AttentionLayer]:
@@ -110,14 +110,14 @@ def _layers(view: AttentionView) -> Iterator[AttentionLayer]:
 
 
 def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:
-    """The geometry with its rotary columns in a new order, once per draw; the frequencies stay where they are."""
+    """Permute the rotary columns of a geometry, once per draw; the frequencies keep their order."""
     columns = torch.cat([geometry.real_index, geometry.imag_index]).sort().values
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(draws):
-        taken = torch.arange(geometry.d_head)
-        taken[columns] = columns[torch.from_numpy(rng.permutation(len(columns)))]
-        drawn.append(replace(geometry, real_index=taken[geometry.real_index], imag_index=taken[geometry.imag_index]))
+        source = torch.arange(geometry.d_head)
+        source[columns] = columns[torch.from_numpy(rng.permutation(len(columns)))]
+        drawn.append(replace(geometry, real_index=source[geometry.real_index], imag_index=source[geometry.imag_index]))
     return drawn
 
 
@@ -136,22 +136,22 @@ def _triangle(w: Float64[Tensor, "heads d_model d_head"]) -> Float64[Tensor, "he
 
 
 def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None]) -> pd.DataFrame:
-    """The phase metrics of a layer's heads under each geometry, NaN where it is None."""
+    """Compute the phase metrics of a layer's heads under each geometry, NaN where it is None."""
     query, key = (_triangle(w) for w in layer.operator_factors())
-    pieces = []
+    tables = []
     for draw, geometry in enumerate(geometries):
         if geometry is None:
             values = {name: np.full(layer.n_heads, np.nan) for name in PHASE_COLUMNS}
         else:
-            found = phase_metrics(phase_norms(query, key, geometry), geometry)
-            values = {name: value.numpy() for name, value in found._asdict().items()}
-        places = {"draw": draw, "layer": layer.layer, "head": np.arange(layer.n_heads)}
-        pieces.append(pd.DataFrame(places | values))
-    return pd.concat(pieces, ignore_index=True)
+            metrics = phase_metrics(phase_norms(query, key, geometry), geometry)
+            values = {name: value.numpy() for name, value in metrics._asdict().items()}
+        indices = {"draw": draw, "layer": layer.layer, "head": np.arange(layer.n_heads)}
+        tables.append(pd.DataFrame(indices | values))
+    return pd.concat(tables, ignore_index=True)
 
 
-def _table(pieces: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
-    table = pd.concat(pieces).sort_values(["draw", "layer", "head"], ignore_index=True)
+def _table(layer_tables: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
+    table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), **settings}
     return named(table, PERMUTED_PAIRING)
 
@@ -184,7 +184,7 @@ class PlaceboAttenuation:
 def placebo_attenuation(
     heads: pd.DataFrame, placebo: pd.DataFrame, attenuation: Callable[[pd.DataFrame], Any] = stats.attenuation
 ) -> PlaceboAttenuation:
-    """Compare an attenuation by RoPE-phase controls with what placebo phase features do (FP section 7, Table 3).
+    """Compare the attenuation by RoPE-phase controls with that by placebo phase features (FP section 7, Table 3).
 
     Args:
         heads: table of `analyze_heads`.
@@ -202,15 +202,15 @@ def placebo_attenuation(
     What it does not establish: causal mediation. All columns are functions of the same weights. A large p-value says
     that pairing and frequency add nothing beyond membership in the rotary block, not that the phase is unused.
     """
-    own, reason = np.nan, "the model has no RoPE, so no phase features of its own"
+    statistic, reason = np.nan, "the model has no RoPE, so no phase features of its own"
     if heads["rope_imag_frac"].notna().any():
-        own, reason = float(attenuation(heads).statistic), None
+        statistic, reason = float(attenuation(heads).statistic), None
     drawn = np.array([float(attenuation(table).statistic) for table in tables_with_draws(heads, placebo)])
-    if reason is None and not np.isfinite([own, *drawn]).all():
+    if reason is None and not np.isfinite([statistic, *drawn]).all():
         reason = f"the attenuation is not finite in {int((~np.isfinite(drawn)).sum())} of {len(drawn)} draws, or itself"
-    pvalue = (1 + int((drawn >= own).sum())) / (len(drawn) + 1) if reason is None else np.nan
+    pvalue = (1 + int((drawn >= statistic).sum())) / (len(drawn) + 1) if reason is None else np.nan
     return PlaceboAttenuation(
-        statistic=own,
+        statistic=statistic,
         draws=drawn,
         pvalue=float(pvalue),
         n=len(drawn),

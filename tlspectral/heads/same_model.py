@@ -1,4 +1,4 @@
-"""Is a table of heads of this model?"""
+"""The check that a head table was made from the weights of a model."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def require_table_of(model: Any, heads: pd.DataFrame) -> None:
 
     Raises:
         ValueError: other weights (or, where hashes cannot be compared, another name or revision), or layers that the
-            model does not have. A table without `attrs` says nothing of its weights, and passes.
+            model does not have. A table without `attrs` does not name its weights, and passes.
     """
     require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
     view = attention_view(model)

@@ -1,4 +1,7 @@
-"""The head table of a checkpoint that is read layer by layer: each layer by itself, in any process, kept when done."""
+"""The head table of a checkpoint that is read layer by layer.
+
+Each layer is measured by itself, in any process, and stored when it is finished.
+"""
 
 import os
 from collections.abc import Iterable
@@ -18,13 +21,13 @@ from tlspectral.models.attention import AttentionView, fold_attention, key_value
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.tables import WorkPart, finished_parts, open_pieces
+from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.version import __version__
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done to every layer, in whichever process."""
+    """The checkpoint, and the settings that all layers share."""
 
     checkpoint: CheckpointLayers
     draws: int
@@ -45,10 +48,10 @@ def streamed_layers(
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
-    """A table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
+    """Return a table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
 
-    Every file is looked at before the first layer is measured. With a folder, each finished layer is a file of it, and
-    those that are there are taken from it if the layer's weights are still those that they were made from.
+    Every file is checked before the first layer is measured. With a folder, each finished layer is stored as a file
+    there. A stored layer is used again if it was made from the same weights.
 
     Raises:
         IncompatibleCheckpoint: the folder was made with other weights or settings.
@@ -71,7 +74,7 @@ def streamed_layers(
             "extras": sorted(extras),
             "tlspectral": __version__,
         }
-        folder = open_pieces(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
+        folder = open_parts(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
     parts = []
     for index in indices:
         name = f"L{index:03d}"
@@ -87,8 +90,8 @@ def streamed_layers(
         forget_blocks()
 
 
-def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, kept: pd.DataFrame) -> None:
-    if kept.attrs["digest"] != checkpoint.digest(index):
+def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, table: pd.DataFrame) -> None:
+    if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(
             f"{file} was made from other weights of layer {index} than those of "
             f"{checkpoint.files.name}: remove it, or choose another folder"
@@ -106,11 +109,11 @@ def _measured(plan: _Plan, index: int) -> pd.DataFrame:
 def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
     check = check_scores(view)
     raw = view.raw(0)
-    pieces = [
-        measure_heads(fold_attention(piece, 0), index, moments=None, directions=plan.directions)
-        for _, piece in key_value_groups(raw)
+    groups = [
+        measure_heads(fold_attention(group, 0), index, moments=None, directions=plan.directions)
+        for _, group in key_value_groups(raw)
     ]
-    measured = joined(pieces)
+    measured = joined(groups)
     null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, seed=plan.seed)
     table = pd.DataFrame(measured.columns).join(null)
     table.attrs = {

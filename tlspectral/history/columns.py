@@ -19,7 +19,7 @@ def _median(name: str, *, null: bool) -> tuple[Column, ...]:
     median = median_column(name)
     if not null:
         half = Column(f"{name}_null_median",
-            "1/2: turning the pairs of a random W_K by a quarter swaps Re M_t and Im M_t. NaN without rotary layers.",
+            "1/2: rotating the pairs of a random W_K by 90 degrees swaps Re M_t and Im M_t. NaN without rotary layers.",
             unit, range="0.5",
             does_not_establish="A spread: how far from 1/2 chance would take the median is not in it.")
         return median, half
@@ -44,7 +44,7 @@ _SUMMARY = (
         "less likely."),
     Column("second_copy_loss", "Loss on the second copy, positions L + 1 .. 2L - 1.", "nat per token", range="0 .. inf",
         also_known_as="induction loss",
-        does_not_establish="That a certain head does it: whatever the copy needs shows."),
+        does_not_establish="That a certain head does it: every head that the copy needs lowers it."),
     *_median("D_head", null=True),
     *_median("dir_frac", null=True),
     *_median("rope_imag_frac", null=False),
@@ -68,7 +68,7 @@ _RANKS = (
         source="FP 9, Q3"),
     Column("percentile", "Percentile of the eventual head within the model of that step.", "share", range="1/n .. 1",
         source="FP 9, Q3", does_not_establish=_AFTERWARDS),
-    Column("rank", "Place of the eventual head among all heads; 1 has the largest value, ties stand in the middle.",
+    Column("rank", "Rank of the eventual head among all heads; 1 has the largest value, ties have their mean rank.",
         "index", range="1 .. n_heads, halves for ties", source="FP 9, Q3",
         does_not_establish=_AFTERWARDS + " The last step is no test of the behaviour by which the head was chosen."),
     _SUMMARY[1],

@@ -1,4 +1,4 @@
-"""In-context learning as one number: how much easier a repeated random segment is than its first copy."""
+"""In-context learning as one number: the loss on a repeated random segment less that on its first copy."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +64,6 @@ def in_context_score(
     """
     view = attention_view(model)
     second = induction_sequences(view, tokens, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
-    # Attention is causal, so that the first copy alone has the losses that it has in front of the second.
+    # Attention is causal, so the second copy does not change the losses of the first.
     first = ScoredSequences(second.tokens[:, : second.first], 1, "first copy")
     return InContextScore(scored_loss(view, first), scored_loss(view, second))

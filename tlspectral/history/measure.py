@@ -1,4 +1,4 @@
-"""What is measured of one checkpoint: the head table, the in-context score, K-composition of pairs of heads."""
+"""The measurements of one checkpoint: the head table, the in-context score, K-composition of pairs of heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _COMPOSITION = {
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """The tables of one step, without the step; `heads.attrs` hold what else was found."""
+    """The tables of one step, without the step; `heads.attrs` hold the other results."""
 
     heads: pd.DataFrame
     composition: pd.DataFrame
@@ -46,11 +46,11 @@ def measure_step(
     """Measure a model; the arguments are those of `head_history`.
 
     `heads.attrs` are those of `analyze_heads`, with `in_context` (the columns of a summary, None without detectors) and
-    `shape` (what has to be the same at all steps).
+    `shape` (numbers that have to be the same at all steps).
 
     Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
     """
-    composition = _composition(view, pairs)  # first: a wrong head is found before the null takes its time
+    composition = _composition(view, pairs)  # first, so that a wrong head is refused before the null is computed
     heads = analyze_heads(
         view.model,
         null_draws=null_draws,
@@ -88,13 +88,13 @@ def _in_context(view: AttentionView, seed: int) -> dict[str, float]:
 
 
 def _composition(view: AttentionView, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
-    """The pairs' rows of `k_composition`, which is computed once per target."""
+    """Return the pairs' rows of `k_composition`, which is computed once per target."""
     rows: list[tuple[Any, ...]] = []
     by_target = {target: k_composition(view.model, target) for target in dict.fromkeys(target for _, target in pairs)}
     for source, target in pairs:
         table = by_target[target]
-        own = table.loc[(table["layer"] == source[0]) & (table["head"] == source[1])]
-        if own.empty:
+        source_rows = table.loc[(table["layer"] == source[0]) & (table["head"] == source[1])]
+        if source_rows.empty:
             raise BadHead(f"layer {source[0]} of the model has no head {source[1]}")
-        rows.append((*source, *target, *own.iloc[0][["score", "chance", "rank"]]))
+        rows.append((*source, *target, *source_rows.iloc[0][["score", "chance", "rank"]]))
     return pd.DataFrame.from_records(rows, columns=list(_COMPOSITION)).astype(_COMPOSITION)

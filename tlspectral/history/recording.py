@@ -20,11 +20,11 @@ from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_pieces, stacked, unbundled, workers_kept
+from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (
-    "commit", "control_variate", "file", "identity", "in_context", "made_with", "revision", "score_check", "tables",
-    "weights", "weights_sha256",
+    "commit", "control_variate", "file", "identity", "in_context", "revision", "score_check", "tables", "weights",
+    "weights_sha256",
 )  # fmt: skip
 
 
@@ -41,8 +41,8 @@ def head_history(
 ) -> HeadHistory:
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
-    One checkpoint is in memory at a time, where they are given as functions or come from a generator. Nothing in a
-    cache is deleted, nor any checkpoint changed.
+    One checkpoint is in memory at a time, if they are given as functions or come from a generator. No file in a cache
+    is deleted, and no checkpoint is changed.
 
     Args:
         checkpoints: (step, model) with rising steps, where model is a TransformerBridge or HookedTransformer or a
@@ -51,8 +51,8 @@ def head_history(
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
-        folder: where each step is kept as soon as it is measured; a second call with the same settings reads those that
-            are there, without loading their models where the checkpoints can be named without it.
+        folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
+            steps. A checkpoint is then loaded only if its weights cannot be identified without loading.
         n_jobs: worker processes for the null; the tables do not depend on it.
         seed: of the null, of the sequences and of the simulated medians.
         show_progress: a bar over steps.
@@ -69,11 +69,11 @@ def head_history(
 
     Source: "Fingerprint, Not Blueprint" (FP, section 9).
 
-    What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and where two
-    things happen between the same two steps it does not show that.
+    What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and not the
+    order of two changes between the same two steps.
     """
     wanted = _checked_pairs(pairs)
-    if isinstance(checkpoints, Sequence):  # all of them, before the first takes its time
+    if isinstance(checkpoints, Sequence):  # all of them, before the first is measured
         _require_rising([step for step, _ in checkpoints])
     settings = {
         "what": "head history, one file a step",
@@ -82,14 +82,14 @@ def head_history(
         "detectors": detectors,
         "seed": seed,
     }
-    pieces = None if folder is None else open_pieces(folder, settings)
+    part_folder = None if folder is None else open_parts(folder, settings)
 
     measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
     shapes: dict[int, dict[str, Any]] = {}
     with workers_kept():
         steps = finished_parts(
             _steps(checkpoints, folder, measure, shapes),
-            pieces,
+            part_folder,
             description="history",
             unit="step",
             total=len(checkpoints) if isinstance(checkpoints, Sequence) else None,
@@ -106,11 +106,11 @@ def _steps(
     measure: Callable[[AttentionView], MeasuredStep],
     shapes: dict[int, dict[str, Any]],
 ) -> Iterator[WorkPart]:
-    """A part per checkpoint; `shapes` is given that of each model, which has to be the same."""
-    before: list[Any] = []
+    """Yield a part per checkpoint. The shape of each model is added to `shapes`; all have to be the same."""
+    earlier: list[Any] = []
     for step, checkpoint in checkpoints:
-        before.append(step)
-        _require_rising(before)
+        earlier.append(step)
+        _require_rising(earlier)
         step = int(step)
         yield WorkPart(
             f"step{step}",
@@ -118,7 +118,7 @@ def _steps(
             None if folder is None else partial(_require_same_model, folder, step, checkpoint, shapes),
         )
         del checkpoint
-        gc.collect()  # models hold circles of references, and the next must not find this one in memory
+        gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
 
 
 def _measured(
@@ -126,10 +126,10 @@ def _measured(
 ) -> pd.DataFrame:
     """Load and measure a checkpoint."""
     view = _opened(step, checkpoint)
-    found = measure(view)
+    measured = measure(view)
     identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
-    table = bundled({"heads": found.heads, "composition": found.composition})
-    table.attrs |= found.heads.attrs | {"identity": identity, "weights": view.weights_digest()}
+    table = bundled({"heads": measured.heads, "composition": measured.composition})
+    table.attrs |= measured.heads.attrs | {"identity": identity, "weights": view.weights_digest()}
     _note_shape(shapes, step, table)
     return table
 
@@ -145,24 +145,24 @@ def _require_same_model(
     step: int,
     checkpoint: Any,
     shapes: dict[int, dict[str, Any]],
-    kept: pd.DataFrame,
+    table: pd.DataFrame,
 ) -> None:
-    """Compare a step of the folder with its checkpoint, which is loaded only if nothing else identifies its weights.
+    """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise.
 
     Raises:
         IncompatibleCheckpoint: they have other weights.
     """
-    identified = isinstance(checkpoint, LazyCheckpoint) and kept.attrs["identity"] == checkpoint.identity()
-    if not identified and kept.attrs["weights"] != _opened(step, checkpoint).weights_digest():
+    identified = isinstance(checkpoint, LazyCheckpoint) and table.attrs["identity"] == checkpoint.identity()
+    if not identified and table.attrs["weights"] != _opened(step, checkpoint).weights_digest():
         raise IncompatibleCheckpoint(
             f"{os.fspath(folder)} holds step {step} of another model, or of other weights: choose another folder"
         )
-    _note_shape(shapes, step, kept)
+    _note_shape(shapes, step, table)
 
 
 def _opened(step: int, checkpoint: Any) -> AttentionView:
     model = checkpoint
-    if not isinstance(checkpoint, nn.Module):  # a model can be called as well
+    if not isinstance(checkpoint, nn.Module):  # a model is callable, too
         if not callable(checkpoint):
             raise ValueError(
                 f"step {step}: found {type(checkpoint).__name__}, which is neither a model nor a function that loads "
@@ -200,39 +200,39 @@ def _require_rising(steps: list[Any]) -> None:
 
 
 def _note_shape(shapes: dict[int, dict[str, Any]], step: int, table: pd.DataFrame) -> None:
-    """Note what a step's model is like; refuse a model that is not like the first one."""
-    shapes[step] = found = table.attrs["shape"]
+    """Add the shape of a step's model to `shapes`; refuse a shape other than that of the first model."""
+    shapes[step] = shape = table.attrs["shape"]
     first, expected = next(iter(shapes.items()))
-    differing = [name for name in expected if expected[name] != found[name]]
+    differing = [name for name in expected if expected[name] != shape[name]]
     if differing:
         name = differing[0]
         raise ValueError(
-            f"step {step} is of another architecture than step {first}: {name} {found[name]}, there {expected[name]}; "
+            f"step {step} is of another architecture than step {first}: {name} {shape[name]}, there {expected[name]}; "
             "a history is of one model"
         )
 
 
 def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
-    nothing = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
+    no_scores = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
     rows = [
         {
             "step": step,
-            "n_heads": len(found.heads),
-            **(found.heads.attrs["in_context"] or nothing),
-            **population_medians(found.heads, seed=seed),
+            "n_heads": len(tables.heads),
+            **(tables.heads.attrs["in_context"] or no_scores),
+            **population_medians(tables.heads, seed=seed),
         }
-        for step, found in measured.items()
+        for step, tables in measured.items()
     ]
     history = HeadHistory(
-        heads=_stacked({step: found.heads for step, found in measured.items()}),
+        heads=_stacked({step: tables.heads for step, tables in measured.items()}),
         summary=pd.DataFrame(rows),
-        composition=_stacked({step: found.composition for step, found in measured.items()}),
+        composition=_stacked({step: tables.composition for step, tables in measured.items()}),
     )
     last = list(measured.values())[-1].heads.attrs
     common = {name: value for name, value in last.items() if name not in _OF_A_STEP}
     common["checkpoints"] = [
-        {"step": step} | {name: found.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
-        for step, found in measured.items()
+        {"step": step} | {name: tables.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
+        for step, tables in measured.items()
     ]
     for name, table in HEAD_HISTORY.items():
         frame: pd.DataFrame = getattr(history, name)
@@ -242,8 +242,8 @@ def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
 
 
 def _stacked(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
-    """Tables of several steps below one another, the step in front."""
-    own = {step: table.copy(deep=False) for step, table in tables.items()}
-    for step, table in own.items():
+    """Concatenate the tables of several steps, with the step as first column."""
+    copies = {step: table.copy(deep=False) for step, table in tables.items()}
+    for step, table in copies.items():
         table.insert(0, "step", step)
-    return stacked(own.values())
+    return stacked(copies.values())

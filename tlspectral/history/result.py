@@ -1,4 +1,4 @@
-"""What became of every head over a training: the tables of `head_history`, and a head's own line through them."""
+"""The tables of `head_history`, and the rows of one head in them."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True, repr=False)
 class HeadHistory:
-    """What `head_history` measured. `heads.attrs` say with what, and `checkpoints` in it of which weights.
+    """The result of `head_history`. `heads.attrs` hold the settings, and in `checkpoints` the weights of each step.
 
     Attributes:
         heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
@@ -36,7 +36,7 @@ class HeadHistory:
 
     @property
     def previous_token_head(self) -> Head:
-        """Layer and head with the largest `prev` at the last step, which is where hindsight takes it from.
+        """Layer and head with the largest `prev` at the last step: a choice in hindsight.
 
         Raises:
             ValueError: detectors were not run.
@@ -57,20 +57,20 @@ class HeadHistory:
             BadHead: there is no such head.
         """
         layer, index = self.previous_token_head if head is None else head_pair(head)
-        own = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
-        if own.empty:
+        head_rows = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
+        if head_rows.empty:
             raise BadHead(f"there is no head {index} in layer {layer} of this history")
-        return own.merge(self.summary, on="step", validate="one_to_one")
+        return head_rows.merge(self.summary, on="step", validate="one_to_one")
 
     def __repr__(self) -> str:
-        return "\n".join(["HeadHistory", *(f"  {name}: {text}" for name, text in self._said())])
+        return "\n".join(["HeadHistory", *(f"  {name}: {text}" for name, text in self._rows())])
 
     def _repr_html_(self) -> str:
-        return html_rows("Head history", self._said())
+        return html_rows("Head history", self._rows())
 
-    def _said(self) -> list[tuple[str, str]]:
+    def _rows(self) -> list[tuple[str, str]]:
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
-        said = [
+        rows = [
             ("model", str(self.heads.attrs["model"])),
             ("steps", f"{len(steps)}, from {steps[0]} to {steps[-1]}; heads: {int(last['n_heads'])}"),
             (
@@ -82,8 +82,8 @@ class HeadHistory:
         if not np.isnan(last["icl_score"]):
             layer, head = self.previous_token_head
             prev = self.track((layer, head))["prev"]
-            said += [
+            rows += [
                 ("previous-token head", f"L{layer}H{head}: prev {prev.iloc[0]:.2f} first, {prev.iloc[-1]:.2f} last"),
                 ("in-context score", f"{first['icl_score']:.2f} first, {last['icl_score']:.2f} last (nats per token)"),
             ]
-        return said
+        return rows

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a training lie, on the hub or in a folder, each loaded when its turn comes."""
+"""Lists of the checkpoints of a training, on the hub or in a folder, each loaded when it is needed."""
 
 import hashlib
 import os
@@ -41,7 +41,7 @@ class LazyCheckpoint:
 def hub_checkpoints(
     name: str = "EleutherAI/pythia-410m", steps: Iterable[int] = PYTHIA_STEPS
 ) -> list[tuple[int, LazyCheckpoint]]:
-    """Public checkpoints of a suite that publishes its training steps (Pythia, stanford-crfm), loaded one by one.
+    """List public checkpoints of a suite that publishes its training steps (Pythia, stanford-crfm), loaded one by one.
 
     Files are fetched into the hub's cache as `load_model(name, checkpoint=step)` does, and stay there: nothing is ever
     deleted. The 22 steps of a model take 22 times its size on disk.
@@ -51,10 +51,10 @@ def hub_checkpoints(
         steps: training steps, rising.
 
     Raises:
-        ValueError: a step that Pythia did not publish. Of other suites the hub says so when the step is loaded.
+        ValueError: a step that Pythia did not publish. For other suites the hub reports it when the step is loaded.
 
-    What it does not establish: that the hub still has them, or the same ones; the table's `attrs` hold the weights'
-    hash and the commit.
+    What it does not establish: that the hub still has them, unchanged; the table's `attrs` hold the weights' hash and
+    the commit.
     """
     steps = [int(step) for step in steps]
     missing = [step for step in steps if step not in _PUBLIC_PYTHIA_STEPS]
@@ -72,7 +72,7 @@ def hub_checkpoints(
 def folder_checkpoints(
     path: str | os.PathLike[str], steps: Iterable[int] | None = None
 ) -> list[tuple[int, LazyCheckpoint]]:
-    """The checkpoints that a folder holds as sub-folders `step{N}` or `checkpoint-{N}`, loaded one by one.
+    """List the checkpoints that a folder holds as sub-folders `step{N}` or `checkpoint-{N}`, loaded one by one.
 
     Args:
         path: the folder.
@@ -85,23 +85,27 @@ def folder_checkpoints(
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no folder {folder}.")
-    found: dict[int, Path] = {}
-    for place in sorted(folder.iterdir()):
-        match = _STEP_FOLDER.fullmatch(place.name)
-        if match is None or not place.is_dir():
+    folders: dict[int, Path] = {}
+    for subfolder in sorted(folder.iterdir()):
+        match = _STEP_FOLDER.fullmatch(subfolder.name)
+        if match is None or not subfolder.is_dir():
             continue
         step = int(match[1])
-        if step in found:
-            raise ValueError(f"{folder} holds step {step} twice, as {found[step].name} and {place.name}: remove one")
-        found[step] = place
-    if not found:
+        if step in folders:
+            raise ValueError(
+                f"{folder} holds step {step} twice, as {folders[step].name} and {subfolder.name}: remove one"
+            )
+        folders[step] = subfolder
+    if not folders:
         raise ValueError(f"{folder} holds no checkpoints: they are sub-folders named step0 or checkpoint-0")
-    wanted = sorted(found) if steps is None else [int(step) for step in steps]
-    missing = [step for step in wanted if step not in found]
+    wanted = sorted(folders) if steps is None else [int(step) for step in steps]
+    missing = [step for step in wanted if step not in folders]
     if missing:
-        raise ValueError(f"{folder} has no checkpoint of steps {missing}; it has {', '.join(map(str, sorted(found)))}")
+        raise ValueError(
+            f"{folder} has no checkpoint of steps {missing}; it has {', '.join(map(str, sorted(folders)))}"
+        )
     return [
-        (step, LazyCheckpoint(partial(load_model, folder, checkpoint=step), partial(_files_digest, found[step])))
+        (step, LazyCheckpoint(partial(load_model, folder, checkpoint=step), partial(_files_digest, folders[step])))
         for step in wanted
     ]
 
@@ -113,6 +117,6 @@ def _files_digest(folder: Path) -> str:
         if file.is_file():
             digest.update(file.name.encode())
             with file.open("rb") as stream:
-                while piece := stream.read(_READ_AT_ONCE):
-                    digest.update(piece)
+                while block := stream.read(_READ_AT_ONCE):
+                    digest.update(block)
     return digest.hexdigest()

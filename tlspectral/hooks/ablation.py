@@ -43,7 +43,7 @@ def ablate(
     * `"antisymmetric"`: M_A, so that content acts by M_S; the phase is left alone.
     * `"symmetric"`: M_S, so that content acts by M_A; the phase is left alone.
     * `"rotary_band"`: everything that the given frequencies contribute.
-    * `"output"`: all the head writes (z = 0), for scale.
+    * `"output"`: everything that the head writes (z = 0), for comparison of size.
 
     Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to `rope_phase` and
     `rotary_band`. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks
@@ -63,8 +63,8 @@ def ablate(
         ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
             meaning.
         EditNotHonored: the model discards the edit; a key/value cache is in use (raised as the model runs); the hooks
-            were taken off inside the block, by `reset_hooks` (raised at its end, unless another exception is on its
-            way); or a second thread opens a block on the model or runs it while a block is open.
+            were taken off inside the block, by `reset_hooks` (raised at its end, unless another exception is
+            raised); or a second thread opens a block on the model or runs it while a block is open.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table).
 
@@ -80,7 +80,7 @@ def ablate(
 def ablation_hooks(
     model: Any, heads: Heads, part: Part, *, frequencies: Frequencies = None, include_bias: bool = False
 ) -> list[tuple[str, Callable[..., Any]]]:
-    """The hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
+    """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
     They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time. As
     TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
@@ -100,14 +100,14 @@ def ablation_hooks(
 
 @dataclass(frozen=True)
 class Removal:
-    """What is about to be removed from the chosen heads of a layer, for code that watches or replaces it.
+    """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
 
     Attributes:
         difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
             z, [batch, heads, pos, d_head].
-        allowed: pairs that the model does not mask; None for `"output"`.
-        query, key: what the scores are made of; None for `"output"`.
-        rotation: the angles that turn them; None for `"output"` and without rotary positions.
+        allowed: pairs of tokens that the model does not mask; None for `"output"`.
+        query, key: projections that the scores are products of; None for `"output"`.
+        rotation: rotation of these two; None for `"output"` and without rotary positions.
     """
 
     difference: Float[Tensor, "batch heads pos width"]
@@ -124,19 +124,20 @@ class Removal:
 
 @dataclass
 class LayerAblation:
-    """One layer's hooks and what they hand on to each other within a run.
+    """The hooks of one layer, and the activations that they pass to each other within a run.
 
     Attributes:
-        view: of the model.
+        view: the model's view.
         layer: the layer, folded.
-        heads: those that lose a part.
+        heads: heads that a part is removed from.
         part: what is removed.
-        pairs: rotary pairs that it is limited to, None for all.
+        pairs: rotary pairs that the removal is limited to, None for all.
         include_bias: see `ablate`.
         stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
             may recur) loses its part in the i-th copy alone.
-        alter: given what is about to be removed, returns what to add instead. With it nothing is kept to the bit.
-        seen: what the hooks of a run have met so far, by thread.
+        alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
+            not change need not be equal to the bit.
+        seen: activations that the hooks of a run have captured so far, by thread.
     """
 
     view: AttentionView
@@ -150,14 +151,14 @@ class LayerAblation:
     seen: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
-        """A TransformerLens `fwd_hooks` list, proved to reach the output. Raises EditNotHonored where it does not."""
+        """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         names = self.view.hook_names(self.layer.layer)
         require_honoured(self.view, self.layer.layer, "scores" if "scores" in names and self.part != "output" else "z")
         if self.part == "output":
             return [(names["z"], self._edit_output)]
-        held = ("query", "key", "cos", "sin") if "scores" in names else ("query", "key", "value")
+        captured_points = ("query", "key", "cos", "sin") if "scores" in names else ("query", "key", "value")
         hooks: list[tuple[str, Callable[..., Any]]] = [
-            (names[point], self._holder(point)) for point in held if point in names
+            (names[point], self._holder(point)) for point in captured_points if point in names
         ]
         if "scores" in names:
             return [*hooks, (names["scores"], self._edit_scores)]
@@ -187,15 +188,15 @@ class LayerAblation:
                 f"give {tuple(difference.shape[-2:])}: a key/value cache is in use; run without it "
                 "(use_past_kv_cache=False)"
             )
-        allowed = self._own(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
+        allowed = self._selected(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
         if self.alter is not None:
             difference = self.alter(Removal(difference, allowed, query, key, rotation))
         if self.layer.softcap is not None:
-            # The change of the capped score is added, so that edits of others survive here too.
+            # The change of the capped score is added, so that edits by other hooks are kept here too.
             raw = whole_scores(query, key, rotation, self.layer.score_scale)
             difference = self._capped(raw + difference) - self._capped(raw)
-        # Kept to the bit where the model masks; where nothing is removed a sum does so by itself. In place, as at most
-        # two matrices as large as the scores shall be held.
+        # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
+        # most two matrices of the scores' size are in memory.
         change = difference.to(scores).masked_fill_(~allowed, 0.0)
         if not self.stacked:
             return scores.index_add(1, torch.tensor(self.heads, device=scores.device), change)
@@ -211,7 +212,7 @@ class LayerAblation:
                 f"layer {self.layer.layer}: a key/value cache is in use; run without it (use_past_kv_cache=False)"
             )
         scores = whole_scores(query, key, rotation, self.layer.score_scale)
-        values = self._own(value, heads_axis=2, heads=self._key_heads(value)).transpose(1, 2).to(scores)
+        values = self._selected(value, heads_axis=2, heads=self._key_heads(value)).transpose(1, 2).to(scores)
         allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
 
         def mixed(raw: Tensor) -> Tensor:
@@ -219,11 +220,11 @@ class LayerAblation:
             return (pattern @ values).transpose(1, 2)
 
         before = mixed(scores)
-        found = self._own(z, heads_axis=2)
+        selected = self._selected(z, heads_axis=2)
         # Per token, so that one padded sequence in a large batch is seen: measured 4e-7 in float32, 0.011 in bfloat16;
         # padding, which this layer does not show, a cache or an edit of z moves some token by tenths and more.
-        allowed_error = 1e-3 if found.dtype.itemsize >= 4 else 0.1
-        off, size = (x.detach().flatten(2).norm(dim=-1) for x in (before - found.to(before), found.to(before)))
+        allowed_error = 1e-3 if selected.dtype.itemsize >= 4 else 0.1
+        off, size = (x.detach().flatten(2).norm(dim=-1) for x in (before - selected.to(before), selected.to(before)))
         if bool((off > allowed_error * size.clamp_min(size.mean())).any()):
             raise EditNotHonored(
                 f"layer {self.layer.layer}: this bridge computes attention itself, and its output is not that of "
@@ -234,32 +235,32 @@ class LayerAblation:
         if self.alter is not None:
             difference = self.alter(Removal(difference, allowed, query, key, rotation))
         change = (mixed(scores + difference) - before).to(z)
-        left = torch.where(change == 0, found, found + change) if self.alter is None else found + change
-        return self._with_own(z, left, heads_axis=2)
+        edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
+        return self._with_replaced(z, edited, heads_axis=2)
 
     def _edit_output(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
-        found = self._own(z, heads_axis=2)
-        left = torch.zeros_like(found)
+        selected = self._selected(z, heads_axis=2)
+        edited = torch.zeros_like(selected)
         if self.alter is not None:
-            left = found + self.alter(Removal(-found.transpose(1, 2), None, None, None, None)).transpose(1, 2)
-        return self._with_own(z, left, heads_axis=2)
+            edited = selected + self.alter(Removal(-selected.transpose(1, 2), None, None, None, None)).transpose(1, 2)
+        return self._with_replaced(z, edited, heads_axis=2)
 
-    def _own(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
-        """The chosen heads of a tensor; of a stacked one each from its own copy, so that the batch is one copy's."""
+    def _selected(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
+        """Select the ablated heads of a tensor. In a stacked batch, head i is taken from copy i."""
         heads = self.heads if heads is None else heads
         if not self.stacked:
             return whole.index_select(heads_axis, torch.tensor(heads, device=whole.device))
         copies = whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)
         return copies[range(len(heads)), heads].movedim(0, heads_axis)
 
-    def _with_own(self, whole: Tensor, own: Tensor, *, heads_axis: int) -> Tensor:
-        """A copy of `whole` with the chosen heads replaced."""
+    def _with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
+        """Return a copy of `whole` with the ablated heads replaced."""
         edited = whole.clone()
         if not self.stacked:
-            edited.movedim(heads_axis, 0)[self.heads] = own.movedim(heads_axis, 0)
+            edited.movedim(heads_axis, 0)[self.heads] = replacement.movedim(heads_axis, 0)
             return edited
         copies = edited.unflatten(0, (len(self.heads), -1)).movedim(heads_axis + 1, 1)
-        copies[range(len(self.heads)), self.heads] = own.movedim(heads_axis, 0)
+        copies[range(len(self.heads)), self.heads] = replacement.movedim(heads_axis, 0)
         return edited
 
     def _difference(self, query: Projection, key: Projection, rotation: Rotation | None) -> Tensor:
@@ -283,25 +284,25 @@ class LayerAblation:
     def _projected(
         self,
         captured: Tensor,
-        held: list[int],
+        indices: list[int],
         heads: list[int],
         bias: Tensor,
         norm: QueryKeyNorm | None,
         spectral: RotaryGeometry | None = None,
     ) -> Projection:
-        """Queries or keys of the chosen heads: where the captured tensor holds them, and which weights are theirs."""
-        own = self._own(captured, heads_axis=2, heads=held)
+        """Return queries or keys of the ablated heads: `indices` index the captured tensor, `heads` the weights."""
+        selected = self._selected(captured, heads_axis=2, heads=indices)
         token_scale = None
-        if norm is not None and norm.over_heads:  # of heads that are not chosen as well
-            token_scale = self._own(norm.token_scale(widened(captured)), heads_axis=2, heads=held)
-        return project(own, bias[heads], norm and norm.of_heads(heads), spectral, token_scale=token_scale)
+        if norm is not None and norm.over_heads:  # its mean runs over other heads too
+            token_scale = self._selected(norm.token_scale(widened(captured)), heads_axis=2, heads=indices)
+        return project(selected, bias[heads], norm and norm.of_heads(heads), spectral, token_scale=token_scale)
 
     def _capped(self, scores: Tensor) -> Tensor:
         cap = self.layer.softcap
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def _key_heads(self, captured: Tensor) -> list[int]:
-        """Heads to take of a key or value tensor, which models hold grouped or already repeated."""
+        """Return the heads to select from a key or value tensor, which is grouped or repeated per query head."""
         grouped = captured.shape[2] == self.layer.n_kv_heads
         return [self.layer.kv_head(head) for head in self.heads] if grouped else self.heads
 
@@ -335,7 +336,7 @@ def _check_arguments(part: Part, frequencies: Frequencies, include_bias: bool) -
 
 
 def _chosen_pairs(layer: AttentionLayer, part: Part, frequencies: Frequencies) -> Bool[Tensor, "pairs"] | None:
-    """A mask over the layer's rotary pairs, None for all."""
+    """Return a mask over the layer's rotary pairs, None for all."""
     if part not in ("rope_phase", "rotary_band"):
         return None
     if layer.rotary is None:

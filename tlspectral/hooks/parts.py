@@ -45,10 +45,10 @@ def project(
     *,
     token_scale: Float[Tensor, "batch pos heads"] | None = None,
 ) -> Projection:
-    """Queries or keys of some heads as captured at `hook_q` or `hook_k`, with the query/key norm that comes after.
+    """Return queries or keys of some heads, from `hook_q` or `hook_k`, after the query/key norm that follows there.
 
-    `spectral`, for queries: the geometry of these heads, whose gain and phase come last. `token_scale`: what the norm
-    says of these heads, where it looks at others too.
+    `spectral`, for queries: the geometry of these heads, whose gain and phase are applied last. `token_scale`: 1/rms of
+    these heads, where the norm takes its mean over other heads too.
     """
     whole = widened(captured)
     content = whole - bias.to(whole)
@@ -65,7 +65,7 @@ def project(
 class Rotation:
     """The rotary pairs of a layer with the cos and sin that a run applied, [(batch,) pos, pairs].
 
-    Of a spectral layer the tables are [(batch,) heads, pos, pairs], of the heads that the geometry is of.
+    The tables of a spectral layer are [(batch,) heads, pos, pairs], for the heads of the geometry.
     """
 
     geometry: RotaryGeometry
@@ -80,18 +80,18 @@ class Rotation:
         direction: Literal[1, -1],
         pairs: Bool[Tensor, "pairs"] | None = None,
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Products of rotated queries and keys over the rotary columns alone, of all pairs or of some."""
-        kept = slice(None) if pairs is None else pairs
-        real, imag = (index.to(queries.device)[kept] for index in (self.geometry.real_index, self.geometry.imag_index))
-        cos, sin = (self._per_head(table).to(queries)[..., kept] for table in (self.cos, direction * self.sin))
+        """Return products of rotated queries and keys over the rotary columns alone, of all pairs or of some."""
+        mask = slice(None) if pairs is None else pairs
+        real, imag = (index.to(queries.device)[mask] for index in (self.geometry.real_index, self.geometry.imag_index))
+        cos, sin = (self._per_head(table).to(queries)[..., mask] for table in (self.cos, direction * self.sin))
 
-        def turned(x: Tensor) -> Tensor:
+        def rotated(x: Tensor) -> Tensor:
             return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
-        return turned(queries) @ turned(keys).mT
+        return rotated(queries) @ rotated(keys).mT
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """For some of the query heads of a spectral layer, in the given order; in an ordinary one all turn alike."""
+        """Return the rotation of some query heads of a spectral layer, in the given order; an ordinary one as it is."""
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
@@ -100,17 +100,17 @@ class Rotation:
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
     def still_columns(self) -> Int[Tensor, "columns"]:
-        """Columns of the head that are in no pair."""
-        still = torch.ones(self.geometry.d_head, dtype=torch.bool)
-        still[self.geometry.real_index] = False
-        still[self.geometry.imag_index] = False
-        return still.nonzero().flatten()
+        """Return the non-rotary columns of the head, which are in no pair."""
+        non_rotary = torch.ones(self.geometry.d_head, dtype=torch.bool)
+        non_rotary[self.geometry.real_index] = False
+        non_rotary[self.geometry.imag_index] = False
+        return non_rotary.nonzero().flatten()
 
 
 def whole_scores(
     query: Projection, key: Projection, rotation: Rotation | None, score_scale: float
 ) -> Float[Tensor, "batch heads pos pos"]:
-    """Scaled scores with biases, before softcap and mask."""
+    """Return scaled scores with biases, before softcap and mask."""
     return score_scale * _rotated(query.whole, key.whole, rotation, 1)
 
 
@@ -124,14 +124,14 @@ def removal(
     pairs: Bool[Tensor, "pairs"] | None,
     include_bias: bool,
 ) -> Float[Tensor, "batch heads pos pos"]:
-    """What removing `part` adds to the scaled scores of every pair (i, j), mask or not.
+    """Return what removing `part` adds to the scaled scores of every pair of tokens (i, j), masked or not.
 
     `pairs` selects frequencies for `rope_phase` and `rotary_band`; `include_bias` lets these two act on the bias terms
     as well.
     """
     if part in ("rope_phase", "rotary_band"):
         assert rotation is not None
-        queries, keys = (at.whole if include_bias else at.content for at in (query, key))
+        queries, keys = (side.whole if include_bias else side.content for side in (query, key))
         forward = rotation.product(queries, keys, direction=1, pairs=pairs)
         if part == "rotary_band":
             return forward.mul_(-layer.score_scale)
@@ -141,7 +141,7 @@ def removal(
         content = content.add_(_rotated(query.content, key.content, rotation, -1)).div_(2)
     mirrored = content.mT
     if query.token_scale is not None and key.token_scale is not None:
-        # The transpose swaps what is asked and what is answered, not how loud each token is.
+        # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
         ratio = query.token_scale / key.token_scale
         mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
     if part == "antisymmetric":
@@ -152,6 +152,6 @@ def removal(
 def _rotated(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:
     if rotation is None:
         return queries @ keys.mT
-    still = rotation.still_columns().to(queries.device)
+    non_rotary = rotation.still_columns().to(queries.device)
     product = rotation.product(queries, keys, direction=direction)
-    return product + queries[..., still] @ keys[..., still].mT if len(still) else product
+    return product + queries[..., non_rotary] @ keys[..., non_rotary].mT if len(non_rotary) else product

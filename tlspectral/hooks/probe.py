@@ -1,4 +1,4 @@
-"""Does an edit at a hook point reach the output? Some bridges compute attention elsewhere and discard it."""
+"""Checks that an edit at a hook point reaches the output. Some bridges compute attention elsewhere and discard it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.models.attention import AttentionView
+from tlspectral.models import AttentionView
 from tlspectral.models.attention.threads import exclusive
 
 _PROBE_LENGTH = 4
@@ -19,7 +19,7 @@ _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 def require_honoured(view: AttentionView, layer: int, route: Literal["scores", "z"]) -> None:
     """Prove by one short run, once per model, layer and route, that an edit moves the logits.
 
-    Hooks that are on the model sit the proof out, so that nobody's own records see it.
+    The probe runs without the user's hooks, so that they do not record it.
 
     Raises:
         EditNotHonored: the logits stay as they were.
@@ -51,14 +51,14 @@ def require_honoured(view: AttentionView, layer: int, route: Literal["scores", "
 
 @contextmanager
 def without_hooks(model: Any) -> Iterator[None]:
-    """Set aside what is registered on the model's hook points, and put it back in place and order."""
+    """Take all hooks off the model until the context ends, then restore them in their order."""
     with exclusive(model):
         points = {id(point): point for point in model.hook_dict.values()}.values()
-        held = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
-        for point, _ in held:
+        registered = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
+        for point, _ in registered:
             point._forward_hooks.clear()
         try:
             yield
         finally:
-            for point, hooks in held:
+            for point, hooks in registered:
                 point._forward_hooks.update(hooks)

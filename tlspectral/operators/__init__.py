@@ -1,4 +1,4 @@
-"""Query-key and output-value operators of heads, norm-folded and factored, and the proof that they are the model's."""
+"""Query-key and output-value operators of heads, norm-folded and factored, and the check that they are the model's."""
 
 from tlspectral.operators.output_value import OVOperator, ov_operators
 from tlspectral.operators.query_key import PhaseFactors, QKOperator, QKOperators, qk_operators

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models import AttentionView, attention_view
 from tlspectral.spectra import ThinProduct
 
 
@@ -35,7 +35,7 @@ class OVOperator:
 
 
 def ov_operators(model: Any, layer: int) -> list[OVOperator]:
-    """The output-value operators of a layer's heads, in float64; grouped values are repeated per query head.
+    """Return the output-value operators of a layer's heads, in float64; grouped values are repeated per query head.
 
     Raises:
         BadHead: no such layer.
@@ -45,7 +45,7 @@ def ov_operators(model: Any, layer: int) -> list[OVOperator]:
 
 
 def layer_ov_operators(view: AttentionView, layer: int) -> list[OVOperator]:
-    """`ov_operators` for a view."""
+    """Return `ov_operators` of a view."""
     factors = view.output(layer)
     w_o = factors.w_o
     if view.layer(layer).norm.kind == "LN":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.selection import head_pair, whole_number
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.spectra import ThinProduct
@@ -65,25 +65,25 @@ class QKOperator:
         return self._thin_core().core[0]
 
     def dense(self) -> Float64[Tensor, "d_model d_model"]:
-        """M itself. For looking at small models: everything else works on the factors."""
+        """Return M itself, for small models. Everything else works on the factors."""
         return self.w_q @ self.w_k.T
 
     def symmetric(self) -> ThinProduct:
-        """M_S = (M + M^T) / 2, what a head matches regardless of which token asks."""
+        """Return M_S = (M + M^T) / 2, the part that scores two tokens alike in both orders."""
         return spectra.symmetric_part(self.w_q, self.w_k)
 
     def antisymmetric(self) -> ThinProduct:
-        """M_A = (M - M^T) / 2, the directional part."""
+        """Return M_A = (M - M^T) / 2, the directional part."""
         return spectra.antisymmetric_part(self.w_q, self.w_k)
 
     def spectrum(self) -> HeadSpectrum:
         """Singular values, eigenvalues and their conditioning, and the spectrum of M_S (FP section 3)."""
-        found = spectra.spectrum(self._thin_core())
+        batch = spectra.spectrum(self._thin_core())
         return HeadSpectrum(
-            found.singular_values[0],
-            found.eigenvalues[0],
-            float(found.eigenvector_condition[0]),
-            found.symmetric_eigenvalues[0],
+            batch.singular_values[0],
+            batch.eigenvalues[0],
+            float(batch.eigenvector_condition[0]),
+            batch.symmetric_eigenvalues[0],
         )
 
     def schur_angles(self) -> Float64[np.ndarray, "blocks"]:
@@ -129,25 +129,25 @@ class QKOperators(Sequence[QKOperator]):
     def __len__(self) -> int:
         return sum(self._heads)
 
-    def __getitem__(self, at: Any) -> Any:
-        """One operator by (layer, head), or by position among all heads.
+    def __getitem__(self, key: Any) -> Any:
+        """Return one operator by (layer, head), or by its index among all heads.
 
         Raises:
             BadHead: no such layer or head, or no pair of whole numbers.
         """
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        if not isinstance(at, tuple):
-            number = whole_number(at)
+        if isinstance(key, slice):
+            return [self[i] for i in range(len(self))[key]]
+        if not isinstance(key, tuple):
+            number = whole_number(key)
             if number is None:
-                raise BadHead(f"{at!r} names no head: write operators[layer, head], or one number among all heads")
+                raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
             flat = range(len(self))[number]
             layer = 0
             while flat >= self._heads[layer]:
                 flat -= self._heads[layer]
                 layer += 1
-            at = (layer, flat)
-        layer, head = head_pair(at)
+            key = (layer, flat)
+        layer, head = head_pair(key)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
             raise BadHead(
                 f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"
@@ -164,12 +164,12 @@ class QKOperators(Sequence[QKOperator]):
         return (self[layer, head] for layer, heads in enumerate(self._heads) for head in range(heads))
 
     def rotary(self, layer: int) -> RotaryGeometry | None:
-        """Rotary geometry of a layer, None where it has no rotary positions."""
+        """Return the rotary geometry of a layer, None where it has no rotary positions."""
         return self._view.rotary(layer)
 
 
 def qk_operators(model: Any) -> QKOperators:
-    """The norm-folded query-key operators of a model, lazily.
+    """Return the norm-folded query-key operators of a model, read lazily.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.

@@ -1,4 +1,4 @@
-"""Does the view reproduce the model's own attention scores? Nothing is reported for a model where it does not."""
+"""Checks that the view reproduces a model's own attention scores. Nothing is reported for a model where it does not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ CHECK_LENGTH = 24
 
 @dataclass(frozen=True)
 class ScoreCheck:
-    """What the check of a model found.
+    """The result of checking a model.
 
     Attributes:
         layers: indices checked.
         errors: worst |ours - model's| of each layer, over unmasked entries.
-        tolerances: what each layer was allowed.
+        tolerances: largest error allowed in each layer.
         compared: "scores", or "pattern" where a layer exposes no scores.
         outside_m: [layer, head] share of score variance, within a query's row, that comes from terms outside M.
     """
@@ -46,13 +46,13 @@ class ScoreCheck:
     outside_m: tuple[Float64[np.ndarray, "heads"], ...]
 
     def of_layer(self, layer: int) -> dict[str, Any]:
-        """Error, tolerance, layer and what was compared, as a table's provenance keeps them."""
-        at = self.layers.index(layer)
+        """Return error, tolerance, layer and what was compared, as tables store them."""
+        index = self.layers.index(layer)
         return {
-            "worst_error": self.errors[at],
-            "tolerance": self.tolerances[at],
+            "worst_error": self.errors[index],
+            "tolerance": self.tolerances[index],
             "layer": layer,
-            "compared": self.compared[at],
+            "compared": self.compared[index],
         }
 
 
@@ -88,14 +88,14 @@ def verify_scores(model: Any, tokens: Int[Tensor, "*batch pos"] | None = None) -
 def check_scores(
     view: AttentionView, tokens: Int[Tensor, "*batch pos"] | None = None, layers: Sequence[int] | None = None
 ) -> ScoreCheck:
-    """`verify_scores` for a view, with everything that the check learns. Raises as `verify_scores`."""
+    """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
     prompt = check_prompt(view) if tokens is None else torch.as_tensor(tokens).reshape(-1, tokens.shape[-1])
     if tokens is not None:
         refuse_padding(view, prompt, "give prompts of one length, without padding")
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
-    wanted = [name for at in names.values() for point, name in at.items() if point in points]
+    wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(prompt, wanted, last=names[max(layers)]["pattern"])
     results = [_check_layer(view, index, names[index], captured) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
@@ -103,7 +103,7 @@ def check_scores(
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
-    """24 ids drawn at random (seed 0), fewer where the context, or the length up to which a layer holds, is shorter."""
+    """Return 24 ids drawn at random (seed 0), fewer where the context or the valid length of a layer is shorter."""
     limits = [view.raw(index).valid_up_to for index in range(view.n_layers)]
     length = min([CHECK_LENGTH, view.n_ctx, *(limit for limit in limits if limit)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
@@ -160,18 +160,18 @@ def _all_score_terms(
     residual: Float64[Tensor, "batch pos d_model"],
     tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
-    """`score_terms` of all heads, folded one key/value head at a time: a layer of a large model is gigabytes.
+    """Return `score_terms` of all heads, folded one key/value group at a time: a large layer takes gigabytes.
 
-    Under a query/key norm over all heads these are needed together.
+    Under a query/key norm over all heads, all groups are folded together.
     """
     together = any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm))
-    pieces = []
-    for heads, piece in [(slice(None), raw)] if together else key_value_groups(raw):
-        own = tables
-        if tables is not None and piece.rotary is not None and piece.rotary.per_head:
-            own = (tables[0][heads], tables[1][heads])
-        pieces.append(score_terms(fold_attention(piece, index), residual, own))
-    inside, outside = (torch.cat(terms, dim=1) for terms in zip(*pieces, strict=True))
+    by_group = []
+    for heads, group in [(slice(None), raw)] if together else key_value_groups(raw):
+        group_tables = tables
+        if tables is not None and group.rotary is not None and group.rotary.per_head:
+            group_tables = (tables[0][heads], tables[1][heads])
+        by_group.append(score_terms(fold_attention(group, index), residual, group_tables))
+    inside, outside = (torch.cat(terms, dim=1) for terms in zip(*by_group, strict=True))
     return inside, outside
 
 
@@ -180,7 +180,7 @@ def score_terms(
     residual: Float64[Tensor, "batch pos d_model"],
     tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
-    """Scaled scores before softcap and mask, as the part that M carries and the part outside it (biases, ALiBi)."""
+    """Return scaled scores before softcap and mask, as the part from M and the part outside it (biases, ALiBi)."""
     n = layer.norm.normalized(residual)
     q = torch.einsum("bpd,hdk->bphk", n, layer.w_q)
     k = torch.einsum("bpd,hdk->bphk", n, layer.w_k)
@@ -219,7 +219,7 @@ def score_terms(
 
 
 def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:
-    """Entries that the model attends to: causal, and not zeroed by a window."""
+    """Return the entries that the model attends to: causal, and not zeroed by a window."""
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
         raise UnsupportedArchitecture(f"layer {index}: queries attend to later keys (encoder); only decoders are read")
@@ -229,30 +229,30 @@ def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Boo
 def _tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """The model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies."""
+    """Return the model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies."""
     if rotary is None:
         return None
-    own = rotary.position_tables(n_positions)
+    exact = rotary.position_tables(n_positions)
     tables = view.rotary_tables(index, n_positions, captured)
     if tables is None:
-        return own
+        return exact
     # Without padding all sequences have the same positions.
     cos, sin = (
-        per_pair(table.reshape(-1, *own[0].shape[:-1], table.shape[-1])[0].double().cpu(), rotary) for table in tables
+        per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].double().cpu(), rotary) for table in tables
     )
-    drift = max(float((cos - own[0]).abs().max()), float((sin - own[1]).abs().max()))
+    drift = max(float((cos - exact[0]).abs().max()), float((sin - exact[1]).abs().max()))
     # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
     if drift > 1e-2:
         raise ScoreMismatch(
-            f"layer {index}: the model turns its pairs by other angles than its frequencies say "
+            f"layer {index}: the model rotates its pairs by other angles than its frequencies say "
             f"(cos and sin differ by {drift:.2e} within {n_positions} tokens)"
         )
     return cos, sin
 
 
 def _centred_rows(scores: Tensor, allowed: Tensor) -> Tensor:
-    kept = torch.where(allowed, scores, 0.0)
-    return kept - kept.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
+    unmasked = torch.where(allowed, scores, 0.0)
+    return unmasked - unmasked.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
 
 
 def _row_variance(scores: Tensor, allowed: Tensor) -> Float64[Tensor, "heads"]:

@@ -1,4 +1,4 @@
-"""What an ablation does: effects of heads with their errors, and kernels before and after."""
+"""Figures of an ablation: effects of heads with their errors, and kernels before and after."""
 
 import numpy as np
 import pandas as pd
@@ -11,12 +11,12 @@ _ABLATED = "#c8102e"
 
 
 def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
-    """Change of the loss as each head loses its part, largest first, with one standard error.
+    """Change of the loss when a part of each head is removed, largest first, with one standard error.
 
     Args:
         sweep: of `ablation_sweep`; heads without a measured effect are left out. Its control, if it has one, is drawn
             beside the effect.
-        heads: of `analyze_heads`, for the previous-token score, which stands behind each name.
+        heads: of `analyze_heads`, for the previous-token score, which is written after each name.
 
     Returns:
         A figure that belongs to no window; show it in a notebook or save it by `savefig`.
@@ -25,11 +25,11 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
     table = table.sort_values("delta", ignore_index=True)
     figure = Figure(figsize=(6.4, 1.2 + 0.28 * len(table)), layout="constrained")
     axes = figure.subplots()
-    places = np.arange(len(table))
+    heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.errorbar(
         table["delta"],
-        places,
+        heights,
         xerr=table["delta_stderr"],
         fmt="o",
         color=_ABLATED,
@@ -38,7 +38,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
     if "control_delta" in table:
         axes.errorbar(
             table["control_delta"],
-            places - 0.2,
+            heights - 0.2,
             xerr=table["control_delta_stderr"],
             fmt="s",
             color=GREY,
@@ -46,7 +46,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
             label="random part of equal size removed",
         )
     axes.set_yticks(
-        places, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
+        heights, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
     )
     axes.set_xlabel("change of the loss (nats), bars: one standard error over sequences")
     axes.tick_params(colors=INK)

@@ -25,12 +25,12 @@ from tlspectral.tables import COLUMNS
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
-_WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would be most of the picture
+_WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would hide the cells
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#0b3c6b", BLUE, "#e3e6ea", ORANGE, "#8a4800"])
 
 
 def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
-    """Draw one column of every head, in the colours of one scale.
+    """Draw one column of every head as colours.
 
     Columns that may be negative are drawn from blue over pale to orange around 0, all others in viridis. The colour bar
     carries the null: for a column with `<column>_null_mean`, a line at the median over heads of its mean and a band of
@@ -47,8 +47,8 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     Raises:
         ValueError: a missing column or one that is not numeric, no rows, or two rows for one head.
 
-    What it does not establish: that neighbours in the grid have anything to do with one another: the order of heads
-    within a layer has no meaning.
+    What it does not establish: that neighbours in the grid are related. The order of heads within a layer has no
+    meaning.
     """
     require(heads, ("layer", "head", column), "analyze_heads")
     if not pd.api.types.is_numeric_dtype(heads[column]):
@@ -91,7 +91,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     known = COLUMNS.get(column)
     unit = f"\n({known.unit})" if known and len(known.unit) < 30 else ""
     colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
-    (bar,) = (one for one in axes.child_axes if isinstance(one, Axes))
+    (bar,) = (child for child in axes.child_axes if isinstance(child, Axes))
     note = _mark_null(bar, heads, column)
     patch = Patch(facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
     legend_below(figure, [(patch, f"not computed: {len(unknown)}")] if len(unknown) else [], [note])
@@ -111,7 +111,7 @@ def _colours(values: pd.Series, column: str) -> tuple[ScalarMappable, Normalize]
 
 
 def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
-    """Line and band of the null on the colour bar, and the note that says so; nothing where there is no null."""
+    """Draw line and band of the null on the colour bar; returns the note about them, None without a null."""
     metric = column.removesuffix("_z")
     null = null_band(heads, metric)
     if null is None:
@@ -125,5 +125,5 @@ def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
     ).set_gid("null band")
     bar.axhline(centre, color="white", linewidth=3.2).set_gid("null halo")
     bar.axhline(centre, color=INK, linewidth=1.4).set_gid("null mean")
-    said = "by definition" if column != metric else "medians over the heads' own nulls"
-    return f"line and white band on the colour bar: null, {centre:.3g} ± {2 * spread:.2g} (2 sd), {said}"
+    origin = "by definition" if column != metric else "medians over the heads' own nulls"
+    return f"line and white band on the colour bar: null, {centre:.3g} ± {2 * spread:.2g} (2 sd), {origin}"

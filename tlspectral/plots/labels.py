@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 _DISTANCES = (13.0, 19.0, 26.0, 34.0, 44.0, 56.0, 76.0)  # points
-_TURNS = tuple((np.arange(12) + 0.5) * np.pi / 6)  # radians
+_ANGLES = tuple((np.arange(12) + 0.5) * np.pi / 6)  # radians
 
 
 def name_points(
@@ -24,7 +24,7 @@ def name_points(
     colours: list[str],
     gid: str,
 ) -> None:
-    """Write each name near its point: inside the axes, on no other name or named point, on as few points as can be.
+    """Write each name near its point: inside the axes, over no other name or named point and few other points.
 
     Args:
         names, places: what to write, and of which points, in data coordinates.
@@ -34,15 +34,15 @@ def name_points(
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
-    figure.draw_without_rendering()  # places in pixels are known only once the layout is
+    figure.draw_without_rendering()  # pixel coordinates are known only after the layout
     dots, targets = axes.transData.transform(others), axes.transData.transform(places)
     inside = axes.get_window_extent()
-    taken: list[Bbox] = []
+    occupied: list[Bbox] = []
     lines = np.empty((0, 2))
-    for name, place, target, colour in zip(names, places, targets, colours, strict=True):
+    for name, point, target, colour in zip(names, places, targets, colours, strict=True):
         label = axes.annotate(
             name,
-            (float(place[0]), float(place[1])),
+            (float(point[0]), float(point[1])),
             (0, 0),
             textcoords="offset points",
             ha="center",
@@ -55,25 +55,25 @@ def name_points(
             path_effects=[Stroke(linewidth=2.5, foreground="white"), Normal()],
         )
         label.set_gid(gid)
-        label.set_in_layout(False)  # else the axes shrink for it, and every place is off
+        label.set_in_layout(False)  # else the axes shrink for it, and all pixel coordinates change
         label.get_window_extent()  # anchors the text to its point
         tried: list[tuple[float, Bbox, np.ndarray, tuple[float, float]]] = []
-        for distance, turn in product(_DISTANCES, _TURNS):
-            offset = (1.4 * distance * float(np.cos(turn)), distance * float(np.sin(turn)))
+        for distance, angle in product(_DISTANCES, _ANGLES):
+            offset = (1.4 * distance * float(np.cos(angle)), distance * float(np.sin(angle)))
             label.set_position(offset)
             # Of the text alone: an annotation's own extent takes in its line.
             box = Text.get_window_extent(label).padded(2)
             line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
             outside = not (inside.contains(*box.min) and inside.contains(*box.max))
-            cost = 1000.0 * outside + 1000.0 * sum(box.overlaps(other) for other in taken)
+            cost = 1000.0 * outside + 1000.0 * sum(box.overlaps(other) for other in occupied)
             cost += 50.0 * _count_inside(box.padded(4), targets) + 3.0 * _count_inside(box, dots) + 0.1 * distance
-            cost += 20.0 * (_count_inside(box, lines) + sum(_count_inside(other, line) for other in taken))
+            cost += 20.0 * (_count_inside(box, lines) + sum(_count_inside(other, line) for other in occupied))
             tried.append((cost, box, line, offset))
-        _, box, line, offset = min(tried, key=lambda one: one[0])
+        _, box, line, offset = min(tried, key=lambda option: option[0])
         label.set_position(offset)
-        taken.append(box)
+        occupied.append(box)
         lines = np.concatenate([lines, line])
 
 
-def _count_inside(box: Bbox, places: Float[np.ndarray, "points 2"]) -> int:
-    return int(((places >= box.min) & (places <= box.max)).all(axis=1).sum())
+def _count_inside(box: Bbox, points: Float[np.ndarray, "points 2"]) -> int:
+    return int(((points >= box.min) & (points <= box.max)).all(axis=1).sum())

@@ -1,4 +1,4 @@
-"""Where the strongest heads of one kind stand within their models: a strip per model."""
+"""Percentiles of the strongest heads of one kind within their models, one strip per model."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ def percentile_strip(
 
     One strip per model from the model's lowest head of that column (0) to its highest (1). Dots are the `top` heads of
     a detector, larger for the stronger; the upright line is their median. The band is the null of that median: where
-    95 % of the medians of as many heads taken at random from the model fall.
+    95 % of the medians of as many heads drawn at random from the model fall.
 
     Args:
-        tables: one table of `analyze_heads`, or several by the name that stands beside the strip.
+        tables: one table of `analyze_heads`, or several by the name that is written beside the strip.
         column: what the heads are ranked by: rank / n, ties sharing their mean rank.
         detector: the heads are the strongest by this column.
         top: how many heads of each model.
@@ -41,50 +41,52 @@ def percentile_strip(
             message names the model.
 
     What it does not establish: that a model's strongest heads are of the kind at all: look at their scores first. Heads
-    of one layer are no independent draws, so the band is the narrowest that the null can be.
+    of one layer are not independent draws, so the band is a lower limit of the null's width.
     """
     if isinstance(tables, pd.DataFrame):
         tables = {str(tables.attrs.get("model", "attention heads")): tables}
     if not tables:
         raise ValueError("no table: give one table of analyze_heads, or several by name")
-    found: dict[str, TopHeadPercentile] = {}
+    percentiles: dict[str, TopHeadPercentile] = {}
     for name, table in tables.items():
         try:
-            found[name] = top_head_percentile(table, column=column, by=detector, k=top)
+            percentiles[name] = top_head_percentile(table, column=column, by=detector, k=top)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    figure = new_figure(7.2, 1.9 + 0.46 * len(found))
+    figure = new_figure(7.2, 1.9 + 0.46 * len(percentiles))
     axes = figure.add_subplot()
-    places = np.arange(len(found))[::-1]
+    heights = np.arange(len(percentiles))[::-1]
     bands: dict[tuple[int, int], tuple[float, float]] = {}
-    for place, (name, one) in zip(places, found.items(), strict=True):
-        if (one.n, one.k) not in bands:
-            bands[one.n, one.k] = _random_medians(one.n, one.k)
-        low, high = bands[one.n, one.k]
-        axes.fill_betweenx([place - 0.3, place + 0.3], low, high, color=PALE, linewidth=0, zorder=0).set_gid(
+    for height, (name, result) in zip(heights, percentiles.items(), strict=True):
+        if (result.n, result.k) not in bands:
+            bands[result.n, result.k] = _random_medians(result.n, result.k)
+        low, high = bands[result.n, result.k]
+        axes.fill_betweenx([height - 0.3, height + 0.3], low, high, color=PALE, linewidth=0, zorder=0).set_gid(
             f"null of {name}"
         )
-        axes.plot([0, 1], [place, place], color=GREY, linewidth=0.8, zorder=1)
+        axes.plot([0, 1], [height, height], color=GREY, linewidth=0.8, zorder=1)
         dots = axes.scatter(
-            one.percentiles,
-            np.full(one.k, place),
-            s=np.linspace(70, 22, one.k) if one.k > 1 else 70,
+            result.percentiles,
+            np.full(result.k, height),
+            s=np.linspace(70, 22, result.k) if result.k > 1 else 70,
             color=BLUE,
             edgecolors="white",
             linewidths=0.7,
             zorder=3,
         )
         dots.set_gid(f"heads of {name}")
-        (median,) = axes.plot([one.statistic] * 2, [place - 0.34, place + 0.34], color=ORANGE, linewidth=2.4, zorder=2)
+        (median,) = axes.plot(
+            [result.statistic] * 2, [height - 0.34, height + 0.34], color=ORANGE, linewidth=2.4, zorder=2
+        )
         median.set_gid(f"median of {name}")
     axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle=(0, (5, 2)), zorder=0.5)
     dress(axes)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_yticks(places, [f"{name}\n{one.n} heads" for name, one in found.items()])
+    axes.set_yticks(heights, [f"{name}\n{result.n} heads" for name, result in percentiles.items()])
     axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.6, len(found) - 0.4)
+    axes.set_ylim(-0.6, len(percentiles) - 0.4)
     axes.set_xlabel(f"percentile of {column} within the model (rank / n: share of heads at or below)")
     dot = Line2D([], [], linestyle="none", marker="o", markersize=7, color=BLUE)
     line = Line2D([], [], linestyle="none", marker="|", markersize=11, markeredgewidth=2.4, color=ORANGE)
@@ -95,25 +97,25 @@ def percentile_strip(
         (Patch(facecolor=PALE), f"95 % of medians of {top} random head{'s' * (top != 1)}"),
     ]
     legend_below(figure, entries, [])
-    axes.set_title(_title(found), fontsize=12, color=INK, loc="left")
+    axes.set_title(_title(percentiles), fontsize=12, color=INK, loc="left")
     return figure
 
 
-def _title(found: dict[str, TopHeadPercentile]) -> str:
-    return next(iter(found)) if len(found) == 1 else f"{len(found)} models"
+def _title(percentiles: dict[str, TopHeadPercentile]) -> str:
+    return next(iter(percentiles)) if len(percentiles) == 1 else f"{len(percentiles)} models"
 
 
 def _random_medians(n: int, k: int) -> tuple[float, float]:
-    """The middle 95 % of the median percentile of k of n heads, taken without replacement; exact.
+    """Central 95 % of the median percentile of k of n heads drawn without replacement; exact.
 
-    The lowest and the highest possible median are equally likely, and so on: the upper end mirrors the lower one.
+    The distribution is symmetric, so the upper end mirrors the lower one.
     """
     middle = (k + 1) // 2
     lower = np.arange(middle, n - k + middle + 1)  # rank of the middle head, of an even k that of the lower one
     chances = hypergeom.pmf(middle, n, lower, k) * middle / lower
 
     def share(doubled: int) -> float:
-        """Chance that twice the rank of the median is at most so much."""
+        """Probability that twice the rank of the median is at most `doubled`."""
         between = np.clip(doubled - 2 * lower, 0, n - lower)  # ranks left to the upper middle head, of an even k
         reached = 1 - hypergeom.pmf(0, n - lower, between, k - middle) if k % 2 == 0 else 2 * lower <= doubled
         return float(chances @ reached)

@@ -1,4 +1,4 @@
-"""Figures of head tables, without pyplot: nothing is shown, kept or styled globally."""
+"""The plane of dir_frac and D_head, drawn without pyplot: nothing is shown, kept or styled globally."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from tlspectral.tables.required import require
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
 
-_Entry = tuple[tuple[Artist, ...], str]  # what the legend shows, one thing on another, and its text
+_Entry = tuple[tuple[Artist, ...], str]  # artists that the legend draws over one another, and their text
 
 
 def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5) -> Figure:
@@ -43,8 +43,8 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     Raises:
         ValueError: a needed column is missing, the table has no rows, or `highlight_previous_token` is negative.
 
-    Source: FP sections 3, 4 and 6. Where a head stands shows how its weights are arranged. It does not show what the
-    head does: the rings come from behaviour, and heads beside them may do nothing of the kind.
+    Source: FP sections 3, 4 and 6. A head's position shows how its weights are arranged. It does not show what the
+    head does: the rings come from behaviour, and heads near them may behave otherwise.
     """
     if highlight_previous_token < 0:
         raise ValueError(f"highlight_previous_token is {highlight_previous_token}: give 0 or more heads")
@@ -53,20 +53,20 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     table = heads.reset_index(drop=True)
     if "name" not in table:
         table["name"] = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
-    place = ["dir_frac", "D_head"]
-    placed = table.dropna(subset=place)
-    ringed = _strongest_previous_token(table, highlight_previous_token).dropna(subset=place)
+    coordinates = ["dir_frac", "D_head"]
+    drawn = table.dropna(subset=coordinates)
+    ringed = _strongest_previous_token(table, highlight_previous_token).dropna(subset=coordinates)
 
     figure = Figure(figsize=(7.2, 5.6), layout="constrained", facecolor="white")
     axes = figure.add_subplot()
     colours = sequential_colours(table["layer"])
-    area = float(np.clip(9000 / max(len(placed), 1), 14, 42))
+    area = float(np.clip(9000 / max(len(drawn), 1), 14, 42))
     legend = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
     dots = axes.scatter(
-        placed["dir_frac"],
-        placed["D_head"],
+        drawn["dir_frac"],
+        drawn["D_head"],
         s=area,
-        color=colours.to_rgba(np.asarray(placed["layer"], dtype=float)),
+        color=colours.to_rgba(np.asarray(drawn["layer"], dtype=float)),
         edgecolors="white",
         linewidths=0.5,
         zorder=3,
@@ -74,20 +74,20 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     dots.set_gid("heads")
     if len(ringed):
         legend.append(_draw_rings(axes, ringed, area))
-    if len(placed) < len(table):
-        legend.append(_left_out(table.drop(index=placed.index)))
+    if len(drawn) < len(table):
+        legend.append(_left_out(table.drop(index=drawn.index)))
     _dress(figure, axes, colours, legend)
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
-    axes.set_title(f"{len(placed)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
+    axes.set_title(f"{len(drawn)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
-        rings, points = np.asarray(ringed[place], dtype=float), np.asarray(placed[place], dtype=float)
+        rings, points = np.asarray(ringed[coordinates], dtype=float), np.asarray(drawn[coordinates], dtype=float)
         names, colours_of_names = [str(name) for name in ringed["name"]], [_RING] * len(ringed)
         name_points(figure, axes, names, rings, points, colours=colours_of_names, gid="previous-token head")
     return figure
 
 
 def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
-    """Line and band of one metric's null, and their entry in the legend; nothing where the table has no null."""
+    """Draw line and band of one metric's null; returns their legend entry, none without a null in the table."""
     null = null_band(table, metric)
     if null is None:
         return []
@@ -119,7 +119,7 @@ def _strongest_previous_token(table: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
-    """Rings around some heads, and their entry in the legend."""
+    """Draw rings around some heads; returns their legend entry."""
     axes.scatter(
         ringed["dir_frac"],
         ringed["D_head"],
@@ -145,7 +145,7 @@ def _left_out(rows: pd.DataFrame) -> _Entry:
 
 
 def _dress(figure: Figure, axes: Axes, colours: ScalarMappable, legend: list[_Entry]) -> None:
-    """Axis names, limits with room around the points, colour bar and legend."""
+    """Set axis names, margins, colour bar and legend."""
     axes.set_xlabel(
         r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)", color=INK
     )

@@ -1,4 +1,4 @@
-"""How figures look: colours that survive print and colour blindness, plain axes, notes under the panels."""
+"""Style of the figures: colours that survive print and colour blindness, plain axes, notes under the panels."""
 
 from collections.abc import Sequence
 
@@ -22,26 +22,26 @@ ORANGE = "#e07b00"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A white figure of so many inches that belongs to no window and makes room for what is around its axes."""
+    """A white figure of this size in inches, outside pyplot, with room for what is around its axes."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
-    """Viridis without its palest end, which vanishes on paper, from the least to the greatest finite value."""
+    """Viridis without its palest end, which vanishes on paper, scaled to the finite values."""
     palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
-    found = np.asarray(values, dtype=float)
-    found = found[np.isfinite(found)]
-    low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
+    finite = np.asarray(values, dtype=float)
+    finite = finite[np.isfinite(finite)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
 
 
 def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
-    """Where so many points stand that share a place, so that none hides another; a single one stands on it."""
+    """`count` coordinates spread around one, so that no point hides another; a single one lies at the centre."""
     return place + (np.linspace(-reach, reach, count) if count > 1 else np.zeros(count))
 
 
 def dress(axes: Axes) -> None:
-    """Two grey spines, dark labels large enough to be read at the width of a column."""
+    """Keep two grey spines, and set dark labels that are legible at the width of a column."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(color=GREY, labelcolor=INK, labelsize=9)
@@ -50,7 +50,7 @@ def dress(axes: Axes) -> None:
 
 
 def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> None:
-    """A thin colour bar, as high as one axes or beside several; `whole` for values that are indices."""
+    """Draw a thin colour bar beside one axes or several; `whole` for values that are indices."""
     if isinstance(axes, Axes):
         bar = figure.colorbar(colours, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     else:
@@ -64,9 +64,9 @@ def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes],
 def legend_below(
     figure: Figure, entries: Sequence[tuple[Artist, str]], notes: Sequence[str | None], *, columns: int = 1
 ) -> None:
-    """Notes and legend under all panels, where they hide nothing; without either, nothing."""
-    said = "\n".join(note for note in notes if note)
-    if not said and not entries:
+    """Draw notes and legend under all panels; without either, nothing."""
+    text = "\n".join(note for note in notes if note)
+    if not text and not entries:
         return
     legend = figure.legend(
         [handle for handle, _ in entries],
@@ -78,7 +78,7 @@ def legend_below(
         frameon=False,
         fontsize=9,
         labelcolor=INK,
-        title=said or None,
+        title=text or None,
         title_fontsize=9,
     )
     legend.get_title().set(color=INK, multialignment="center")

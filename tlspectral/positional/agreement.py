@@ -1,4 +1,4 @@
-"""Do positional and symbolic scores say the same as a head's weights and detectors? Tables in, tables out."""
+"""Rank correlations of positional and symbolic scores with a head's weights and detectors; tables in, tables out."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from tlspectral.tables.same_model import require_same_model
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _INTERVAL = (0.025, 0.975)
 _FEWEST = 3  # a rank correlation of two points is always 1 or -1
-_ROUNDING = 1e-12  # a shuffle that is the data again counts as equal, not as one rounding above
+_ROUNDING = 1e-12  # a shuffle that restores the data counts as equal, whatever its correlation rounds to
 
 
 def score_agreement(
@@ -44,29 +44,29 @@ def score_agreement(
     Raises:
         ValueError: a column that is missing, tables of two models, or no head in both tables.
 
-    What it does not establish: that either measure is right, or a mechanism: both may follow a third, such as depth,
-    which the second null shows. Heads of a layer are not independent samples, so the first null is too narrow.
+    What it does not establish: that either measure is right, or a mechanism: both may follow a third quantity, such as
+    depth, which the second null shows. Heads of a layer are not independent samples, so the first null is too narrow.
     """
-    found = [name for name in _SCORES if name in scores]
+    score_columns = [name for name in _SCORES if name in scores]
     require(scores, ("layer", "head"), "positional_symbolic", name="table of scores")
     require(heads, ("layer", "head", *columns), "analyze_heads", name="table of heads")
     require_same_model(heads, scores.attrs, "the scores")
-    if not found:
+    if not score_columns:
         raise ValueError(f"scores have none of the columns {', '.join(_SCORES)}")
-    joined = scores[["layer", "head", *found]].merge(heads[["layer", "head", *columns]], on=["layer", "head"])
+    joined = scores[["layer", "head", *score_columns]].merge(heads[["layer", "head", *columns]], on=["layer", "head"])
     if joined.empty:
         raise ValueError("no head is in both tables: are they of one model?")
     rows = []
-    for score in found:
+    for score in score_columns:
         for column in columns:
-            kept = joined[["layer", score, column]].dropna()
-            ranks = _standard_ranks([kept[name].to_numpy(float) for name in (score, column)])
-            layers, everywhere = kept["layer"].to_numpy(), np.zeros(len(kept))
+            complete = joined[["layer", score, column]].dropna()
+            ranks = _standard_ranks([complete[name].to_numpy(float) for name in (score, column)])
+            layers, everywhere = complete["layer"].to_numpy(), np.zeros(len(complete))
             rows.append(
                 {
                     "score": score,
                     "column": column,
-                    "n": len(kept),
+                    "n": len(complete),
                     "spearman": _correlation(ranks[0], ranks[1]),
                     **_against(ranks[0], ranks[1], everywhere, draws, default_rng(seed), ""),
                     **_against(ranks[0], ranks[1], layers, draws, default_rng(seed), "layer_"),
@@ -82,8 +82,8 @@ def frequency_agreement(
 ) -> pd.DataFrame:
     """Per head, rank correlation over frequencies of the weights' phase share with the positional score.
 
-    It sets `im_share` of `frequency_table` (FP section 7: from weights alone) beside `s_pos` of each frequency on a
-    prompt (PS figure 1C).
+    The phase share is `im_share` of `frequency_table` (FP section 7: from weights alone), the positional score `s_pos`
+    of each frequency on a prompt (PS figure 1C).
 
     Args:
         frequencies: `layer, head, frequency, s_pos`, from `positional_symbolic(per_frequency=True)`.
@@ -93,10 +93,10 @@ def frequency_agreement(
 
     Returns:
         DataFrame, one row per head: `layer, head, n, spearman`; `null_low, null_high, null_pct` with the head's
-        frequencies shuffled; `turned_pct`, the share of its circular shifts at or below, which keep neighbouring
-        frequencies alike; `others`, the mean correlation of this head's `im_share` with `s_pos` of all other heads, so
-        that what all heads share over frequencies can be told from what is this head's. NaN where a profile is constant
-        or has fewer than three frequencies.
+        frequencies shuffled; `turned_pct`, the share of circular shifts of its frequencies with a correlation at or
+        below `spearman` (a shift keeps neighbours together); `others`, the mean correlation of this head's `im_share`
+        with `s_pos` of all other heads, which shows what all heads share over frequencies. NaN where a profile is
+        constant or has fewer than three frequencies.
 
     Raises:
         ValueError: a column that is missing, no head in both tables, or heads with different numbers of frequencies.
@@ -118,21 +118,21 @@ def frequency_agreement(
     if len({len(shares) for shares, _ in profiles.values()}) > 1:
         raise ValueError("heads have different numbers of frequencies: compare them layer by layer")
     x, y = (_standard_ranks([profile[side] for profile in profiles.values()]) for side in (0, 1))
-    every = x @ y.T / x.shape[1]  # [head of the shares, head of the scores]
+    correlations = x @ y.T / x.shape[1]  # [head of the shares, head of the scores]
     rows = []
-    for place, (layer, head) in enumerate(profiles):
-        ours = every[place, place]
-        turned = [np.mean(x[place] * np.roll(y[place], by)) for by in range(1, x.shape[1])]
-        others = np.delete(every[place], place)
+    for index, (layer, head) in enumerate(profiles):
+        rho = correlations[index, index]
+        shifted = [np.mean(x[index] * np.roll(y[index], by)) for by in range(1, x.shape[1])]
+        others = np.delete(correlations[index], index)
         rng = default_rng([seed, layer, head])
         rows.append(
             {
                 "layer": layer,
                 "head": head,
                 "n": x.shape[1],
-                "spearman": ours,
-                **_against(x[place], y[place], np.zeros(x.shape[1]), draws, rng, ""),
-                "turned_pct": np.nan if np.isnan(ours) else float(np.mean(np.array(turned) <= ours + _ROUNDING)),
+                "spearman": rho,
+                **_against(x[index], y[index], np.zeros(x.shape[1]), draws, rng, ""),
+                "turned_pct": np.nan if np.isnan(rho) else float(np.mean(np.array(shifted) <= rho + _ROUNDING)),
                 "others": float(np.mean(others[~np.isnan(others)])) if (~np.isnan(others)).any() else np.nan,
             }
         )
@@ -169,8 +169,8 @@ def _against(
     prefix: str,
 ) -> dict[str, float]:
     """95 % of the correlations with `y` shuffled within groups, and the share of them at or below the real one."""
-    found = _correlation(x, y)
-    if np.isnan(found):
+    observed = _correlation(x, y)
+    if np.isnan(observed):
         return {f"{prefix}null_{name}": np.nan for name in ("low", "high", "pct")}
     shuffled = np.tile(y, (draws, 1))
     for group in np.unique(groups):
@@ -178,5 +178,5 @@ def _against(
         shuffled[:, members] = rng.permuted(shuffled[:, members], axis=1)
     null = shuffled @ x / len(x)
     low, high = np.quantile(null, _INTERVAL)
-    share = float(np.mean(null <= found + _ROUNDING))
+    share = float(np.mean(null <= observed + _ROUNDING))
     return {f"{prefix}null_low": float(low), f"{prefix}null_high": float(high), f"{prefix}null_pct": share}

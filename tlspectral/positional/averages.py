@@ -1,4 +1,4 @@
-"""Scores of several prompts as one table: means over questions and draws, early layers against late ones."""
+"""Means of scores over questions and draws, and tests of early against late layers."""
 
 import warnings
 from typing import Any
@@ -49,7 +49,7 @@ def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, footnote 2).
 
-    What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test takes them.
+    What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test assumes.
     """
     rows = []
     for score in ("s_pos", "s_sym"):

@@ -1,4 +1,4 @@
-"""The binding task: who likes which colour, asked about one of many.
+"""The binding task: a list of names and the colours that they like, then a question about one of the names.
 
 It is the prompt on which "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3 and appendix B.4)
 measures language models, after Feng & Steinhardt (2023). Every pair of a name and a colour is one line and one block.
@@ -31,7 +31,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     ),
     "plain": (f"{_INSTRUCTION} attribute.\n---\nContext:\n", f"{_QUESTION}\n{_ANSWER}"),
 }
-"""What stands before the pairs and after them, per template; `{name}` is the name that is asked about."""
+"""Text before and after the pairs, per template; `{name}` is the name that is asked about."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BindingDraw:
     """The pairs of one binding prompt.
 
     Attributes:
-        names: who, all different; colours: what each of them likes, one per name.
+        names: all different; colours: the colour that each name likes.
     """
 
     names: tuple[str, ...]
@@ -54,12 +54,12 @@ class BindingDraw:
 class BindingTask:
     """The binding task in one wording: lines "NAME likes the color COLOUR", then a question about one name.
 
-    The chat templates are those of PS appendix B.4 to the letter, special tokens written out as text. Where B.4 looks
-    odd, nothing was mended:
+    The chat templates are those of PS appendix B.4 to the letter, special tokens written out as text. What
+    looks odd in B.4 is kept:
 
     * `"llama-3.2"` closes the headers `user` and `assistant` with `<|eot_id|>` where Llama's own format has
       `<|end_header_id|>`, and has one line break after a header, not two.
-    * in all three the word "attribute." stands on a line of its own; this may be no more than the paper's page width.
+    * in all three the word "attribute." stands on a line of its own; perhaps only because of the paper's page width.
     * only `"gemma-2"` has `---` before "Context:" as well as after the pairs.
     * the answer begins in the assistant's turn, with "Answer:", and stops before the colour, without a space.
 
@@ -74,8 +74,8 @@ class BindingTask:
     Raises:
         ValueError: no such template, or too few or too many pairs.
 
-    What it does not establish: that a model which names the right colour has bound it to the name. A colour that came
-    often is right by chance more often.
+    What it does not establish: that a model which names the right colour has bound it to the name. A colour that is
+    frequent in the draw is right by chance more often.
     """
 
     template: str = "plain"
@@ -89,9 +89,9 @@ class BindingTask:
             raise ValueError(f"n_pairs must be from 3 to {most}, the number of packaged names; found {self.n_pairs}")
 
     def draw(self, seed: int) -> BindingDraw:
-        """Names without repetition and colours with, uniformly; fewer pairs are the first ones of more pairs.
+        """Draw names without and colours with repetition, uniformly; fewer pairs are the first of more pairs.
 
-        PS does not say which names and colours it has, nor how it draws them.
+        PS does not say which names and colours it uses, nor how it draws them.
         """
         generator = np.random.default_rng(seed)
         names = generator.permutation(binding_names())[: self.n_pairs]

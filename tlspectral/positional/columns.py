@@ -17,13 +17,13 @@ _FREQUENCY = COLUMNS["frequency"]
 def _averaged(over: str) -> tuple[Column, ...]:
     """Scores as means, with standard errors but for `tau` and `alpha_ess`."""
     columns: list[Column] = []
-    for own in POSITIONAL_COLUMNS:
-        meaning = f"{own.meaning} Mean over {over}, without prompts that have no score."
-        columns.append(replace(own, meaning=meaning))
-        if own.name in ("tau", "alpha_ess"):
+    for column in POSITIONAL_COLUMNS:
+        meaning = f"{column.meaning} Mean over {over}, without prompts that have no score."
+        columns.append(replace(column, meaning=meaning))
+        if column.name in ("tau", "alpha_ess"):
             continue
         columns.append(
-            Column(f"{own.name}_se", f"Standard error of {own.name} over draws. NaN for one draw.", own.unit,
+            Column(f"{column.name}_se", f"Standard error of {column.name} over draws. NaN for one draw.", column.unit,
                 range="0 .. inf",
                 does_not_establish="Lists of names and colours only: neither another wording nor another task.")
         )
@@ -39,18 +39,18 @@ _ANSWERS = (
     Column("probability", "Probability that the model gives to the first token of the right colour after the prompt.",
         "probability", range="0 .. 1",
         does_not_establish="That the model read the line: colours differ in how probable they are in any text."),
-    Column("rank", "Place of that token among all tokens by probability; 1 is the most probable.", "index",
+    Column("rank", "Rank of that token among all tokens by probability; 1 is the most probable.", "index",
         range="1 .. d_vocab",
         does_not_establish="That the model read the line: a colour may rank high after any such prompt."),
     Column("relative_probability", "probability as a share of that of the first tokens of all colours of this draw.",
         "share", range="0 .. 1",
         does_not_establish="That the model read the line: compare with chance, and with other lists."),
     Column("chance", "Share of the draw's lines that have the right colour's first token.", "share", range="0 .. 1",
-        does_not_establish="What a model without the list would say: it allows for how often a draw has a colour, "
-        "not for how probable colours are in any text."),
+        does_not_establish="What a model without the list would answer: it takes into account how often a draw has a "
+        "colour, not how probable colours are in any text."),
 )
 
-_DEPENDENT = "An exact level: heads of a layer are not independent, as the test takes them."
+_DEPENDENT = "An exact level: heads of a layer are not independent, as the test assumes."
 _MEDIANS = (
     Column("score", "Which score is tested.", "label", range="s_pos, s_sym", source="PS 3.3"),
     Column("early_median", "Median of the score over heads of the first half of the layers.",
@@ -84,7 +84,7 @@ _CORRELATION = (
         does_not_establish="An effective sample size: heads of a layer are not independent."),
 )
 
-_THIRD = "A mechanism: both may follow a third, such as depth. Heads of a layer are not independent samples."
+_THIRD = "A mechanism: both may follow a third quantity, such as depth. Heads of a layer are not independent samples."
 
 
 def _null(prefix: str, shuffled: str, limit: str) -> tuple[Column, ...]:
@@ -119,11 +119,11 @@ _FREQUENCY_AGREEMENT = (
         does_not_establish="An effective sample size: neighbouring frequencies are alike."),
     Column("spearman", "Rank correlation over the head's rotary pairs of im_share (weights) with s_pos (a prompt).",
         "correlation", range="-1 .. 1", source="FP 7 beside PS figure 1C", does_not_establish=_WAVELENGTH),
-    *_null("", "the head's frequencies shuffled", "An exact level: neighbouring frequencies are alike, shuffled not."),
+    *_null("", "the head's frequencies shuffled", "An exact level: only unshuffled neighbours are alike."),
     Column("turned_pct", "Share of the circular shifts of the frequencies with a correlation at or below spearman.",
         "share", range="0 .. 1", does_not_establish="A fine level: there are only as many shifts as pairs."),
     Column("others", "Mean correlation of this head's im_share with s_pos of all other heads.", "correlation",
-        range="-1 .. 1", does_not_establish="A null of this head: it says what all heads share over frequencies."),
+        range="-1 .. 1", does_not_establish="A null of this head: it shows what all heads share over frequencies."),
 )
 
 _OTHER_SWAPS = "How the head behaves under other swaps: the scores are means over many."
@@ -131,18 +131,18 @@ _TRACES = (
     replace(
         _FREQUENCY, meaning="Index of the rotary pair that is shown alone; missing (NA) for the whole head.",
     ),
-    Column("swap_i", "Index of the first of the two blocks that change places.", "index", range="0 .. blocks - 1",
+    Column("swap_i", "Index of the first of the two swapped blocks.", "index", range="0 .. blocks - 1",
         source="PS 3.3"),
     Column("swap_j", "Index of the second of them, above swap_i.", "index", range="1 .. blocks - 1", source="PS 3.3"),
-    Column("block", "Place of a block in the prompt, from 0; whichever block stands there.", "index",
+    Column("block", "Index of a slot for a block in the prompt, from 0, whichever block is in it.", "index",
         range="0 .. blocks - 1", source="PS figure 1E"),
-    Column("before", "Mean attention weight of the last query to a token at that place, before the swap.",
+    Column("before", "Mean attention weight of the last query to a token in that slot, before the swap.",
         "attention probability", range="0 .. 1", source="PS figure 1E", also_known_as="d",
         does_not_establish=_OTHER_SWAPS),
     Column("after",
-        "The same after the swap, with the block that stands there then. A head stays if it equals before, and "
-        "follows if two places have exchanged theirs.", "attention probability", range="0 .. 1", source="PS figure 1E",
-        also_known_as="d'", does_not_establish=_OTHER_SWAPS),
+        "The same after the swap, with the block that is then in the slot. A positional head has it equal to before; "
+        "with a symbolic one the two slots have exchanged their weights.", "attention probability", range="0 .. 1",
+        source="PS figure 1E", also_known_as="d'", does_not_establish=_OTHER_SWAPS),
 )
 
 _ONE_SINK = "That the frequency decides where the head looks: a logit that is large for all keys alike changes nothing."

@@ -1,18 +1,26 @@
-"""The positional-symbolic exclusion principle: how far a head is from ignoring contents and from ignoring positions.
+"""Permutations of the keys of one query: the exclusion principle, and attention after a swap of two blocks of keys.
 
-Theorem 1 of "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.2) bounds the variance of a query's
-logits by the mean squared change of its logits under permutations of the keys. The mean over all permutations is one
-over all pairs (content k, position j), so no permutation is needed. Throughout,
+"Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.1, Definition 2) defines positional and symbolic
+heads by how logits change when key vectors exchange positions. To swap the words of a prompt is another experiment:
+deeper layers then see other key vectors. The two agree in the first layer.
 
-    A[k, j] = logit of the content of key k placed at position j,
+The positional-symbolic exclusion principle (PS, section 3.2, Theorem 1) bounds the variance of a query's logits by the
+mean squared change of its logits under permutations of the keys. The mean over all permutations equals a mean over all
+pairs (content k, position j), so no permutation is drawn. Throughout,
 
-and its diagonal holds the logits of the prompt as it stands. The query's own key is left out.
+    A[k, j] = logit of the content of key k at position j,
+
+and its diagonal holds the logits of the unchanged prompt. The query's own key is left out.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
+
+from tlspectral.positional.readout import LastQuery, Moved
 
 
 class ExclusionSplit(NamedTuple):
@@ -61,18 +69,18 @@ def exclusion_split_factored(
     """`exclusion_split` of `A = contents @ places^T`, in O(n r^2) time and without forming A.
 
     Rotary logits have this form: for the complex pair products `z = q conj(k)`, contents are `(Re z, -Im z)` and
-    places `(cos, sin)` of the angle between query and position j; columns that do not turn add their product to the
-    contents and a 1 to the places; a bias of position is a 1 in the contents.
+    places `(cos, sin)` of the angle between query and position j; non-rotary columns add their product to the
+    contents and a 1 to the places; a positional bias adds a 1 to the contents and itself to the places.
 
     Args:
-        contents: one row per key, whatever of the logit depends on the query and on the key's content.
-        places: one row per position.
+        contents: one row per key, the factor that depends on the query and on the key's content.
+        places: one row per position, the other factor.
 
     Returns:
         As `exclusion_split`. Equal contents give `pos` exactly 0, equal places `sym` exactly 0; a part that vanishes by
         cancellation rounds to about 1e-16 of the squared products that cancel.
 
-    The source is PS, section 3.2; with `F` the contents and `p_j` a place,
+    The source is PS, section 3.2; with `F` the contents and `p_j` a row of the places,
     `mean_k (A[k, j] - A[j, j])^2 = p_j^T Cov(F) p_j + ((Fbar - F_j) . p_j)^2`.
 
     What it does not establish: as `exclusion_split`.
@@ -80,6 +88,86 @@ def exclusion_split_factored(
     pos = _mean_squared_change(contents, places)
     sym = _mean_squared_change(places, contents)
     return ExclusionSplit(pos, sym, _variance((contents * places).sum(-1)))
+
+
+def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
+    """PS Theorem 1 for whole heads, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
+
+    Args:
+        seen: one layer of a prompt.
+        scale: in place of the model's score scale.
+
+    Returns:
+        Split per head. Where logits do not depend on the position (no rotary positions, no ALiBi), `sym` is exactly 0.
+    """
+    scale = seen.score_scale if scale is None else scale
+    visible = seen.visible[:-1].nonzero().flatten()
+    contents = scale * seen.contents[..., visible].mT
+    places = seen.places[..., visible].mT.expand(len(contents), -1, -1)
+    if seen.alibi is not None:
+        contents = torch.cat([contents, torch.ones_like(contents[..., :1])], dim=-1)
+        places = torch.cat([places, seen.alibi.bias(visible)[..., None]], dim=-1)
+    if seen.softcap is None:
+        return exclusion_split_factored(contents, places)
+    # A capped logit is no product of contents and places; one matrix of keys by positions is held at a time.
+    pairs = zip(contents, places, strict=True)
+    splits = [exclusion_split(seen.capped(of_keys @ of_places.T)) for of_keys, of_places in pairs]
+    return ExclusionSplit(*(torch.stack(parts) for parts in zip(*splits, strict=True)))
+
+
+def frequency_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
+    """`head_exclusion` of every rotary pair of every head, [heads, pairs]; scale 1 unless given, no softcap."""
+    visible = seen.visible[:-1].nonzero().flatten()
+    pairs = seen.n_pairs
+    contents = (1.0 if scale is None else scale) * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
+    places = seen.places[..., : 2 * pairs, visible].unflatten(-2, (2, pairs)).movedim(-3, -1)  # (heads) pairs keys 2
+    return exclusion_split_factored(contents.permute(0, 2, 3, 1), places.expand(len(contents), -1, -1, -1))
+
+
+def swapped_key_means(
+    logits_of: Callable[[Moved], Float64[Tensor, "*rows n"]],
+    intact: Float64[Tensor, "*rows keys"],
+    spans: list[tuple[int, int]],
+    swaps: list[tuple[int, int]],
+) -> Float64[Tensor, "swaps *rows 2"]:
+    """Mean attention weight of the two slots of each swap, after the keys of the two blocks have exchanged positions.
+
+    Only logits that change are computed: those of the two blocks and, where their lengths differ, of the keys between.
+    The denominator of the softmax is a sum over blocks. Old blocks are not subtracted from it, which would lose digits.
+
+    Args:
+        logits_of: logits of the given keys at the given positions, -inf where a position is masked.
+        intact: logits of all keys where they are.
+        spans: first position of each block and the one after its last; blocks follow one another.
+        swaps: pairs of blocks (i, j), i < j.
+
+    Returns:
+        (d'_i, d'_j) of each swap; slot i then has the length of block j.
+    """
+    n_keys = intact.shape[-1]
+    segments = [(0, spans[0][0]), *spans, (spans[-1][1], n_keys)]
+    masses = torch.stack([intact[..., start:stop].logsumexp(-1) for start, stop in segments], dim=-1)
+    positions = torch.arange(n_keys, device=intact.device)
+    means = []
+    for i, j in swaps:
+        (start, stop), (start_j, stop_j) = spans[i], spans[j]
+        length_i, length_j = stop - start, stop_j - start_j
+        if length_i == length_j:
+            keys = [positions[start_j:stop_j], positions[start:stop]]
+            new_positions = [positions[start:stop], positions[start_j:stop_j]]
+            moved = {i, j}
+        else:
+            keys = [positions[start_j:stop_j], positions[stop:start_j], positions[start:stop]]
+            new_positions = [positions[start:stop_j]]
+            moved = set(range(i, j + 1))
+        # Segment 0 is the prefix, and block b segment b + 1.
+        unmoved = [segment for segment in range(len(segments)) if segment - 1 not in moved]
+        logits = logits_of((torch.cat(keys), torch.cat(new_positions)))
+        total = torch.cat([masses[..., unmoved], logits], dim=-1).logsumexp(-1)
+        first = logits[..., :length_j].logsumexp(-1) - total
+        second = logits[..., logits.shape[-1] - length_i :].logsumexp(-1) - total
+        means.append(torch.stack([first.exp() / length_j, second.exp() / length_i], dim=-1))
+    return torch.stack(means)
 
 
 def _mean_squared_change(
@@ -99,6 +187,6 @@ def _variance(values: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]:
 
 
 def _centred(values: Tensor, dim: int) -> Tensor:
-    """Values minus their mean; the first is taken off before, as the mean of equal numbers can round to another."""
+    """Centre the values. The first value is subtracted beforehand, so that equal values give exactly 0."""
     from_first = values - values.narrow(dim, 0, min(1, values.shape[dim]))
     return from_first - from_first.mean(dim, keepdim=True)

@@ -1,4 +1,4 @@
-"""Which binding prompts a profile is measured on: the pairs, the blocks that swap, the questions, the seeds."""
+"""The binding prompts of a profile: their pairs, the blocks that swap, the questions and the seeds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _PAPER_BLOCKS = 9
 
 @dataclass(frozen=True)
 class BindingExperiment:
-    """Binding prompts that share their pairs per draw, and the blocks of them that are looked at.
+    """Binding prompts, which share their pairs within a draw, and the blocks of them that swap.
 
     Attributes:
         task: wording and number of pairs.
@@ -33,7 +33,7 @@ class BindingExperiment:
     seeds: tuple[int, ...]
 
     def swaps(self, *, exclude_first_block: bool) -> list[tuple[int, int]]:
-        """All pairs of the selected blocks, without those of block 0 if so wanted."""
+        """All pairs of the selected blocks; `exclude_first_block` leaves out the pairs of the first one."""
         return list(combinations(self.blocks[1:] if exclude_first_block else self.blocks, 2))
 
     def prompts(self, draw: BindingDraw, tokenizer: Any) -> list[BlockPrompt]:
@@ -109,17 +109,17 @@ def planned_experiment(
 
 
 def _pairs_of(preset: str, task: BindingTask | str, n_pairs: int, n_blocks: int, queries: int | list[int]) -> int:
-    """Number of pairs under a preset, where nothing else that was asked for contradicts it."""
+    """Number of pairs of a preset. Raises ValueError where another argument contradicts it."""
     if preset != "paper":
         raise ValueError(f"there is one preset, 'paper'; found {preset!r}")
-    found = {"n_blocks": (n_blocks, _PAPER_BLOCKS), "queries": (queries, _PAPER_BLOCKS)}
+    checked = {"n_blocks": (n_blocks, _PAPER_BLOCKS), "queries": (queries, _PAPER_BLOCKS)}
     if n_pairs != DEFAULT_PAIRS:
-        found["n_pairs"] = (n_pairs, PAPER_PAIRS)
+        checked["n_pairs"] = (n_pairs, PAPER_PAIRS)
     if isinstance(task, BindingTask):
-        found["the task's n_pairs"] = (task.n_pairs, PAPER_PAIRS)
-    for name, (given, wanted) in found.items():
+        checked["the task's n_pairs"] = (task.n_pairs, PAPER_PAIRS)
+    for name, (given, wanted) in checked.items():
         if given != wanted:
-            raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: leave it out, or leave the preset")
+            raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: omit it, or omit the preset")
     return PAPER_PAIRS
 
 
@@ -134,9 +134,9 @@ def _queries(blocks: tuple[int, ...], queries: int | list[int], n_pairs: int) ->
     return asked
 
 
-def _evenly(places: range | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Some of the places, the first and the last among them; of one, the first."""
-    return tuple(places[place] for place in np.linspace(0, len(places) - 1, count).round().astype(int).tolist())
+def _evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Evenly spaced items, the first and the last among them; a single one is the first."""
+    return tuple(items[number] for number in np.linspace(0, len(items) - 1, count).round().astype(int).tolist())
 
 
 def _bos_text(tokenizer: Any) -> str:

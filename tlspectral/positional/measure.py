@@ -1,4 +1,4 @@
-"""`positional_symbolic`: does a head's attention stay in place or follow the blocks when blocks of a prompt swap?"""
+"""`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +16,14 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC
-from tlspectral.positional.exclusion import ExclusionSplit
-from tlspectral.positional.key_permutations import frequency_exclusion, head_exclusion, swapped_key_means
+from tlspectral.positional.exclusion import (
+    ExclusionSplit,
+    frequency_exclusion,
+    head_exclusion,
+    swapped_key_means,
+)
 from tlspectral.positional.passes import QueryPasses
-from tlspectral.positional.prompts import BlockPrompt, Piece, chosen_swaps
+from tlspectral.positional.prompts import BlockPrompt, Segment, chosen_swaps
 from tlspectral.positional.readout import LastQuery, require_reproduced
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
 from tlspectral.tables import named
@@ -43,14 +47,14 @@ def positional_symbolic(
 ) -> pd.DataFrame:
     """Positional and symbolic score of every head, or of every rotary frequency of every head, on one prompt.
 
-    Blocks i and j of the prompt swap places, and the attention that its last token pays to the two places is compared
-    before and after: `s_pos` is high where it stays, `s_sym` where it follows the blocks. Places follow the lengths of
-    the blocks in them, so that between blocks of unequal length the tokens shift.
+    Blocks i and j of the prompt swap, and the attention that its last token pays to the two slots is compared before
+    and after: `s_pos` is high where it stays in the slots, `s_sym` where it follows the blocks. A slot is as long as
+    the block in it, so a swap of blocks of unequal length shifts the tokens between them.
 
     There are two kinds of swap, and they answer different questions:
 
     * `mode="prompt"`: the words swap and the model runs again, the experiment of PS. Deeper layers see other keys.
-    * `mode="key"`: the keys of one pass swap and are turned to their new positions with the model's own cos and sin,
+    * `mode="key"`: the keys of one pass swap and are rotated to their new positions with the model's own cos and sin,
       Definition 2 of PS itself. Without rotary positions or ALiBi every head is symbolic here, with index exactly 0: a
       learned position is part of the key vector and moves with it. For such models use `"prompt"`.
 
@@ -64,10 +68,10 @@ def positional_symbolic(
         tau: temperature of the weighting of swaps, in attention weight, or None: 0.1 times the largest |d_i - d_j| of
             that head (and frequency), which does not depend on how much attention the blocks get at all. PS gives no
             value, and results depend on it.
-        exclude_first_block: leave out swaps that touch `blocks[0]`, which holds the attention sink of many prompts: it
-            stays in place under `"prompt"` and moves under `"key"`.
+        exclude_first_block: leave out swaps that touch `blocks[0]`, which holds the attention sink of many prompts: the
+            sink stays in the first slot under `"prompt"` and moves with its keys under `"key"`.
         per_frequency: rows per rotary pair instead, from the same passes. Logits are then `L_t` of PS appendix B.3:
-            no softcap and no ALiBi, and columns that do not turn are in no row.
+            no softcap and no ALiBi, and non-rotary columns are in no row.
         logit_scale: factor on the products of queries and keys. None takes the model's own for heads and 1 per
             frequency, as PS has no 1/sqrt(d) there.
         swaps: pairs of block indices; None takes all pairs.
@@ -77,8 +81,8 @@ def positional_symbolic(
     Returns:
         DataFrame `layer, head[, frequency], s_pos, s_sym, exclusion_index, logit_std, tau, alpha_ess`, sorted.
         `exclusion_index` = sym / (pos + sym) of PS Theorem 1 over all visible tokens before the query: 0 symbolic, 1
-        positional, free of tau, of swaps and of the scale. `logit_std`, of the logits of the same tokens: where it is
-        small the softmax is flat and both scores are near 1. `alpha_ess`: effective number of swaps behind the scores.
+        positional, independent of tau, swaps and scale. `logit_std`, of the logits of the same tokens: if it is small
+        the softmax is flat and both scores are near 1. `alpha_ess`: effective number of swaps behind the scores.
         Scores are NaN for heads whose window shows none of the swaps.
         `attrs`: provenance, settings, and `correlation` of the two scores over heads (of the heads also for frequency
         rows) with its null, see `score_correlation`.
@@ -91,15 +95,15 @@ def positional_symbolic(
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, sections 3.1 to 3.3, appendix B.3).
 
-    What it does not establish: how the model solves the task, or that a head is for anything. A negative correlation of
+    What it does not establish: how the model solves the task, or what a head is for. A negative correlation of
     the two scores is largely geometry: with f and f' the angles of v and v', `s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f'`
-    at each swap. Compare it with the null, in which heads differ only in how often they follow. And both scores near 1
-    say that there was little attention to move.
+    at each swap. Compare it with the null, in which heads differ only in how often they follow. Both scores near 1
+    mean that there was little attention to move.
     """
     view = attention_view(model)
     chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=exclude_first_block)
     with tqdm(total=1 + len(chosen), desc="swaps", leave=False, disable=not show_progress) as bar:
-        (found,) = measure_queries(
+        (query_scores,) = measure_queries(
             view,
             prompt.prefix,
             prompt.blocks,
@@ -113,7 +117,7 @@ def positional_symbolic(
             seed=seed,
             advance=bar.update,
         )
-    table = found.heads if found.frequencies is None else found.frequencies
+    table = query_scores.heads if query_scores.frequencies is None else query_scores.frequencies
     table.attrs = {
         **view.origin(),
         "mode": mode,
@@ -123,17 +127,17 @@ def positional_symbolic(
         "logit_scale": logit_scale,
         "n_swaps": len(chosen),
         "n_blocks": len(prompt.blocks),
-        "n_tokens": len(found.tokens),
-        "tokens_sha256": digest_of([found.tokens]),
+        "n_tokens": len(query_scores.tokens),
+        "tokens_sha256": digest_of([query_scores.tokens]),
         "seed": seed,
-        "correlation": found.correlation,
+        "correlation": query_scores.correlation,
     }
     return named(table, POSITIONAL_SYMBOLIC)
 
 
 @dataclass(frozen=True)
 class QueryScores:
-    """What one query's prompt gave.
+    """Scores of one query's prompt.
 
     Attributes:
         heads: `layer, head` and scores.
@@ -152,9 +156,9 @@ class QueryScores:
 
 def measure_queries(
     view: AttentionView,
-    prefix: Piece,
-    blocks: Iterable[Piece],
-    suffixes: Iterable[Piece],
+    prefix: Segment,
+    blocks: Iterable[Segment],
+    suffixes: Iterable[Segment],
     *,
     mode: Mode = "prompt",
     tau: float | None = None,
@@ -167,7 +171,7 @@ def measure_queries(
 ) -> list[QueryScores]:
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them.
 
-    One suffix is measured with plain passes, so that hooks that refuse a key/value cache work.
+    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work.
 
     Args:
         view: of the model.
@@ -189,20 +193,23 @@ def measure_queries(
     require_valid_length(layers, longest)
     resolutions = _resolutions(layers, logit_scale, per_frequency)
     context, passes = prompts[0], QueryPasses(view, layers, [torch.as_tensor(prompt.suffix) for prompt in prompts])
-    observed = _Observed(layers, resolutions, context.spans(), chosen, [_nothing_kept(resolutions) for _ in prompts])
-    logits = passes.run(_fronts([context]), partial(observed.take_intact, swap_keys=mode == "key"))
+    collector = _Collector(layers, resolutions, context.spans(), chosen, [_no_inputs(resolutions) for _ in prompts])
+    logits = passes.run(_fronts([context]), partial(collector.take_intact, swap_keys=mode == "key"))
     advance(len(prompts) * (1 if mode == "prompt" else 1 + len(chosen)))
     if mode == "prompt":
         at_once = passes.contexts_at_once(longest)
         for start in range(0, len(chosen), at_once):
             batch = chosen[start : start + at_once]
             swapped = [context.swapped(i, j) for i, j in batch]
-            places = [[one.spans()[i], one.spans()[j]] for one, (i, j) in zip(swapped, batch, strict=True)]
-            passes.run(_fronts(swapped), partial(observed.take_swapped, places))
+            spans = [
+                [swapped_prompt.spans()[i], swapped_prompt.spans()[j]]
+                for swapped_prompt, (i, j) in zip(swapped, batch, strict=True)
+            ]
+            passes.run(_fronts(swapped), partial(collector.take_swapped, spans))
             advance(len(prompts) * len(batch))
     return [
-        _query_scores(at, chosen, tau, seed, logits[query][0], prompts[query].tokens())
-        for query, at in enumerate(observed.kept)
+        _query_scores(inputs, chosen, tau, seed, logits[query][0], prompts[query].tokens())
+        for query, inputs in enumerate(collector.inputs)
     ]
 
 
@@ -215,65 +222,67 @@ def _check_settings(mode: str, tau: float | None, logit_scale: float | None) -> 
 
 
 class _Resolution(NamedTuple):
-    """How logits of heads, or of their frequencies, are taken from what a query sees."""
+    """How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
 
     logits: Callable[..., Float64[Tensor, "*rows n"]]
     exclusion: Callable[[LastQuery], ExclusionSplit]
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What scores are made of, by layer: d_b of all blocks, (d'_i, d'_j) of each swap in order, and Theorem 1."""
+class _ScoreInputs:
+    """Input of the scores by layer: d_b of all blocks, (d'_i, d'_j) of each swap in order, and exclusion splits."""
 
     before: dict[int, Float64[Tensor, "*rows blocks"]] = field(default_factory=dict)
     after: dict[int, list[Float64[Tensor, "*rows 2"]]] = field(default_factory=dict)
     splits: dict[int, ExclusionSplit] = field(default_factory=dict)
 
 
-def _nothing_kept(resolutions: dict[str, _Resolution]) -> dict[str, _Kept]:
-    return {name: _Kept() for name in resolutions}
+def _no_inputs(resolutions: dict[str, _Resolution]) -> dict[str, _ScoreInputs]:
+    return {name: _ScoreInputs() for name in resolutions}
 
 
 @dataclass(frozen=True)
-class _Observed:
-    """Takes what scores are made of from passes of the model; `kept` has it by query and resolution."""
+class _Collector:
+    """Collects the input of the scores from passes of the model; `inputs` has it by query and resolution."""
 
     layers: list[RawAttention]
     resolutions: dict[str, _Resolution]
     spans: list[tuple[int, int]]
     swaps: list[tuple[int, int]]
-    kept: list[dict[str, _Kept]]
+    inputs: list[dict[str, _ScoreInputs]]
 
     def take_intact(
         self, prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor, *, swap_keys: bool
     ) -> None:
-        """From a pass over the prompt as it is; with `swap_keys` also what swapped keys of that pass would give."""
+        """Read a pass over the unchanged prompt; with `swap_keys` also compute what swapped keys of it would give."""
         require_reproduced(layer, seen, pattern, self.layers[layer])
         for name, resolution in self._rows_of(seen):
-            at, logits = self.kept[query][name], resolution.logits(seen)
-            at.before[layer] = block_means(logits.softmax(-1), self.spans).cpu()
-            at.splits[layer] = ExclusionSplit(*(part.cpu() for part in resolution.exclusion(seen)))
+            inputs, logits = self.inputs[query][name], resolution.logits(seen)
+            inputs.before[layer] = block_means(logits.softmax(-1), self.spans).cpu()
+            inputs.splits[layer] = ExclusionSplit(*(part.cpu() for part in resolution.exclusion(seen)))
             if swap_keys:
                 after = swapped_key_means(partial(resolution.logits, seen), logits, self.spans, self.swaps)
-                at.after[layer] = list(after.cpu())
+                inputs.after[layer] = list(after.cpu())
 
     def take_swapped(
         self,
-        places: list[list[tuple[int, int]]],
+        spans: list[list[tuple[int, int]]],
         prompt: int,
         query: int,
         layer: int,
         seen: LastQuery,
         pattern: Tensor,
     ) -> None:
-        """From a pass over prompts with two blocks swapped, which then lie at `places`."""
+        """Read a pass over prompts with two blocks swapped; `spans` are the positions of the two after the swap."""
         for name, resolution in self._rows_of(seen):
-            means = block_means(resolution.logits(seen).softmax(-1), places[prompt])
-            self.kept[query][name].after.setdefault(layer, []).append(means.cpu())
+            means = block_means(resolution.logits(seen).softmax(-1), spans[prompt])
+            self.inputs[query][name].after.setdefault(layer, []).append(means.cpu())
 
     def _rows_of(self, seen: LastQuery) -> Iterator[tuple[str, _Resolution]]:
         """The resolutions; a layer without rotary pairs has no frequencies."""
-        return ((name, one) for name, one in self.resolutions.items() if name == "heads" or seen.n_pairs > 0)
+        return (
+            (name, resolution) for name, resolution in self.resolutions.items() if name == "heads" or seen.n_pairs > 0
+        )
 
 
 def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency: bool) -> dict[str, _Resolution]:
@@ -287,12 +296,12 @@ def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency:
 
 
 def tokenized_for(view: AttentionView, prompt: BlockPrompt, swaps: list[tuple[int, int]], mode: Mode) -> BlockPrompt:
-    """The prompt as token ids, its text proved to keep its tokens under every swap. Raises as `positional_symbolic`."""
-    found = prompt.tokenized(view.model)
+    """The prompt as token ids. Its text must keep its tokens under every swap. Raises as `positional_symbolic`."""
+    tokenized = prompt.tokenized(view.model)
     if prompt.is_text and mode == "prompt":
         for i, j in swaps:
             prompt.swapped(i, j).require_borders(view.model.tokenizer, f" (after blocks {i} and {j} swap)")
-    return found
+    return tokenized
 
 
 def require_valid_length(layers: list[RawAttention], length: int) -> None:
@@ -306,12 +315,12 @@ def require_valid_length(layers: list[RawAttention], length: int) -> None:
 
 
 def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
-    """All but the suffix; swaps do not change its length."""
+    """Tokens of each prompt before its suffix; swaps do not change their number."""
     return torch.stack([prompt.tokens()[: -len(prompt.suffix)] for prompt in prompts])
 
 
 def _query_scores(
-    kept: dict[str, _Kept],
+    inputs: dict[str, _ScoreInputs],
     swaps: list[tuple[int, int]],
     tau: float | None,
     seed: int,
@@ -319,10 +328,12 @@ def _query_scores(
     tokens: Tensor,
 ) -> QueryScores:
     tables, correlation = {}, {}
-    for name, at in kept.items():
-        before = {layer: _of_swaps(means, swaps) for layer, means in at.before.items()}
-        scores = {layer: swap_scores(before[layer], torch.stack(at.after[layer]), tau) for layer in before}
-        tables[name] = pd.concat([_rows(layer, scores[layer], at.splits[layer]) for layer in scores], ignore_index=True)
+    for name, by_layer in inputs.items():
+        before = {layer: _of_swaps(means, swaps) for layer, means in by_layer.before.items()}
+        scores = {layer: swap_scores(before[layer], torch.stack(by_layer.after[layer]), tau) for layer in before}
+        tables[name] = pd.concat(
+            [_rows(layer, scores[layer], by_layer.splits[layer]) for layer in scores], ignore_index=True
+        )
         if name == "heads":
             joined = SwapScores(*(torch.cat(part, dim=-1) for part in zip(*scores.values(), strict=True)))
             correlation = score_correlation(torch.cat(list(before.values()), dim=1), joined, seed=seed)
@@ -336,9 +347,9 @@ def _of_swaps(means: Float64[Tensor, "*rows blocks"], swaps: list[tuple[int, int
 
 def _rows(layer: int, scores: SwapScores, split: ExclusionSplit) -> pd.DataFrame:
     shape = scores.s_pos.shape
-    places = torch.cartesian_prod(*(torch.arange(size) for size in shape)).reshape(-1, len(shape)).T
+    indices = torch.cartesian_prod(*(torch.arange(size) for size in shape)).reshape(-1, len(shape)).T
     columns: dict[str, Any] = {"layer": layer}
-    columns |= dict(zip(("head", "frequency"), places.numpy(), strict=False))
+    columns |= dict(zip(("head", "frequency"), indices.numpy(), strict=False))
     values = {
         "s_pos": scores.s_pos,
         "s_sym": scores.s_sym,

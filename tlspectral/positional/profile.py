@@ -23,7 +23,7 @@ from tlspectral.tables.html_summary import html_rows
 
 @dataclass(frozen=True, repr=False)
 class PositionalSymbolicProfile:
-    """What `positional_symbolic_profile` measured. The `attrs` of every table say what with.
+    """Result of `positional_symbolic_profile`. The `attrs` of every table hold the settings.
 
     Attributes:
         heads: `layer, head`, then `s_pos, s_sym, exclusion_index, logit_std`, each with its standard error `_se`, and
@@ -33,7 +33,7 @@ class PositionalSymbolicProfile:
         frequencies: the same per rotary pair, `layer, head, frequency`; None if not asked for.
         answers: per prompt, `draw, query, answer`; `probability` of the answer's first token and its `rank` among all
             tokens, from 1; `relative_probability`, its share among the first tokens of the colours of this draw;
-            `chance`, what that share would be had the model taken the colour of a random pair.
+            `chance`, that share for the colour of a random pair.
         median_tests: `score, early_median, late_median, statistic, pvalue`: Mood's median test of the scores in `heads`
             between the first half of the layers and the others, as PS footnote 2; the middle one of an odd number is
             late. NaN where there is nothing to compare.
@@ -51,8 +51,8 @@ class PositionalSymbolicProfile:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The DataFrames by name, `frequencies` only where they were asked for."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: table for name, table in found.items() if table is not None}
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: table for name, table in tables.items() if table is not None}
 
     @property
     def pearson(self) -> float:
@@ -179,24 +179,24 @@ def positional_symbolic_profile(
         unit="draw",
         show_progress=show_progress,
     )
-    found = [unbundled(bundle) for bundle in bundles.values()]
+    measured = [unbundled(bundle) for bundle in bundles.values()]
     heads_by_query, frequencies = (
-        [_by_query(draw[name], experiment.queries) for draw in found if name in draw]
+        [_by_query(draw[name], experiment.queries) for draw in measured if name in draw]
         for name in ("heads", "frequencies")
     )
     heads = over_draws(heads_by_query)
     tokens = [
         torch.as_tensor(of_query["token"].to_numpy(copy=True))
-        for draw in found
+        for draw in measured
         for _, of_query in draw["tokens"].groupby("query", sort=False)
     ]
     profile = PositionalSymbolicProfile(
         heads=heads,
         queries=_per_query(heads_by_query, experiment.queries),
         frequencies=over_draws(frequencies) if frequencies else None,
-        answers=_numbered([draw["answers"] for draw in found]),
+        answers=_numbered([draw["answers"] for draw in measured]),
         median_tests=median_tests(heads, view.n_layers),
-        correlation=_numbered([draw["correlation"] for draw in found]),
+        correlation=_numbered([draw["correlation"] for draw in measured]),
     )
     attrs: dict[Any, Any] = {
         **view.origin(),
@@ -213,7 +213,7 @@ def positional_symbolic_profile(
         "exclude_first_block": exclude_first_block,
         "logit_scale": logit_scale,
         "n_swaps": len(experiment.swaps(exclude_first_block=exclude_first_block)),
-        "n_tokens": [len(one) for one in tokens],
+        "n_tokens": [len(prompt_tokens) for prompt_tokens in tokens],
         "tokens_sha256": digest_of(tokens),
     }
     for name, table in profile.tables.items():
@@ -223,14 +223,14 @@ def positional_symbolic_profile(
 
 
 def _by_query(table: pd.DataFrame, queries: tuple[int, ...]) -> list[pd.DataFrame]:
-    """The tables of the queries of one draw."""
+    """The rows of one draw as a table per query."""
     return [table.loc[table["query"] == query].drop(columns="query").reset_index(drop=True) for query in queries]
 
 
 def _per_query(heads: list[list[pd.DataFrame]], queries: tuple[int, ...]) -> pd.DataFrame:
     tables = []
-    for place, query in enumerate(queries):
-        table = over_draws([[of_draw[place]] for of_draw in heads])
+    for number, query in enumerate(queries):
+        table = over_draws([[of_draw[number]] for of_draw in heads])
         table.insert(2, "query", query)
         tables.append(table)
     return pd.concat(tables).sort_values(["layer", "head", "query"], ignore_index=True)

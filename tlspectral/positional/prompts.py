@@ -1,4 +1,4 @@
-"""Prompts made of blocks that can change places, which is what positional and symbolic attention is measured on."""
+"""Prompts made of blocks that can swap: the input of positional and symbolic scores."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from tlspectral.models.attention import attention_view
 
-Piece = str | Tensor
+Segment = str | Tensor
 
 
 @dataclass(frozen=True)
 class BlockPrompt:
     """A prompt in blocks: `prefix`, then `blocks`, then `suffix`, whose last token is the query.
 
-    Everything is text or everything is 1-D token ids; blocks may differ in length. Text is tokenised piece by piece and
-    without special tokens, so that a block has the same tokens wherever it stands. Nothing is added in front: where the
+    Everything is text or everything is 1-D token ids; blocks may differ in length. Text is tokenised segment by segment
+    and without special tokens, so that a block has the same tokens in every slot. Nothing is added in front: where the
     model wants a start token (`view.start_token`; its text is `tokenizer.bos_token`), write it into the prefix.
 
     Attributes:
-        prefix: what stays in front, possibly nothing (`""` or no ids).
-        blocks: three or more pieces, none of them empty.
-        suffix: what stays behind, at least the query.
+        prefix: text or ids before the blocks, possibly nothing (`""` or no ids).
+        blocks: three or more segments, none of them empty.
+        suffix: text or ids after the blocks, at least the query.
 
     Raises:
         ValueError: fewer than three blocks, an empty block or suffix, text mixed with ids, or ids that are not 1-D.
@@ -35,26 +35,26 @@ class BlockPrompt:
     partition of the prompt are permuted.
     """
 
-    prefix: Piece
-    blocks: Sequence[Piece]
-    suffix: Piece
+    prefix: Segment
+    blocks: Sequence[Segment]
+    suffix: Segment
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", tuple(self.blocks))
-        texts = [isinstance(piece, str) for piece in self.pieces]
+        texts = [isinstance(segment, str) for segment in self.pieces]
         if any(texts) and not all(texts):
             raise ValueError("a prompt is all text or all token ids: prefix, blocks and suffix mix the two")
-        for name, piece in zip(self._names, self.pieces, strict=True):
-            if isinstance(piece, Tensor) and (piece.ndim != 1 or piece.is_floating_point()):
-                raise ValueError(f"{name}: ids are 1-D integers, found {tuple(piece.shape)} of {piece.dtype}")
-            if len(piece) == 0 and name != "prefix":
+        for name, segment in zip(self._names, self.pieces, strict=True):
+            if isinstance(segment, Tensor) and (segment.ndim != 1 or segment.is_floating_point()):
+                raise ValueError(f"{name}: ids are 1-D integers, found {tuple(segment.shape)} of {segment.dtype}")
+            if len(segment) == 0 and name != "prefix":
                 raise ValueError(f"{name} is empty: every block needs a token, and the suffix holds the query")
         if len(self.blocks) < 3:
             raise ValueError(f"found {len(self.blocks)} blocks: at least three are needed, so that two can swap")
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Prefix, blocks and suffix in order."""
+    def pieces(self) -> tuple[Segment, ...]:
+        """The segments in order: prefix, blocks, suffix."""
         return (self.prefix, *self.blocks, self.suffix)
 
     @property
@@ -72,11 +72,11 @@ class BlockPrompt:
 
     def spans(self) -> list[tuple[int, int]]:
         """First position of each block and the one after its last, tokenised. Raises ValueError for text."""
-        bounds = torch.tensor([len(piece) for piece in self._ids()]).cumsum(0).tolist()
+        bounds = torch.tensor([len(segment) for segment in self._ids()]).cumsum(0).tolist()
         return list(pairwise(bounds[:-1]))
 
     def swapped(self, i: int, j: int) -> "BlockPrompt":
-        """The same prompt with blocks i and j in each other's place. Raises IndexError where one does not exist."""
+        """The same prompt with blocks i and j swapped. Raises IndexError where one does not exist."""
         blocks = list(self.blocks)
         blocks[i], blocks[j] = blocks[j], blocks[i]
         return replace(self, blocks=blocks)
@@ -88,28 +88,28 @@ class BlockPrompt:
             model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompt is text.
 
         Raises:
-            ValueError: text without a tokenizer, text that the tokenizer joins across the border of two pieces, or a
+            ValueError: text without a tokenizer, text that the tokenizer joins across the border of two segments, or a
                 prompt longer than the model's context.
         """
         view = attention_view(model)
-        found = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
-        length = sum(map(len, found.pieces))
+        prompt = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
+        length = sum(map(len, prompt.pieces))
         if length > view.n_ctx:
             raise ValueError(f"the prompt has {length} tokens and the model's context {view.n_ctx}: use fewer blocks")
-        return found
+        return prompt
 
     def _from_text(self, tokenizer: Any) -> "BlockPrompt":
         if tokenizer is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: pass blocks of token ids")
-        ids = [torch.tensor(_ids_of(tokenizer, piece), dtype=torch.int64) for piece in self.pieces]
-        for name, piece, text in zip(self._names, ids, self.pieces, strict=True):
-            if len(piece) == 0 and text:
+        ids = [torch.tensor(_ids_of(tokenizer, segment), dtype=torch.int64) for segment in self.pieces]
+        for name, segment, text in zip(self._names, ids, self.pieces, strict=True):
+            if len(segment) == 0 and text:
                 raise ValueError(f"{name}: the tokenizer makes no token of {text!r}")
         self.require_borders(tokenizer)
         return BlockPrompt(ids[0], ids[1:-1], ids[-1])
 
     def require_borders(self, tokenizer: Any, when: str = "") -> None:
-        """Refuse text whose tokens are not those of its pieces.
+        """Refuse text whose tokens are not those of its segments.
 
         Args:
             tokenizer: the model's.
@@ -118,32 +118,32 @@ class BlockPrompt:
         Raises:
             ValueError: a tokenizer that merges across block borders, or unequal token boundaries across a swap.
         """
-        apart = [_ids_of(tokenizer, piece) for piece in self.pieces]
-        if _ids_of(tokenizer, "".join(map(str, self.pieces))) == [token for piece in apart for token in piece]:
+        apart = [_ids_of(tokenizer, segment) for segment in self.pieces]
+        if _ids_of(tokenizer, "".join(map(str, self.pieces))) == [token for segment in apart for token in segment]:
             return
         wrong = "unequal token boundaries across a swap" if when else "a tokenizer that merges across block borders"
-        advice = "end every piece where a token ends (a line break, say), or pass blocks of token ids"
-        kept = [number for number, piece in enumerate(self.pieces) if piece]
-        for first, second in pairwise(kept):
+        advice = "end every segment where a token ends (a line break, say), or pass blocks of token ids"
+        nonempty = [number for number, segment in enumerate(self.pieces) if segment]
+        for first, second in pairwise(nonempty):
             together = _ids_of(tokenizer, f"{self.pieces[first]}{self.pieces[second]}")
             if together != apart[first] + apart[second]:
-                shown = [tokenizer.convert_ids_to_tokens(piece) for piece in (apart[first], apart[second], together)]
+                shown = [tokenizer.convert_ids_to_tokens(ids) for ids in (apart[first], apart[second], together)]
                 raise ValueError(
                     f"{wrong}{when}: {self._names[first]} and {self._names[second]} are {shown[0]} and {shown[1]} "
                     f"apart but {shown[2]} together; {advice}"
                 )
-        raise ValueError(f"{wrong}{when}: the tokens of the whole text are not those of its pieces; {advice}")
+        raise ValueError(f"{wrong}{when}: the tokens of the whole text are not those of its segments; {advice}")
 
     def _ids(self) -> list[Int[Tensor, "_"]]:
         if self.is_text:
             raise ValueError("this prompt is text: take its tokens from .tokenized(model)")
-        return [torch.as_tensor(piece) for piece in self.pieces]
+        return [torch.as_tensor(segment) for segment in self.pieces]
 
 
 def chosen_swaps(
     n_blocks: int, swaps: Iterable[Sequence[int]] | None, *, exclude_first_block: bool
 ) -> list[tuple[int, int]]:
-    """Pairs (i, j) of blocks that swap places, i < j, sorted, each once.
+    """Pairs (i, j) of blocks that swap, i < j, sorted, each once.
 
     Args:
         n_blocks: blocks of the prompt.
@@ -155,18 +155,18 @@ def chosen_swaps(
     """
     if swaps is None:
         swaps = [(i, j) for i in range(n_blocks) for j in range(i + 1, n_blocks)]
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for pair in swaps:
         i, j = sorted(index(block) for block in pair)
         if not 0 <= i < j < n_blocks:
             reason = "a block does not swap with itself" if i == j else f"blocks are 0 to {n_blocks - 1}"
             raise ValueError(f"swap ({i}, {j}): {reason}")
-        found.add((i, j))
-    kept = sorted((i, j) for i, j in found if i > 0 or not exclude_first_block)
-    if not kept:
-        reason = "all of them touch block 0, which exclude_first_block leaves out" if found else "none was given"
+        pairs.add((i, j))
+    chosen = sorted((i, j) for i, j in pairs if i > 0 or not exclude_first_block)
+    if not chosen:
+        reason = "all of them touch block 0, which exclude_first_block leaves out" if pairs else "none was given"
         raise ValueError(f"no swap is left to measure: {reason}")
-    return kept
+    return chosen
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:

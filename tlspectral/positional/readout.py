@@ -1,9 +1,9 @@
-"""What the last query of a prompt sees in a layer, kept so that keys can be placed anywhere without another pass.
+"""What the last query of a prompt sees in a layer, in a form that gives the logit of every key at every position.
 
-With `z_t = q_t conj(k_t)` for the rotary pair t, q turned to its own position and k not turned, the score of key k at
+With `z_t = q_t conj(k_t)` for the rotary pair t, q rotated to its own position and k not rotated, the score of key k at
 position j is
 
-    sum_t ( cos(j theta_t) Re z_t + sin(j theta_t) Im z_t )  +  what the columns in no pair give,
+    sum_t ( cos(j theta_t) Re z_t + sin(j theta_t) Im z_t )  +  what the non-rotary columns give,
 
 a product of a row of contents (one per key) and a row of places (one per position). The sum over t is the
 decomposition by frequency of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3).
@@ -30,7 +30,7 @@ class LastQuery:
     """One layer of one prompt as its last query sees it; products are before the score scale.
 
     Attributes:
-        contents: per key, Re z_t of all pairs, then Im z_t, then what still columns give.
+        contents: per key, Re z_t of all pairs, then Im z_t, then what the non-rotary columns give.
         places: per position, cos of all pairs, then sin, then 1; with the model's own attention scaling. Per head of a
             spectral layer.
         alibi: the model's own, None without.
@@ -94,7 +94,7 @@ def last_query(
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
-    """Put together what the last query sees, in float64.
+    """Compute what the last query sees, in float64.
 
     Args:
         raw: the layer.
@@ -106,7 +106,7 @@ def last_query(
     q = normed(query, raw.q_norm)
     k = normed(keys, raw.k_norm).movedim(0, -1)  # [kv_heads, d_head, keys]
     n_heads, n_kv = len(q), len(k)
-    still = torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
+    non_rotary = torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
     coordinates: list[Tensor] = []
     places = torch.ones(1, k.shape[-1], dtype=q.dtype, device=q.device)
 
@@ -119,11 +119,11 @@ def last_query(
         last = with_gain_and_phase(q[:, None], raw.rotary)
         q = rotate(last, cos[..., -1:, :], sin[..., -1:, :], raw.rotary)[:, 0]
         real, imag = raw.rotary.real_index.to(q.device), raw.rotary.imag_index.to(q.device)
-        still[real] = still[imag] = False
+        non_rotary[real] = non_rotary[imag] = False
         coordinates.append(product(q[:, real], k[:, real]).add_(product(q[:, imag], k[:, imag])))
         coordinates.append(product(q[:, imag], k[:, real]).sub_(product(q[:, real], k[:, imag])))
         places = torch.cat([cos.mT, sin.mT, places.expand(*cos.shape[:-2], -1, -1)], dim=-2)
-    rest = torch.einsum("gmd,gdk->gmk", q[:, still].unflatten(0, (n_kv, n_heads // n_kv)), k[:, still])
+    rest = torch.einsum("gmd,gdk->gmk", q[:, non_rotary].unflatten(0, (n_kv, n_heads // n_kv)), k[:, non_rotary])
     return LastQuery(
         contents=torch.cat([*coordinates, rest.flatten(0, 1)[:, None]], dim=1),
         places=places,
@@ -139,7 +139,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 
     Args:
         layer: index, for the message.
-        seen: ours.
+        seen: what the last query sees, as rebuilt.
         pattern: last row of the model's own; a layer with a window may show its last columns alone.
         raw: the layer.
 
@@ -163,18 +163,18 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 
 @dataclass
 class ContextKeys:
-    """What a pass over the front of prompts left of every layer, for passes that read only their ends.
+    """Keys and rotary tables of every layer from a pass over contexts, for passes that read only the suffixes.
 
     Attributes:
         keys: by layer, as captured, [prompts, pos, kv_heads, d_head].
-        tables: by layer, the cos and sin that passed, each [pos, columns].
+        tables: by layer, the cos and sin that the model applied, each [pos, columns].
     """
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     tables: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def hooks(self, view: AttentionView) -> list[Hook]:
-        """Hooks that fill it."""
+        """Hooks that record them."""
         hooks: list[Hook] = []
         for layer in range(view.n_layers):
             names = view.hook_names(layer)
@@ -198,9 +198,9 @@ Reduce = Callable[[int, int, LastQuery, Tensor], None]
 
 @dataclass
 class LastQueryReader:
-    """Hooks that hand what the last query of each row sees to `reduce`, layer by layer as the model runs.
+    """Hooks that pass what the last query of each row sees to `reduce`, layer by layer while the model runs.
 
-    Nothing of a layer is kept after it: not the keys, and of queries and patterns only the last row is ever taken.
+    Nothing of a layer is kept after it has run. Of queries and patterns only the last row is taken.
 
     Attributes:
         view: of the model.
@@ -208,8 +208,8 @@ class LastQueryReader:
         reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
         context: where the run continues prompts that were read before.
         copies: rows of the run for each prompt of the context.
-        seen: what the hooks of a run have met so far.
-        finished: layers that have been handed on.
+        seen: activations of the current layer, by hook point.
+        finished: layers that were passed to `reduce`.
     """
 
     view: AttentionView
@@ -221,7 +221,7 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """A TransformerLens `fwd_hooks` list for one run after the other."""
+        """A TransformerLens `fwd_hooks` list, for any number of runs in turn."""
         hooks: list[Hook] = []
         for layer in range(self.view.n_layers):
             names = self.view.hook_names(layer)
@@ -231,7 +231,7 @@ class LastQueryReader:
         return hooks
 
     def require_all(self) -> None:
-        """Refuse a run in which a layer was not handed on. Raises UnsupportedArchitecture."""
+        """Refuse a run in which a layer was not passed to `reduce`. Raises UnsupportedArchitecture."""
         for layer in range(self.view.n_layers):
             if layer not in self.finished:
                 raise UnsupportedArchitecture(
@@ -303,10 +303,10 @@ def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos c
 def normed(
     x: Float[Tensor, "*batch heads d_head"], norm: QueryKeyNorm | None
 ) -> Float64[Tensor, "*batch heads d_head"]:
-    """All queries or keys of a token in float64, behind the query/key norm if the layer has one."""
+    """Queries or keys in float64, after the query/key norm if the layer has one."""
     return _double(x) if norm is None else norm.applied(_double(x)).detach()
 
 
 def _double(x: Tensor) -> Tensor:
-    # float64 where the tensor is, unless it is where there is none.
+    # MPS has no float64: its tensors are moved to the CPU.
     return (x.detach().cpu() if x.device.type == "mps" else x.detach()).double()

@@ -1,7 +1,7 @@
 """Positional and symbolic scores from block means, as "Decoupling Positional and Symbolic Attention Behavior" defines.
 
 Throughout (PS, appendix B.3), d_b is the mean attention weight of block b's tokens, a swap of blocks i and j has
-`v = (d_i, d_j)` before and `v' = (d'_i, d'_j)` after it, in the same two places, and
+`v = (d_i, d_j)` before and `v' = (d'_i, d'_j)` after it, in the same two slots, and
 
     s_pos = sum alpha cos(v', v)          the weights stay where they were
     s_sym = sum alpha cos(v', (d_j, d_i))   the weights follow the blocks
@@ -49,7 +49,7 @@ def swap_scores(
 
     Args:
         before: v of each swap, weights at least 0.
-        after: v' of each swap, in the same places.
+        after: v' of each swap, in the same slots.
         tau: temperature of alpha, in attention weight; None takes 0.1 of each row's largest |d_i - d_j|, which makes
             the scores free of the scale of the weights.
 
@@ -82,7 +82,7 @@ def score_correlation(
     draws: int = NULL_DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Correlation of s_pos and s_sym over heads, beside what the scores' geometry makes of it.
+    """Correlation of s_pos and s_sym over heads, beside a null that has only the geometry of the scores.
 
     In the null every head keeps its own v and alpha, and at each swap its weights follow the blocks with a probability
     that is drawn once per head, uniform in [0, 1], and else stay. So heads differ in how often they follow and in
@@ -101,9 +101,9 @@ def score_correlation(
     What it does not establish: a negative correlation, and even one below the null, is no evidence for the exclusion
     principle: by geometry `s_pos^2 + s_sym^2` is at least 1 at every swap.
     """
-    found = ~torch.isnan(scores.s_pos)
-    alpha, v = scores.alpha[:, found], before[:, found]
-    pearson = _pearson(scores.s_pos[found], scores.s_sym[found])
+    scored = ~torch.isnan(scores.s_pos)
+    alpha, v = scores.alpha[:, scored], before[:, scored]
+    pearson = _pearson(scores.s_pos[scored], scores.s_sym[scored])
     follows_nothing = _cosine(v, v.flip(-1), v.amax(-1) > 0)
     generator = torch.Generator().manual_seed(seed)
     null: list[float] = []
@@ -123,7 +123,7 @@ def score_correlation(
         "null_sd": float(values.std()) if len(null) > 1 else None,
         "null_pct": float((values <= pearson).double().mean()) if pearson is not None and null else None,
         "draws": draws,
-        "n_heads": int(found.sum()),
+        "n_heads": int(scored.sum()),
     }
 
 

@@ -1,4 +1,4 @@
-"""What goes into the scores of single heads: their attention before and after swaps, and norms per rotary frequency."""
+"""Single heads in detail: their attention before and after swaps, and norms per rotary frequency."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -40,14 +40,14 @@ def attention_traces(
         swaps: pairs of block indices; each takes a pass under "prompt".
         frequencies: indices of rotary pairs to be shown alone, beside the whole head. Their logits have neither the
             model's score scale nor its softcap or ALiBi, as in `positional_symbolic`.
-        mode: "prompt": the words swap and the model runs again; "key": the keys of one pass swap and are turned to
-            their new positions. See `positional_symbolic`.
+        mode: "prompt": the words swap and the model runs again; "key": the keys of one pass swap and are rotated
+            to their new positions. See `positional_symbolic`.
 
     Returns:
         DataFrame `layer, head, frequency, swap_i, swap_j, block, before, after`, sorted, swap_i < swap_j. `frequency`
-        is missing (NA) for the whole head, which comes first. `block` counts places from 0; `before` and `after` are
-        the mean weight of a token there, with the lengths of the blocks that are there then. A head stays if `after`
-        equals `before`, and follows if the two have exchanged places.
+        is missing (NA) for the whole head, which comes first. `block` is the index of a slot; `before` and `after`
+        are the mean weight of a token in it, with the block that is in the slot at the time. A head is positional if
+        `after` equals `before`, symbolic if the two slots have exchanged their weights.
 
     Raises:
         BadHead: a head that does not exist.
@@ -81,8 +81,8 @@ def attention_traces(
         before.update(_traces(layer, seen, wanted[layer], pairs, intact, None))
         for swap in chosen if mode == "key" else []:
             moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
-            found = _traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved)
-            after.update({(trace, swap): means for trace, means in found.items()})
+            swapped_means = _traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved)
+            after.update({(trace, swap): means for trace, means in swapped_means.items()})
 
     _read(view, layers, intact, take_intact)
     for swap in chosen if mode == "prompt" else []:
@@ -96,8 +96,8 @@ def attention_traces(
             swapped: BlockPrompt = swapped,
             swap: tuple[int, int] = swap,
         ) -> None:
-            found = _traces(layer, seen, wanted.get(layer, []), pairs, swapped, None)
-            after.update({(trace, swap): means for trace, means in found.items()})
+            swapped_means = _traces(layer, seen, wanted.get(layer, []), pairs, swapped, None)
+            after.update({(trace, swap): means for trace, means in swapped_means.items()})
 
         _read(view, layers, swapped, take_swapped)
 
@@ -115,11 +115,11 @@ def attention_traces(
 
 
 def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
-    """How large the logits of the last query and the keys are at each rotary frequency of some heads.
+    """Norms of the last query's logits and of the keys at each rotary frequency of some heads.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        prompt: its blocks are not told apart here; the query is the last token of the suffix.
+        prompt: its blocks are not distinguished here; the query is the last token of the suffix.
         heads: (layer, head) pairs, or a DataFrame with these columns.
 
     Returns:
@@ -156,9 +156,9 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
             return
         raw = layers[layer]
         require_reproduced(layer, seen, pattern, raw)
-        kept = seen.visible[:-1].nonzero().flatten()
-        lengths = _pair_lengths(raw, keys.pop(layer), seen)[..., kept]
-        logits = seen.frequency_logits()[..., kept]
+        visible = seen.visible[:-1].nonzero().flatten()
+        lengths = _pair_lengths(raw, keys.pop(layer), seen)[..., visible]
+        logits = seen.frequency_logits()[..., visible]
         for head in wanted[layer]:
             of_logits = logits[head].square().mean(-1).sqrt().tolist()
             of_keys = lengths[head].square().mean(-1).sqrt().tolist()
@@ -201,7 +201,7 @@ def _read(
     take: Reduce,
     hooks: list[tuple[str, Callable[..., Any]]] | None = None,
 ) -> None:
-    """One pass over a tokenised prompt; `hooks` act before the reader's own."""
+    """Run the model once over a tokenised prompt; `hooks` act before the reader's."""
     reader = LastQueryReader(view, layers, take)
     view.run(
         prompt.tokens()[None], [*(hooks or []), *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"]
@@ -222,15 +222,15 @@ def _traces(
         return {}
     moved = None if moved is None else (moved[0].to(seen.visible.device), moved[1].to(seen.visible.device))
     whole = block_means(seen.head_logits(moved=moved).softmax(-1), prompt.spans()).cpu()
-    found = {_Trace(layer, head, None): whole[head] for head in heads}
+    means = {_Trace(layer, head, None): whole[head] for head in heads}
     if pairs:
         alone = block_means(seen.frequency_logits(moved=moved).softmax(-1), prompt.spans()).cpu()
-        found |= {_Trace(layer, head, pair): alone[head, pair] for head in heads for pair in pairs}
-    return found
+        means |= {_Trace(layer, head, pair): alone[head, pair] for head in heads for pair in pairs}
+    return means
 
 
 def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]:
-    """Which key stands at each position after the blocks of a swap have changed places."""
+    """Index of the key at each position after the blocks of a swap are exchanged."""
     spans = prompt.spans()
     first, last = spans[0][0], spans[-1][1]
     blocks = [torch.arange(start, stop) for start, stop in spans]
@@ -239,15 +239,15 @@ def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]
 
 
 def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[Tensor, "heads pairs pos"]:
-    """Length of each key's two coordinates at each frequency, as large as the model's cos and sin make it."""
+    """Length of each key's two coordinates at each frequency, times the length of the model's (cos, sin)."""
     if raw.rotary is None:
         raise UnsupportedArchitecture("keys without rotary positions have no frequencies")
     k = normed(keys, raw.k_norm)
     real, imag = raw.rotary.real_index.to(k.device), raw.rotary.imag_index.to(k.device)
     pairs = seen.n_pairs
-    turned = torch.hypot(k[..., real], k[..., imag]).permute(1, 2, 0)
-    turned = turned.repeat_interleave(len(seen.contents) // len(turned), dim=0)
-    return turned * torch.hypot(seen.places[..., :pairs, :], seen.places[..., pairs : 2 * pairs, :])
+    lengths = torch.hypot(k[..., real], k[..., imag]).permute(1, 2, 0)
+    lengths = lengths.repeat_interleave(len(seen.contents) // len(lengths), dim=0)
+    return lengths * torch.hypot(seen.places[..., :pairs, :], seen.places[..., pairs : 2 * pairs, :])
 
 
 def _provenance(view: AttentionView, prompt: BlockPrompt) -> dict[str, Any]:

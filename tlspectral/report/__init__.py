@@ -1,4 +1,4 @@
-"""One page about a table of heads: a file that opens in a browser and asks nothing of a network."""
+"""One HTML page about a table of heads, which loads nothing from a network."""
 
 from tlspectral.report.page import report
 

@@ -1,4 +1,4 @@
-"""What the page's script draws: the table's columns as JSON, with what is known of each."""
+"""Data for the page's script: the table's columns as JSON, with the meaning and scale of each."""
 
 import json
 from math import isfinite, isnan
@@ -20,7 +20,7 @@ DETECTORS = {"prev": "Previous-token", "dup": "Duplicate-token", "ind": "Inducti
 BAND_DEVIATIONS = 2.0
 """Half the width of a drawn null band, in null standard deviations."""
 
-_DIGITS = 6  # significant: far below any standard error of the table, and half the size of all of them
+_DIGITS = 6  # significant: the rounding is far below any standard error, and the page is half as large
 _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 _GROUPS = {
     "Against the null": tuple(f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")),
@@ -43,7 +43,7 @@ def head_data(heads: pd.DataFrame) -> str:
 
     Returns:
         JSON text that may stand inside a script element. Numbers keep 6 significant digits; NaN is null, an infinity
-        the text "Infinity" or "-Infinity", which JSON has no number for.
+        the text "Infinity" or "-Infinity", as JSON has no such number.
     """
     shown = _shown_columns(heads)
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
@@ -55,20 +55,20 @@ def head_data(heads: pd.DataFrame) -> str:
         "values": {name: _cells(heads[name]) for name in numbers},
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # Inside a script element only these could end it or begin another.
+    # Inside a script element only these characters could end it or begin another.
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
-    """Numeric columns a reader may choose, by subject; those that only serve another stand beside it."""
+    """Numeric columns that a reader can choose, by subject, without those shown beside another column."""
     grouped = {group: [name for name in names if name in heads] for group, names in _GROUPS.items()}
-    placed = {name for names in grouped.values() for name in names} | set(_IDENTITY)
+    assigned = {name for names in grouped.values() for name in names} | set(_IDENTITY)
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
     serving |= {f"{name}_se" for name in DETECTORS}
     others = [
         name
         for name in heads
-        if name not in placed and name not in serving and pd.api.types.is_numeric_dtype(heads[name])
+        if name not in assigned and name not in serving and pd.api.types.is_numeric_dtype(heads[name])
     ]
     grouped[_OTHERS] = others
     return {group: names for group, names in grouped.items() if names}
@@ -82,7 +82,7 @@ def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
         "meaning": known.meaning if known else "",
         "unit": known.unit if known else "",
         "computed": bool(heads[name].notna().any()),
-        # A column without bounds has tails: a few heads would take all the colour.
+        # A column without bounds has tails: a few heads would use up the whole colour scale.
         "unbounded": "inf" in known.range if known else True,
         "signed": known.signed if known else bool((heads[name] < 0).any()),
         "mark": _mark(heads, name),
@@ -90,7 +90,7 @@ def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
 
 
 def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """Where a head without any structure would stand on this column's scale, and what that is called."""
+    """Value of a head without structure on this column's scale, half the width of its band, and its name."""
     if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
     if name in NULL_METRICS and (band := null_band(heads, name)):
@@ -101,7 +101,7 @@ def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
 
 
 def detector_chance(heads: pd.DataFrame) -> float | None:
-    """The detectors' chance level, where the table's provenance says it."""
+    """The detectors' chance level, None if the table's provenance lacks it."""
     detectors = heads.attrs.get("detectors")
     chance = detectors.get("chance") if isinstance(detectors, dict) else None
     return _rounded(float(chance)) if isinstance(chance, (int, float)) else None

@@ -1,4 +1,4 @@
-"""The page as a whole: what it refuses, its template, and the policy that keeps it from asking for anything."""
+"""The whole page: checks of the table, its template, and the policy that forbids it every request."""
 
 import base64
 import hashlib
@@ -33,10 +33,10 @@ def report(
     """One self-contained page about a table of heads.
 
     On it: the heads as a grid that can be coloured by any column, the plane of dir_frac and D_head with the null, the
-    strongest heads of each detector with their kernels, how the heads stand to their nulls, statuses, provenance, and
+    strongest heads of each detector with their kernels, the heads against their nulls, statuses, provenance, and
     the meaning of every column. Pointing at a head shows its row, a click pins it, and the page's address then ends in
-    its name (`#L16H0`), so that a link can lead to a head. Style, script and data are in the file, which forbids itself
-    every request and every other script. Without scripts the tables remain.
+    its name (`#L16H0`), so that a link can lead to a head. Style, script and data are in the file, whose
+    policy forbids every request and every other script. Without scripts the tables remain.
 
     Args:
         heads: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`; what else is there is shown, with
@@ -52,8 +52,8 @@ def report(
             or kernels of other heads.
         FileNotFoundError: the folder of `path` does not exist.
 
-    What it does not establish: anything beyond the table. A head that stands out on the page is one to look into: by
-    ablation, on other prompts, in another seed of the model.
+    What it does not establish: anything beyond the table. A head that stands out on the page should be examined
+    further: by ablation, on other prompts, in another seed of the model.
     """
     table = _checked(heads)
     if kernels is not None:
@@ -66,19 +66,19 @@ def report(
 
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
-    """The table with a RangeIndex, text as column names, whole numbers as places and a name in every row."""
+    """The table with a RangeIndex, text as column names, integer layers and heads, and a name in every row."""
     require(heads, _NEEDED, "analyze_heads")
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
-    for place in ("layer", "head"):
-        numbers = np.asarray(pd.to_numeric(table[place], errors="coerce"), dtype=np.float64)
+    for column in ("layer", "head"):
+        numbers = np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
         odd = np.flatnonzero(~(np.isfinite(numbers) & (numbers % 1 == 0)))
         if len(odd):
-            raise ValueError(f"the column {place} holds {table[place].iloc[odd[0]]}: give whole numbers")
-        table[place] = numbers.astype(np.int64)
-    twice = np.flatnonzero(table.duplicated(["layer", "head"]))
-    if len(twice):
-        layer, head = (table[place].iloc[twice[0]] for place in ("layer", "head"))
+            raise ValueError(f"the column {column} holds {table[column].iloc[odd[0]]}: give whole numbers")
+        table[column] = numbers.astype(np.int64)
+    repeated = np.flatnonzero(table.duplicated(["layer", "head"]))
+    if len(repeated):
+        layer, head = (table[column].iloc[repeated[0]] for column in ("layer", "head"))
         raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model, a row per head")
     short = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
     table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
@@ -124,5 +124,5 @@ def _part(name: str) -> str:
 
 
 def _fingerprint(source: str) -> str:
-    """How a content security policy names the one script or style that may act."""
+    """Content-security-policy hash of the page's only script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

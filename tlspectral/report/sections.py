@@ -1,4 +1,4 @@
-"""The parts of the page that are plain HTML: they are there without a script and on paper."""
+"""The sections of the page in plain HTML, which need no script and can be printed."""
 
 from collections.abc import Mapping
 from html import escape
@@ -38,31 +38,33 @@ _SAID_ELSEWHERE = {"columns"}
 
 
 def facts(heads: pd.DataFrame) -> str:
-    """The page's first lines: how many heads, where the median head stands, and whether the operators were checked."""
+    """First lines of the page: number of heads, median D_head, heads outside their null, and the self-check."""
     layers = heads["layer"].nunique()
-    said = [("Heads", f"{len(heads):,}", f"in {layers:,} layer{'s' * (layers != 1)}")]
+    entries = [("Heads", f"{len(heads):,}", f"in {layers:,} layer{'s' * (layers != 1)}")]
     if heads["D_head"].notna().any():
         band = null_band(heads, "D_head")
         beside = f"null {band[0]:.3f}" if band else "no null in this table"
-        said.append(("Median D_head", f"{heads['D_head'].median():.3f}", beside))
+        entries.append(("Median D_head", f"{heads['D_head'].median():.3f}", beside))
     counts = _tails(heads, "D_head")
     if counts:
         below, above, drawn = counts
-        said.append(("D_head outside its null", f"{below + above:,} of {drawn:,}", f"{below:,} below, {above:,} above"))
+        entries.append(
+            ("D_head outside its null", f"{below + above:,} of {drawn:,}", f"{below:,} below, {above:,} above")
+        )
     check = heads.attrs.get("score_check") or {}
     if check.get("worst_error") is not None:
         allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
-        said.append(("Self-check", f"{check['worst_error']:.1e}", f"worst score error; {allowed}"))
+        entries.append(("Self-check", f"{check['worst_error']:.1e}", f"worst score error; {allowed}"))
     else:
-        said.append(("Self-check", "not made", "see Provenance"))
+        entries.append(("Self-check", "not made", "see Provenance"))
     return "".join(
         f"<div><dt>{escape(name)}</dt><dd><b>{escape(value)}</b> <span>{escape(beside)}</span></dd></div>"
-        for name, value, beside in said
+        for name, value, beside in entries
     )
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """The strongest heads of each detector, with standard errors, beside what their weights are like."""
+    """Tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
     return "".join(_detector_table(heads, name, title) for name, title in DETECTORS.items())
 
 
@@ -98,12 +100,12 @@ def top_heads(heads: pd.DataFrame, detector: str) -> pd.DataFrame:
 
 
 def head_link(row: Mapping[Any, Any]) -> str:
-    """A head's name; following it pins the head in the grid and in the plane."""
+    """A head's name as a link that pins the head in the grid and in the plane."""
     return f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>'
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """What the detectors ran on, as far as the table says it."""
+    """Sentence about the prompts of the detectors, as far as the table records them."""
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
         return "This table does not say what its detectors ran on."
@@ -116,7 +118,7 @@ def detector_note(heads: pd.DataFrame) -> str:
 
 
 def null_table(heads: pd.DataFrame) -> str:
-    """How the heads stand to their nulls, one row per metric."""
+    """Table of the heads against their nulls, one row per metric."""
     rows = []
     for metric in NULL_METRICS:
         band, counts = null_band(heads, metric), _tails(heads, metric)
@@ -147,7 +149,7 @@ def _tails(heads: pd.DataFrame, metric: str) -> tuple[int, int, int] | None:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """How many heads have each status, and which ones are not ok."""
+    """Table of statuses: their numbers of heads, and the names of heads that are not ok."""
     if "status" not in heads:
         return f"<p>{NOT_COMPUTED}</p>"
     rows, of_head = [], heads["status"].fillna("missing")
@@ -169,7 +171,7 @@ def statuses(heads: pd.DataFrame) -> str:
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
-    """Where the numbers come from, as the table says it."""
+    """Provenance of the table, from its attrs."""
     known = [(title, attrs[key]) for key, title in _PROVENANCE if key in attrs and (attrs[key], key) != _NO_LIMIT]
     shown = {key for key, _ in _PROVENANCE} | _SAID_ELSEWHERE
     rest = [(str(key), value) for key, value in attrs.items() if key not in shown]
@@ -191,7 +193,7 @@ def _said(value: Any) -> str:
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """The column dictionary, of the columns in this table."""
+    """Table with the meanings of the columns in this table."""
     rows = []
     for name in heads:
         column = COLUMNS.get(str(name))
@@ -209,7 +211,7 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def _meter(score: float, chance: float | None) -> str:
-    """A bar from 0 to 1; the table beside it has the number."""
+    """SVG of a score as a bar from 0 to 1, with a tick at chance."""
     tick = "" if chance is None else f'<line x1="{100 * chance:.4g}" x2="{100 * chance:.4g}" y1="0" y2="8"/>'
     return (
         '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'

@@ -24,7 +24,7 @@ except ImportError:
 class SpectralHookedTransformer(_Base):
     """A HookedTransformer with spectral RoPE ("Bifocal Attention", section 3), for training from scratch.
 
-    `parameters()` and `state_dict()` have `spectral.{layer}.omega`, `.phase` and `.gain` besides; with the same weights
+    `parameters()` and `state_dict()` also have `spectral.{layer}.omega`, `.phase` and `.gain`. With the same weights
     the output at the start is that of a HookedTransformer to the bit. Caches, hooks and generation are those of
     TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the spectral rotation.
 
@@ -32,9 +32,9 @@ class SpectralHookedTransformer(_Base):
         cfg: as for HookedTransformer, with rotary positions.
         given, named: as for HookedTransformer.
         scope, heads, frequencies, shared_phase, phase_noise, seed: as for `to_spectral`.
-        log_omega: as for `SpectralRoPE`. False here, as there is no trained attention to lose and a task may ask for a
-            frequency of 0. Long contexts need the slow rate of `parameter_groups` here too: at 1e-3 a step turns each
-            pair by a radian at distance 1,000.
+        log_omega: as for `SpectralRoPE`. False here, as there is no trained attention to lose and a task may need a
+            frequency of 0. Long contexts need the slow rate of `parameter_groups` here too: at 1e-3 a step rotates
+            each pair by a further radian at distance 1,000.
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
@@ -63,7 +63,7 @@ class SpectralHookedTransformer(_Base):
             )
         super().__init__(cfg, *given, **named)
         if not self.cfg.init_weights:
-            # Still what was in memory before; to be read as the layers' shapes they have to be numbers.
+            # Without init_weights they are uninitialised memory; reading the layers' shapes requires finite values.
             with torch.no_grad():
                 for parameter in self.parameters():
                     parameter.zero_()
@@ -92,5 +92,5 @@ class SpectralHookedTransformer(_Base):
 
     def spectral_geometry(self, layer: int) -> RotaryGeometry | None:
         """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary."""
-        own = reader.read_attention(self, layer).rotary
-        return spectral_geometry(own, by_layer(self.spectral).get(layer))
+        geometry = reader.read_attention(self, layer).rotary
+        return spectral_geometry(geometry, by_layer(self.spectral).get(layer))

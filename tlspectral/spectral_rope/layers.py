@@ -26,14 +26,14 @@ def spectral_layers(
     phase_noise: float,
     seed: int,
 ) -> nn.ModuleDict:
-    """Modules by layer, for the layers that have rotary positions and, if `heads` are given, a head among them.
+    """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
-    Under `scope="model"` the layers' modules have the same parameters.
+    Under `scope="model"` the modules share their parameters.
 
     Raises:
         UnsupportedArchitecture: no layer, or a layer of `heads`, has rotary positions.
         BadHead: a head that does not exist.
-        ValueError: as `SpectralRoPE`; or layers that turn differently under `scope="model"`.
+        ValueError: as `SpectralRoPE`; or layers with different inverse frequencies under `scope="model"`.
     """
     geometries = {index: view.rotary(index) for index in range(view.n_layers)}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}
@@ -44,14 +44,14 @@ def spectral_layers(
     chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
     if not chosen:
         raise ValueError("no head is chosen: leave heads=None for all")
-    still = [index for index in chosen if index not in rotary]
-    if still:
-        raise UnsupportedArchitecture(f"layer {still[0]} has no rotary positions: leave its heads out of heads=")
+    no_rotary = [index for index in chosen if index not in rotary]
+    if no_rotary:
+        raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
     chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]
-        # At least float32: in 16 bits an optimizer's step would not move a frequency at all.
+        # At least float32: in 16 bits an optimizer's step rounds to no change of a frequency.
         precision = torch.promote_types(raw.w_q.dtype, torch.float32)
         try:
             layers[str(index)] = SpectralRoPE(
@@ -82,12 +82,12 @@ def layers_of(model: Any) -> dict[int, SpectralRoPE]:
         TypeError: it has none.
     """
     layers = getattr(model, "spectral", None)
-    found = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
-    if not found:
+    modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
+    if not modules:
         raise TypeError(
             f"{type(model).__name__} is not a spectral model; to_spectral and SpectralHookedTransformer are"
         )
-    return found
+    return modules
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
@@ -95,17 +95,17 @@ def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
-def spectral_geometry(own: RotaryGeometry | None, module: SpectralRoPE | None) -> RotaryGeometry | None:
-    """A layer's geometry with what its module adds, the model's own where it has no module."""
-    if own is None or module is None:
-        return own
+def spectral_geometry(geometry: RotaryGeometry | None, module: SpectralRoPE | None) -> RotaryGeometry | None:
+    """A layer's geometry with what its module adds; without a module the model's own."""
+    if geometry is None or module is None:
+        return geometry
     return RotaryGeometry(
-        theta=own.theta + module.shift_by_head(),
-        real_index=own.real_index,
-        imag_index=own.imag_index,
-        d_head=own.d_head,
-        attention_scaling=own.attention_scaling,
-        valid_up_to=own.valid_up_to,
+        theta=geometry.theta + module.shift_by_head(),
+        real_index=geometry.real_index,
+        imag_index=geometry.imag_index,
+        d_head=geometry.d_head,
+        attention_scaling=geometry.attention_scaling,
+        valid_up_to=geometry.valid_up_to,
         gain=module.gain_by_head(),
         phase=module.phase_by_head(),
     )

@@ -1,4 +1,4 @@
-"""`merge`: a spectral model whose frequencies have not moved, written as an ordinary one."""
+"""`merge`: an ordinary model that computes the same as a spectral one whose frequencies have not moved."""
 
 import copy
 from typing import Any
@@ -20,8 +20,8 @@ _PROBE_LENGTH = 8
 def merge(model: Any) -> Any:
     """A new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
 
-    Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: the two are gauge. `omega` is not, and there
-    is no ordinary model to fold it into.
+    Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: the two are gauge. `omega` is not: no
+    weights of an ordinary model can hold it.
 
     Args:
         model: what `to_spectral` or `SpectralHookedTransformer` made; it is left as it is.
@@ -68,7 +68,7 @@ def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
         raise ValueError(
             f"layer {layer}: omega has moved (most in head {head}, pair {pair}: by {float(moved.max()):.1e} radians a "
-            "token), and no weights of an ordinary model take that up; set omega back, or keep the model with "
+            "token), and no weights of an ordinary model can hold that; set omega back, or keep the model with "
             "save_spectral"
         )
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
@@ -83,13 +83,13 @@ def _require_equal(model: Any, merged: Any) -> None:
     view = attention_view(merged)
     tokens = (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
     with torch.no_grad(), without_hooks(merged):
-        found = view.logits(tokens)
+        logits = view.logits(tokens)
         with without_hooks(getattr(model, "base", model)):
-            wanted = attention_view(model).logits(tokens)
-    # Rounding of the folded weights: 3e-6 of the largest logit in float32. A weight that was not reached is off by the
-    # effect of gain and phase themselves.
-    allowed = (1e-4 if found.dtype.itemsize >= 4 else 0.1) * float(wanted.abs().max())
-    worst = float((found - wanted).abs().max())
+            expected = attention_view(model).logits(tokens)
+    # Rounding of the folded weights: 3e-6 of the largest logit in float32. If a weight was not reached, the error is
+    # the effect of gain and phase themselves.
+    allowed = (1e-4 if logits.dtype.itemsize >= 4 else 0.1) * float(expected.abs().max())
+    worst = float((logits - expected).abs().max())
     if not worst <= allowed:
         raise UnsupportedArchitecture(
             f"the merged model's logits differ from the spectral model's by {worst:.1e}: this backend does not compute "

@@ -22,13 +22,13 @@ _PROBE_LENGTH = 8
 
 
 class SpectralModel(nn.Module):
-    """A TransformerBridge or HookedTransformer whose queries and keys are turned further by learnable rotations.
+    """A TransformerBridge or HookedTransformer with further, learnable rotations of its queries and keys.
 
-    Made by `to_spectral`. It shares the modules of `base`, and turns queries and keys only while it runs itself: `base`
-    computes what it always did. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `cfg`, `tokenizer`, weights and
-    everything else are those of `base`; parameters and state dict have `spectral.{layer}.log_omega_shift` (or
-    `.omega`), `.phase` and `.gain` besides. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks
-    there see the gradient behind the spectral rotation); scores and patterns are those of the spectral model.
+    Made by `to_spectral`. It shares the modules of `base`, and rotates queries and keys only in its own passes: `base`
+    computes what it did before. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `cfg`, `tokenizer`, weights and
+    everything else are those of `base`; parameters and state dict also have `spectral.{layer}.log_omega_shift` (or
+    `.omega`), `.phase` and `.gain`. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks there
+    see the gradient behind the spectral rotation); scores and patterns are those of the spectral model.
 
     To train the spectral parameters on a frozen backbone, give an optimizer `parameter_groups(spectral, lr)` and call
     `loss.backward(inputs=list(model.spectral_parameters()))`, which leaves the gradients of `base` alone too. As the
@@ -37,7 +37,7 @@ class SpectralModel(nn.Module):
 
     A key/value cache that is handed to a pass works. Generation with one is refused: it would run `base` alone.
     Gradient checkpointing is refused in training: it would compute blocks again without their rotations. Passes of
-    several threads take turns, also with those of other spectral models of the same `base`.
+    several threads run one after the other, also with those of other spectral models of the same `base`.
 
     Attributes:
         base: the model that it was made from.
@@ -56,7 +56,7 @@ class SpectralModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in ("base", "_placement") or name.startswith("__"):  # of a copy that is not filled yet
+            if name in ("base", "_placement") or name.startswith("__"):  # a copy has no attributes yet
                 raise
             return getattr(self.base, name)
 
@@ -64,7 +64,7 @@ class SpectralModel(nn.Module):
         """As the base's forward pass.
 
         Raises:
-            EditNotHonored: `position_ids`; a cache of a kind whose length cannot be told; gradient checkpointing is on;
+            EditNotHonored: `position_ids`; a cache of a kind whose length is unknown; gradient checkpointing is on;
                 or another thread has an `ablate` block open on the model.
         """
         with self._spectral(given, named):
@@ -102,12 +102,12 @@ class SpectralModel(nn.Module):
         stream = self.base.generate_stream(*given, use_past_kv_cache=False, **named)
         done = object()
         while True:
-            # Between two pieces the base is as it was: the caller may run it, in any thread.
+            # Between two tokens the base has no rotations: the caller may run it, in any thread.
             with torch.no_grad(), self._placement.active(self.base, 0):
-                piece = next(stream, done)
-            if piece is done:
+                tokens = next(stream, done)
+            if tokens is done:
                 return
-            yield piece
+            yield tokens
 
     def hf_generate(self, *given: Any, **named: Any) -> Any:
         """Refused: it would run the wrapped Hugging Face model. Raises EditNotHonored."""
@@ -137,15 +137,15 @@ class SpectralModel(nn.Module):
         """That of the base by its own names, and the spectral parameters; by torch's rules inside another module."""
         if given or named.get("destination") is not None or named.get("prefix"):
             return super().state_dict(*given, **named)
-        kept = {"keep_vars": named.get("keep_vars", False)}
-        return dict(self.base.state_dict(**kept)) | self.spectral.state_dict(prefix=_PREFIX, **kept)
+        options = {"keep_vars": named.get("keep_vars", False)}
+        return dict(self.base.state_dict(**options)) | self.spectral.state_dict(prefix=_PREFIX, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load what `state_dict` returned; the base's part goes to the base. Raises RuntimeError as torch does."""
-        own = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
-        rest = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
-        self.spectral.load_state_dict(own, strict=strict, assign=assign)
-        return self.base.load_state_dict(rest, strict=strict, **({"assign": True} if assign else {}))
+        spectral = {name.removeprefix(_PREFIX): value for name, value in state_dict.items() if name.startswith(_PREFIX)}
+        base = {name: value for name, value in state_dict.items() if not name.startswith(_PREFIX)}
+        self.spectral.load_state_dict(spectral, strict=strict, assign=assign)
+        return self.base.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
     def to(self, *given: Any, **named: Any) -> "SpectralModel":
         """Move to a device or precision, the base and its modules included."""
@@ -200,20 +200,20 @@ def to_spectral(
     """A new model with learnable frequency, amplitude and phase per rotary pair ("Bifocal Attention", section 3).
 
     BA's "surgical integration": the model's own inverse frequencies (rope scaling included) are the start, and the new
-    model's logits are proved to be the old one's to the bit. The argument is left as it was. `heads` and `frequencies`
-    make some eyes spectral and leave the rest geometric, which is BA's two modalities in one model. Train it with
+    model's logits are checked to be the old one's to the bit. The argument is left as it was. With `heads` and
+    `frequencies` some pairs are spectral and the rest stay geometric: BA's two modalities in one model. Train it with
     `torch.optim.AdamW(tlspectral.spectral_rope.parameter_groups(spectral, lr=1e-3))`, where frequencies have a rate of
     their own.
 
     Args:
         model: a TransformerBridge or HookedTransformer with rotary positions, folded or not.
-        scope: `"head"`, `"group"` (of query heads that share keys), `"layer"` or `"model"`: who shares parameters.
+        scope: `"head"`, `"group"` (of query heads that share keys), `"layer"` or `"model"`: what shares parameters.
         heads: (layer, head) pairs or a DataFrame with these columns; None for all. Whole groups of heads that share
             keys.
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None for all.
         log_omega: learn the logarithm of each frequency against its start, so that a step is relative; see
             `SpectralRoPE`. With `False` the frequency itself is learned and may reach 0 or change its sign, but at
-            AdamW's default rate one step then replaces what slow pairs do in a long context.
+            AdamW's default rate one step then undoes what slow pairs do in a long context.
         shared_phase, phase_noise: see `SpectralRoPE`.
         seed: of the phase noise.
 
@@ -221,7 +221,7 @@ def to_spectral(
         UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read; the message names it.
         BadHead: a head that does not exist.
         ValueError: a model that is spectral already, or choices that do not fit the model.
-        EditNotHonored: the model does not use queries or keys that are turned at its hook points.
+        EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own to the bit.
 
     What it does not establish: that the model gains by it. That takes a matched run of the model as it was.
@@ -253,14 +253,14 @@ def _refuse_cache(how: str, cache: bool) -> None:
 
 
 def _prove(view: AttentionView, spectral: SpectralModel, *, identical: bool) -> None:
-    """One short pass of both models: same logits, and these hang on every query and key that was turned."""
+    """Run both models once: their logits must be equal, and must depend on every rotated query and key."""
     # From the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low.
     tokens = (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
-    turned: dict[tuple[int, str], Tensor] = {}
+    rotated: dict[tuple[int, str], Tensor] = {}
 
     def keeper(layer: int) -> Any:
         def keep(module: Any, given: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:
-            turned[layer, given[2]] = output
+            rotated[layer, given[2]] = output
 
         return keep
 
@@ -270,22 +270,22 @@ def _prove(view: AttentionView, spectral: SpectralModel, *, identical: bool) -> 
         with without_hooks(view.model), torch.enable_grad():
             logits = attention_view(spectral).logits(tokens)
             with torch.no_grad():
-                own = view.logits(tokens)
+                base_logits = view.logits(tokens)
     finally:
         for handle in handles:
             handle.remove()
-    missing = [(layer, side) for layer in modules for side in ("query", "key") if (layer, side) not in turned]
+    missing = [(layer, side) for layer in modules for side in ("query", "key") if (layer, side) not in rotated]
     if not missing:
-        used = torch.autograd.grad(logits.sum(), list(turned.values()), allow_unused=True)
-        missing = [at for at, gradient in zip(turned, used, strict=True) if gradient is None]
+        used = torch.autograd.grad(logits.sum(), list(rotated.values()), allow_unused=True)
+        missing = [site for site, gradient in zip(rotated, used, strict=True) if gradient is None]
     if missing:
         layer, side = missing[0]
         raise EditNotHonored(
-            f"layer {layer}: the model does not use a {side} that is turned at its hook point, so it cannot be made "
+            f"layer {layer}: the model does not use a {side} that is rotated at its hook point, so it cannot be made "
             "spectral on this backend"
         )
-    if identical and not torch.equal(logits, own):
-        worst = float((logits.detach() - own).abs().max())
+    if identical and not torch.equal(logits, base_logits):
+        worst = float((logits.detach() - base_logits).abs().max())
         raise ScoreMismatch(
             f"the spectral model's logits at the start differ from the model's own by {worst:.1e}, so it is not "
             "returned; is the model deterministic?"

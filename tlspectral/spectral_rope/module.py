@@ -1,9 +1,9 @@
-"""`SpectralRoPE`: rotary positions with learnable frequency, amplitude and phase, as a rotation on top of another.
+"""`SpectralRoPE`: rotary positions with learnable frequency, amplitude and phase, as a rotation beside the model's own.
 
-"Bifocal Attention" (BA, section 3.1, eq. 2) turns each complex pair of a query or key at position m by
-`f(x, m) = A (x exp(i (m Omega + Phi)))`. Rotations compose, so that a model which already turns its pairs by `m theta`
-needs the rest alone, `A exp(i (m (Omega - theta) + Phi))`, before or after its own: at `Omega = theta, Phi = 0, A = 1`
-that is a multiplication by 1, and the model's output is what it was to the bit.
+"Bifocal Attention" (BA, section 3.1, eq. 2) rotates each complex pair of a query or key at position m by
+`f(x, m) = A (x exp(i (m Omega + Phi)))`. Rotations compose, so a model that already rotates its pairs by `m theta`
+needs only the residual, `A exp(i (m (Omega - theta) + Phi))`, before or after its own rotation. At
+`Omega = theta, Phi = 0, A = 1` that is a multiplication by 1, and the model's output is unchanged to the bit.
 """
 
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ Side = Literal["query", "key"]
 class SpectralRoPE(nn.Module):
     """The residual rotation of one attention layer, with its learnable parameters.
 
-    Parameters, radians per token, radians, and a factor: `omega` [key rows, pairs], starting at `theta`; `phase` [query
-    rows, pairs], starting at 0; `gain` [query rows, pairs], starting at 1. Phase and gain act on the query alone. A
-    difference of phases is all that a score sees, and one gain on both sides would act as its square.
+    Parameters: `omega` [key rows, pairs], radians per token, starting at `theta`; `phase` [query rows, pairs], radians,
+    starting at 0; `gain` [query rows, pairs], a factor, starting at 1. Phase and gain act on the query alone: a
+    score depends only on the difference of two phases, and a gain on both sides would act as its square.
 
     What is gauge, and what is not. Per head, gain and phase act on M_t as the complex factor `gain exp(i phase)`, which
     W_Q can take up (`merge`): where W_Q is trained they add no function to the model, where the backbone is frozen they
@@ -39,15 +39,15 @@ class SpectralRoPE(nn.Module):
             given the same parameters). `"group"`: one per key/value head. `"head"`: `omega`, on which a query and its
             key have to agree, one per key/value head; `phase` and `gain` one per query head.
         log_omega: the parameter is `log_omega_shift` instead, with `omega = theta exp(shift)`: a step is then relative,
-            and a frequency can leave neither its sign nor 0.
+            and a frequency keeps its sign, or stays 0.
         shared_phase: phase on queries and keys alike, a row per key at most. It cancels in every score: the no-op that
-            BA's replacement of the module implies (section 3.2), there to be compared with. Its gradient is rounding,
+            BA's replacement of the module implies (section 3.2), for comparison. Its gradient is rounding,
             which Adam scales up, so a phase that has moved is no evidence of learning.
         phase_noise: standard deviation of the phase at the start, radians. BA has 1e-3. Phases get a gradient at
-            exactly 0 too, so noise buys nothing, and it costs the identity at the start: 1e-3 moved unit Gaussian
-            scores by 1.3e-3 of their RMS (0.0085 at most), 0.032 (if BA's number is a variance) by 0.04.
+            exactly 0 too, so noise is not needed. It changes the scores at the start: 1e-3 moved unit Gaussian scores
+            by 1.3e-3 of their RMS (0.0085 at most), 0.032 (if BA's number is a variance) by 0.04.
         heads: query heads that are spectral, None for all; the others keep the model's own rotation whatever their
-            parameters do. They come in whole groups, as keys are shared.
+            parameters are. Groups must be whole, as keys are shared.
         frequencies: pairs that are spectral, likewise: indices or a boolean mask.
         seed: of the noise.
 
@@ -55,7 +55,7 @@ class SpectralRoPE(nn.Module):
         ValueError: sizes that do not fit together, heads or pairs that do not exist, or part of a group.
 
     What it does not establish: that a learned frequency is needed. Omega is aliased modulo 2 pi at integer positions,
-    and its gradient grows with the distance of the tokens, so that a displacement has to be held against a control.
+    and its gradient grows with the distance of the tokens, so a shift must be compared with a control.
     """
 
     theta: Tensor
@@ -91,7 +91,7 @@ class SpectralRoPE(nn.Module):
         chosen, by_group = _chosen_heads(heads, n_heads, n_kv_heads)
         pairs = _chosen_pairs(frequencies, len(theta))
         start = theta.detach().clone()
-        # Not in the state dict: all of them belong to the model that is turned, and none is learned.
+        # Not in the state dict: all of them belong to the model that is rotated, and none is learned.
         for name, value in {
             "theta": start,
             "real_index": real_index,
@@ -123,7 +123,7 @@ class SpectralRoPE(nn.Module):
 
         Args:
             x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
-            positions: of the tokens. Only differences matter, so that any start is right.
+            positions: of the tokens. Only differences matter, so any start is right.
             side: which of the two `x` is.
         """
         mask = self._mask_for(x.shape[2], side)
@@ -134,15 +134,15 @@ class SpectralRoPE(nn.Module):
         if side == "query":
             gain = torch.where(mask, _rows(self.gain, mask), 1.0)
             cos, sin = gain * cos, gain * sin
-        wide = widened(x)  # as models do: a rotation in 16 bits is a coarse one
+        wide = widened(x)  # as models do: 16 bits are too coarse for a rotation
         cos, sin = cos.to(wide), sin.to(wide)
         real, imag = wide[..., self.real_index], wide[..., self.imag_index]
-        turned = wide.clone()
-        turned[..., self.real_index], turned[..., self.imag_index] = times_phase(real, imag, cos, sin)
-        return turned.to(x.dtype)
+        rotated = wide.clone()
+        rotated[..., self.real_index], rotated[..., self.imag_index] = times_phase(real, imag, cos, sin)
+        return rotated.to(x.dtype)
 
     def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """What the residual adds to the model's own frequencies, radians per token, by query head."""
+        """Shift of the model's own frequencies by the residual, radians per token, by query head."""
         return self._shift(self.query_mask).detach().double().cpu()
 
     def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
@@ -167,8 +167,8 @@ class SpectralRoPE(nn.Module):
     def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
         # In 16 bits the angle at position 1000 would be off by radians.
         theta = widened(self.theta)
-        moved = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
-        return torch.where(mask, _rows(moved, mask), 0.0)
+        shift = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
+        return torch.where(mask, _rows(shift, mask), 0.0)
 
     def _mask_for(self, heads: int, side: Side) -> Bool[Tensor, "heads pairs"]:
         if heads == self.n_heads:
@@ -176,11 +176,11 @@ class SpectralRoPE(nn.Module):
         if side == "key" and heads == self.n_kv_heads:
             return self.key_mask
         allowed = self.n_heads if side == "query" else f"{self.n_kv_heads} or {self.n_heads}"
-        raise ValueError(f"{side} tensor of {heads} heads; this module turns {allowed}")
+        raise ValueError(f"{side} tensor of {heads} heads; this module rotates {allowed}")
 
 
 def _rows(rows: Float[Tensor, "rows pairs"], mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
-    """Every head's row: the first rows serve the first heads."""
+    """Repeat each parameter row for the query heads that share it."""
     return rows.repeat_interleave(len(mask) // len(rows), dim=0)
 
 

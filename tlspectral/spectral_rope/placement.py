@@ -1,7 +1,7 @@
-"""Where the residual rotation meets a running model: behind every other hook at a layer's queries and keys.
+"""Hooks that rotate queries and keys of a running model, after every other hook at the same point.
 
-Rotations commute, so the residual goes where queries and keys are made (`hook_q`, `hook_k`), before the model's own
-rotation. Behind a query/key norm, which does not commute with a gain per column, it goes after the model's own rotation
+Rotations commute, so the residual acts where queries and keys are made (`hook_q`, `hook_k`), before the model's own
+rotation. After a query/key norm, which does not commute with a gain per column, it acts after the model's own rotation
 (`hook_rot_q`, `hook_rot_k`). Hooks of others at the same point see what they see without it, whenever they were added.
 
 The hooks are on the model while one thread runs it; passes of the base in other threads are left as they are.
@@ -36,7 +36,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass under way.
+    """A forward pass in progress.
 
     Attributes:
         cached: tokens that a key/value cache holds already.
@@ -58,7 +58,7 @@ class Placement:
     Attributes:
         sites: where they act.
         checkpointed: modules that can compute their forward pass again in the backward pass (gradient checkpointing).
-        passes: those under way, innermost last.
+        passes: those in progress, innermost last.
     """
 
     sites: Sequence[Site]
@@ -72,7 +72,7 @@ class Placement:
         Raises:
             EditNotHonored: gradient checkpointing is on; or another thread has an `ablate` block open on the model.
         """
-        if torch.is_grad_enabled() and any(at.training and at.gradient_checkpointing for at in self.checkpointed):
+        if torch.is_grad_enabled() and any(m.training and m.gradient_checkpointing for m in self.checkpointed):
             raise EditNotHonored(
                 f"{model_name(model)}: gradient checkpointing is on, and computes blocks again in the backward pass "
                 "without their spectral rotations, so that gradients would be wrong; switch it off "
@@ -93,7 +93,7 @@ class Placement:
     @contextmanager
     def _placed(self, site: Site) -> Iterator[None]:
         point = site.point
-        point.add_hook(lambda x, hook: self._turned(site, x), is_permanent=True)  # so that no reset_hooks takes it away
+        point.add_hook(lambda x, hook: self._rotated(site, x), is_permanent=True)  # reset_hooks keeps permanent hooks
         handle = point.fwd_hooks[-1]
         thread = get_ident()
 
@@ -115,24 +115,24 @@ class Placement:
             handle.hook.remove()
             point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
-    def _turned(self, site: Site, x: Tensor) -> Tensor | None:
-        now, length = next(iter(self.passes[-1:]), None), x.shape[1]
-        if now is None or now.thread != get_ident():
+    def _rotated(self, site: Site, x: Tensor) -> Tensor | None:
+        run, length = next(iter(self.passes[-1:]), None), x.shape[1]
+        if run is None or run.thread != get_ident():
             return None
-        if now.gradients and not torch.is_grad_enabled():
+        if run.gradients and not torch.is_grad_enabled():
             raise EditNotHonored(
                 f"{site.name}: gradients are on for this pass but off in this block, as torch.utils.checkpoint has it "
                 "with use_reentrant=True: the block would be computed again in the backward pass without its spectral "
                 "rotations, so that gradients would be wrong; run the block without it"
             )
-        start = now.cached
+        start = run.cached
         if site.side == "query":
-            now.new[site.layer] = length
-        elif start and length != now.new[site.layer]:
-            if length != start + now.new[site.layer]:  # some models hand all keys on, the cached ones first
+            run.new[site.layer] = length
+        elif start and length != run.new[site.layer]:
+            if length != start + run.new[site.layer]:  # some models pass on all keys, the cached ones first
                 raise EditNotHonored(
-                    f"{site.name}: {length} keys for {now.new[site.layer]} new tokens after {start} cached ones: their "
-                    "positions cannot be told; run without a key/value cache"
+                    f"{site.name}: {length} keys for {run.new[site.layer]} new tokens after {start} cached ones: their "
+                    "positions are unknown; run without a key/value cache"
                 )
             start = 0
         return site.rotary(x, torch.arange(start, start + length, device=x.device), site.side)
@@ -140,7 +140,7 @@ class Placement:
 
 def checkpointed_modules(model: Any) -> list[Any]:
     """Modules of a wrapped Hugging Face model that have gradient checkpointing, switched on or not."""
-    # A bridge's own modules hand on attributes of those that they wrap: only the latter checkpoint.
+    # A bridge's modules pass on attributes of the modules that they wrap, and only the latter checkpoint.
     wrapped = getattr(model, "original_model", model)
     return [
         module
@@ -167,7 +167,7 @@ def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) 
     """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one.
 
     Raises:
-        EditNotHonored: positions that are the caller's own, or a cache whose length cannot be told.
+        EditNotHonored: positions that are the caller's own, or a cache of unknown length.
     """
     arguments = dict(zip(inspect.signature(forward).parameters, given, strict=False)) | dict(named)
     if arguments.get("position_ids") is not None:
@@ -183,6 +183,6 @@ def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) 
         return 0
     if not hasattr(cache, "get_seq_length"):
         raise EditNotHonored(
-            f"past_key_values is a {type(cache).__name__}, whose length cannot be told; hand over a transformers Cache"
+            f"past_key_values is a {type(cache).__name__}, whose length is unknown; pass a transformers Cache"
         )
     return int(cache.get_seq_length())

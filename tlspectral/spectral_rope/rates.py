@@ -1,4 +1,4 @@
-"""Learning rates of spectral parameters: an angle at distance N moves N times as fast as its frequency."""
+"""Learning rates of spectral parameters. An angle at distance N changes N times as fast as its frequency."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
     """Groups of the spectral parameters for AdamW or another optimizer: frequencies at a tenth of the rate of the rest.
 
-    AdamW moves every entry by about its rate in a step. A linear `omega` at 1e-3 turns every pair by another radian at
-    distance 1,024, and so replaces what a trained model looks for there; the slow pairs, which turn least, lose most.
+    AdamW moves every entry by about its rate in a step. A linear `omega` at 1e-3 rotates every pair by another radian
+    at distance 1,024, and so undoes what a trained model attends to there, most of all with its slow pairs.
     Relative steps (`log_omega`, the default of `to_spectral`) spare the slow pairs, and a tenth of the rate keeps the
-    fastest within 0.1 radians a step there. None of the groups decays: it would pull the parameters to 0 and not to
-    where they start.
+    fastest within 0.1 radians a step there. No group has weight decay: it would pull the parameters to 0 and not to
+    their start.
 
     >>> import torch
     >>> import tlspectral as tls
@@ -51,17 +51,17 @@ def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
 
 
 def rated_groups(model: nn.Module, lr: float, omega_share: float) -> list[dict[str, Any]]:
-    """As `parameter_groups`, with the share of the rate that frequencies have; none where there is nothing to train."""
-    found: dict[str, dict[int, nn.Parameter]] = {"gain_phase": {}, "omega": {}}
+    """As `parameter_groups`, with `omega_share` of the rate for frequencies; an empty list if nothing is trainable."""
+    parameters_of: dict[str, dict[int, nn.Parameter]] = {"gain_phase": {}, "omega": {}}
     for module in model.modules():
         if not isinstance(module, SpectralRoPE):
             continue
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # by identity, as layers may share them
-                found["omega" if name in _FREQUENCY_PARAMETERS else "gain_phase"][id(parameter)] = parameter
+                parameters_of["omega" if name in _FREQUENCY_PARAMETERS else "gain_phase"][id(parameter)] = parameter
     rates = {"gain_phase": lr, "omega": omega_share * lr}
     return [
-        {"name": name, "params": list(parameters.values()), "lr": rates[name], "weight_decay": 0.0}
-        for name, parameters in found.items()
-        if parameters
+        {"name": name, "params": list(by_identity.values()), "lr": rates[name], "weight_decay": 0.0}
+        for name, by_identity in parameters_of.items()
+        if by_identity
     ]

@@ -18,7 +18,7 @@ _FORMAT = "tlspectral.spectral_rope.1"
 
 
 def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write the spectral parameters of a model, and the choices that they were made with, to a safetensors file.
+    """Write the spectral parameters of a model, and the options that they were made with, to a safetensors file.
 
     Args:
         model: what `to_spectral` or `SpectralHookedTransformer` made.
@@ -50,7 +50,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
-    """A spectral model from an ordinary one and what `save_spectral` wrote.
+    """Make a spectral model from an ordinary one and a file of `save_spectral`.
 
     Args:
         model: the ordinary model; as for `to_spectral` it is left as it was.
@@ -68,11 +68,11 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
         raise IncompatibleCheckpoint(
             f"{path} is of a model of {record['n_layers']} layers, this one has {view.n_layers}"
         )
-    for role, at in (("n_heads", "w_q"), ("n_kv_heads", "w_k")):
+    for role, factor in (("n_heads", "w_q"), ("n_kv_heads", "w_k")):
         for index, wanted in record[role].items():
-            found = len(getattr(view.raw(int(index)), at))
-            if found != wanted:
-                raise IncompatibleCheckpoint(f"{path}, layer {index}: {role} is {wanted}, but {found} in this model")
+            count = len(getattr(view.raw(int(index)), factor))
+            if count != wanted:
+                raise IncompatibleCheckpoint(f"{path}, layer {index}: {role} is {wanted}, but {count} in this model")
     try:
         spectral = to_spectral(
             model,
@@ -107,12 +107,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
     return tensors, json.loads(metadata["spectral"])
 
 
-def _require_same_theta(path: Any, layer: int, saved: Tensor | None, own: Tensor) -> None:
-    if saved is None or saved.shape != own.shape:
-        found = "no theta" if saved is None else f"theta of shape {tuple(saved.shape)}"
-        raise IncompatibleCheckpoint(f"{path}, layer {layer}: {found}, but the model has {len(own)} rotary pairs")
+def _require_same_theta(path: Any, layer: int, saved: Tensor | None, theta: Tensor) -> None:
+    if saved is None or saved.shape != theta.shape:
+        given = "no theta" if saved is None else f"theta of shape {tuple(saved.shape)}"
+        raise IncompatibleCheckpoint(f"{path}, layer {layer}: {given}, but the model has {len(theta)} rotary pairs")
     # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
-    worst = float(((saved - own.cpu()) / own.cpu().clamp_min(1e-12)).abs().max())
+    worst = float(((saved - theta.cpu()) / theta.cpu().clamp_min(1e-12)).abs().max())
     if not worst <= 1e-4:
         raise IncompatibleCheckpoint(
             f"{path}, layer {layer}: made for other inverse frequencies than the model's (up to {worst:.1e} of their "
@@ -147,7 +147,7 @@ def _about_groups(name: str, saved: Tensor, spectral: SpectralModel) -> str:
     torn = (groups != groups[:, :1]).flatten(1).any(1).nonzero().flatten().tolist()
     if not torn:
         return ": query heads that share a key have one omega, so save one row per key/value head"
-    return f": query heads that share key/value head {torn[0]} have different omegas, which no key can turn by"
+    return f": query heads that share key/value head {torn[0]} have different omegas, which no shared key can have"
 
 
 def _members(mask: Tensor) -> list[int]:

@@ -1,4 +1,4 @@
-"""How much of an association goes away when controls are added."""
+"""The share of an association that added controls take away."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Attenuation:
     Attributes:
         before: given the base controls.
         after: given the base and the added controls.
-        statistic: `1 - after / before`: 0 if nothing changed, 1 if nothing is left, above 1 if the sign turned.
+        statistic: `1 - after / before`: 0 if nothing changed, 1 if nothing is left, above 1 if the sign changed.
         interval: of the statistic, percentile over resampled clusters; NaN without draws.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
@@ -78,7 +78,7 @@ def attenuation(
 
     Returns:
         `Attenuation`. Rows with a NaN in any column used are left out of both sides and counted. The interval is NaN,
-        with a reason, where the correlation before has itself an interval that reaches 0: a share of it is unbounded.
+        with a reason, where the interval of the correlation before controls contains 0: a share of it is unbounded.
 
     Raises:
         ValueError: no control to add, a column that the table lacks, infinite values under `"hybrid"`, one draw or
@@ -91,11 +91,11 @@ def attenuation(
         raise ValueError("name at least one control to add")
     if draws:
         check_resampling(draws, level)
-    variables, place = variables_and_clusters(heads, [x, y, *base, *controls], cluster)
-    kept = complete_rows(variables) & (place >= 0)
-    variables, place, short = variables[kept], place[kept], 2 + len(base)
+    variables, clusters = variables_and_clusters(heads, [x, y, *base, *controls], cluster)
+    complete = complete_rows(variables) & (clusters >= 0)
+    variables, clusters, short = variables[complete], clusters[complete], 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
-    n_clusters, n_degenerate, interval = len(np.unique(place)), 0, (math.nan, math.nan)
+    n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
     reason = before.reason or after.reason
     if reason is None and before.statistic == 0:
         reason = "there is no correlation to attenuate"
@@ -104,9 +104,9 @@ def attenuation(
         reason = reason or "no interval was asked for (draws=0)"
     elif reason is None:
         befores = over_resamples(
-            place, draws, seed, lambda rows: residual_correlation(variables[rows, :short], method)[0]
+            clusters, draws, seed, lambda rows: residual_correlation(variables[rows, :short], method)[0]
         )
-        afters = over_resamples(place, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
+        afters = over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
         shares = 1 - np.divide(afters, befores, out=np.full(draws, np.nan), where=befores != 0)
         n_degenerate = int(np.isnan(shares).sum())
         (low, high), reason = interval_or_reason(befores, level, n_clusters)
@@ -120,7 +120,7 @@ def attenuation(
         statistic=share,
         interval=interval,
         n=len(variables),
-        n_dropped=len(kept) - len(variables),
+        n_dropped=len(complete) - len(variables),
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=n_degenerate,

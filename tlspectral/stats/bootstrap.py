@@ -1,4 +1,4 @@
-"""Intervals from resampling layers: heads of a layer are not independent, layers are drawn as a whole."""
+"""Intervals from resampling layers. Heads of a layer are not independent, so whole layers are drawn."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
+from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
 from tlspectral.stats.correlations import Method, partial_correlation, residual_correlation
 from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
@@ -66,8 +66,8 @@ def layer_bootstrap(
 ) -> LayerBootstrap:
     """Partial rank correlation of two columns with an interval over layers ("Fingerprint, Not Blueprint", Table 2).
 
-    As many layers as there are, drawn with replacement; controls are taken out anew inside each resample; percentile
-    interval. Residuals computed once on the whole table give another, too narrow interval.
+    Layers are drawn with replacement, as many as there are. Controls are taken out again in each resample. The interval
+    is the percentile interval. Residuals computed once on the whole table would make it too narrow.
 
     Args:
         heads: one row per head.
@@ -90,23 +90,23 @@ def layer_bootstrap(
     than some ten layers percentile intervals are too narrow.
     """
     check_resampling(draws, level)
-    variables, place = variables_and_clusters(heads, [x, y, *controls], cluster)
-    kept = complete_rows(variables) & (place >= 0)
-    variables, place = variables[kept], place[kept]
-    whole = partial_correlation(variables, method)
-    found = over_resamples(place, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
-    interval, reason = interval_or_reason(found, level, n_clusters := len(np.unique(place)))
-    if whole.reason is not None:
-        interval, reason = (math.nan, math.nan), whole.reason
-    usable = found[~np.isnan(found)]
-    beyond = min((usable <= 0).sum(), (usable >= 0).sum())
+    variables, clusters = variables_and_clusters(heads, [x, y, *controls], cluster)
+    complete = complete_rows(variables) & (clusters >= 0)
+    variables, clusters = variables[complete], clusters[complete]
+    observed = partial_correlation(variables, method)
+    resampled = over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
+    interval, reason = interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
+    if observed.reason is not None:
+        interval, reason = (math.nan, math.nan), observed.reason
+    usable = resampled[~np.isnan(resampled)]
+    far_side = min((usable <= 0).sum(), (usable >= 0).sum())
     return LayerBootstrap(
-        statistic=whole.statistic,
+        statistic=observed.statistic,
         interval=interval,
-        pvalue=min(1.0, float(2 * (beyond + 1) / (len(usable) + 1))) if reason is None else math.nan,
+        pvalue=min(1.0, float(2 * (far_side + 1) / (len(usable) + 1))) if reason is None else math.nan,
         stderr=float(usable.std(ddof=1)) if reason is None else math.nan,
-        n=whole.n,
-        n_dropped=len(kept) - whole.n,
+        n=observed.n,
+        n_dropped=len(complete) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -118,7 +118,7 @@ def layer_bootstrap(
 
 
 def check_resampling(draws: int, level: float) -> None:
-    """Refuse what gives no interval."""
+    """Refuse numbers of draws and levels that give no interval."""
     if draws < 2:
         raise ValueError(f"an interval needs at least two draws, found draws={draws}")
     if not 0 < level < 1:
@@ -128,37 +128,37 @@ def check_resampling(draws: int, level: float) -> None:
 def variables_and_clusters(
     heads: pd.DataFrame, names: Sequence[str], cluster: str | Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """The named columns, and the number of each row's cluster."""
-    return table_columns(heads, names), cluster_places(heads, cluster)
+    """Return the named columns, and the index of each row's cluster."""
+    return table_columns(heads, names), cluster_indices(heads, cluster)
 
 
 def over_resamples(
-    place: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
+    clusters: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
 ) -> Float64[np.ndarray, "draws"]:
-    """The statistic of the rows of each resample; all NaN with too few clusters to resample."""
-    if len(np.unique(place)) < FEWEST_CLUSTERS:
+    """Compute the statistic of each resample's rows; all NaN with too few clusters to resample."""
+    if len(np.unique(clusters)) < FEWEST_CLUSTERS:
         return np.full(draws, np.nan)
-    return np.array([statistic(rows) for rows in cluster_resamples(place, draws, seed)])
+    return np.array([statistic(rows) for rows in cluster_resamples(clusters, draws, seed)])
 
 
 def cluster_resamples(
-    place: Int64[np.ndarray, "rows"], draws: int, seed: int
+    clusters: Int64[np.ndarray, "rows"], draws: int, seed: int
 ) -> Iterator[Int64[np.ndarray, "resampled"]]:
-    """Rows of each resample: as many clusters as there are, drawn with replacement, every row of each."""
-    members = [np.flatnonzero(place == cluster) for cluster in np.unique(place)]
+    """Yield the rows of each resample: as many clusters as there are, drawn with replacement, with all their rows."""
+    members = [np.flatnonzero(clusters == cluster) for cluster in np.unique(clusters)]
     drawn = np.random.default_rng(seed).integers(len(members), size=(draws, len(members)))
     for chosen in drawn:
         yield np.concatenate([members[cluster] for cluster in chosen])
 
 
 def interval_or_reason(
-    found: Float64[np.ndarray, "draws"], level: float, n_clusters: int
+    resampled: Float64[np.ndarray, "draws"], level: float, n_clusters: int
 ) -> tuple[tuple[float, float], str | None]:
-    """The percentile interval of the draws that are no NaN, or NaN and why there is none."""
-    usable = found[~np.isnan(found)]
+    """Return the percentile interval of the values that are not NaN, or NaN and the reason."""
+    usable = resampled[~np.isnan(resampled)]
     if n_clusters < FEWEST_CLUSTERS:
         return (math.nan, math.nan), f"{n_clusters} clusters are fewer than {FEWEST_CLUSTERS}"
-    if 2 * len(usable) < len(found):
-        return (math.nan, math.nan), f"{len(found) - len(usable)} of {len(found)} resamples are degenerate"
+    if 2 * len(usable) < len(resampled):
+        return (math.nan, math.nan), f"{len(resampled) - len(usable)} of {len(resampled)} resamples are degenerate"
     low, high = np.quantile(usable, [(1 - level) / 2, (1 + level) / 2])
     return (float(low), float(high)), None

@@ -1,4 +1,4 @@
-"""Heads that do something against the rest, by what a spectral column adds to its controls."""
+"""The test of a class of heads against the others, by a spectral column without its controls."""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def class_test(
     x: str = "D_head",
     controls: Sequence[str] = ("dir_frac",),
 ) -> ClassTest:
-    """Heads above a threshold against all others, by residuals of a column ("Fingerprint, Not Blueprint", section 6).
+    """Compare heads above a threshold with the others by residuals ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         heads: one row per head.
@@ -69,28 +69,28 @@ def class_test(
     other, which p takes as independent.
     """
     variables = table_columns(heads, [by, x, *controls])
-    kept = complete_rows(variables)
-    variables = variables[kept]
+    complete = complete_rows(variables)
+    variables = variables[complete]
     if np.isinf(variables[:, 1:]).any():
         raise ValueError(f"one of the columns {[x, *controls]} holds infinite values, to which no line can be fitted")
     in_class = variables[:, 0] > threshold
     n, n_class = len(variables), int(in_class.sum())
-    counts: dict[str, Any] = {"n": n, "n_class": n_class, "n_dropped": len(kept) - n}
-    reason, left = None, variables[:, 1:2]
+    counts: dict[str, Any] = {"n": n, "n_class": n_class, "n_dropped": len(complete) - n}
+    reason, remainder = None, variables[:, 1:2]
     if not in_class.any():
         reason = f"no head has {by} above {threshold}"
     elif in_class.all():
         reason = f"every head has {by} above {threshold}"
     else:
-        left, _, reason = residuals(variables[:, 1:2], variables[:, 2:], [x])
+        remainder, _, reason = residuals(variables[:, 1:2], variables[:, 2:], [x])
     if reason is not None:
         nan = math.nan
         return ClassTest(nan, nan, **counts, threshold=threshold, method="none", reason=reason)
-    tested = mann_whitney(left[in_class, 0], left[~in_class, 0])
+    test = mann_whitney(remainder[in_class, 0], remainder[~in_class, 0])
     return ClassTest(
-        statistic=tested.rank_biserial,
-        pvalue=tested.pvalue,
+        statistic=test.rank_biserial,
+        pvalue=test.pvalue,
         **counts,
         threshold=threshold,
-        method=f"Mann-Whitney of residuals, {tested.method}",
+        method=f"Mann-Whitney of residuals, {test.method}",
     )

@@ -1,4 +1,4 @@
-"""Heads that belong together: which cluster a row is in, and how much of a column lies between clusters."""
+"""Clusters of heads: the cluster of each row, and the share of a column's variance between clusters."""
 
 import math
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ FEWEST_CLUSTERS = 3
 
 @dataclass(frozen=True)
 class IntraclassCorrelation:
-    """How alike rows of one cluster are.
+    """How similar rows of one cluster are.
 
     Attributes:
         statistic: intraclass correlation from the one-way analysis of variance, `(MSB - MSW) / (MSB + (m - 1) MSW)`:
             0 on average where clusters mean nothing, and negative by chance.
         pvalue: of the F test that all clusters have one mean.
-        design_effect: `1 + (m - 1) statistic`, m the mean cluster size seen by a row: by about so much the variance of
-            a mean exceeds that of independent rows.
-        eta_squared: share of the sum of squares that lies between clusters, chance not taken off.
+        design_effect: `1 + (m - 1) statistic`, m the mean cluster size seen by a row: about the factor by which the
+            variance of a mean exceeds that of independent rows.
+        eta_squared: share of the sum of squares that lies between clusters, not corrected for chance.
         eta_squared_chance: what it is on average with random clusters of these sizes, `(n_clusters - 1) / (n - 1)`.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
@@ -54,7 +54,8 @@ def intraclass_correlation(
     """Intraclass correlation and design effect of a column ("Fingerprint, Not Blueprint", Table 2 and limitation iii).
 
     FP quotes "between-group variance" of grouped-query heads as the share of the sum of squares, which is large by
-    chance where groups are small: the statistic here is free of that, and the share stands beside its chance value.
+    chance where groups are small: the statistic here is corrected for that, and the share is given beside
+    its chance value.
 
     Args:
         heads: one row per head.
@@ -71,13 +72,13 @@ def intraclass_correlation(
     What it does not establish: by what factor the variance of another statistic than the mean is larger.
     """
     values = table_columns(heads, [column])[:, 0]
-    place = cluster_places(heads, cluster)
-    kept = ~np.isnan(values) & (place >= 0)
-    x, place = values[kept], np.unique(place[kept], return_inverse=True)[1]
+    clusters = cluster_indices(heads, cluster)
+    complete = ~np.isnan(values) & (clusters >= 0)
+    x, clusters = values[complete], np.unique(clusters[complete], return_inverse=True)[1]
     if np.isinf(x).any():
         raise ValueError(f"column {column!r} holds infinite values, which have no variance")
-    n, sizes = len(x), np.bincount(place) if len(x) else np.zeros(0)
-    found: dict[str, Any] = {"n": n, "n_dropped": len(kept) - n, "n_clusters": len(sizes)}
+    n, sizes = len(x), np.bincount(clusters) if len(x) else np.zeros(0)
+    counts: dict[str, Any] = {"n": n, "n_dropped": len(complete) - n, "n_clusters": len(sizes)}
     reason = None
     if len(sizes) < FEWEST_CLUSTERS:
         reason = f"{len(sizes)} clusters are fewer than {FEWEST_CLUSTERS}"
@@ -87,10 +88,10 @@ def intraclass_correlation(
         reason = f"column {column!r} is constant"
     if reason is not None:
         nan = math.nan
-        return IntraclassCorrelation(nan, nan, nan, nan, nan, **found, reason=reason)
-    means = np.bincount(place, x) / sizes
+        return IntraclassCorrelation(nan, nan, nan, nan, nan, **counts, reason=reason)
+    means = np.bincount(clusters, x) / sizes
     between = float(sizes @ (means - x.mean()) ** 2)
-    within = float(((x - means[place]) ** 2).sum())
+    within = float(((x - means[clusters]) ** 2).sum())
     msb, msw = between / (len(sizes) - 1), within / (n - len(sizes))
     m = (n - (sizes**2).sum() / n) / (len(sizes) - 1)
     correlation = (msb - msw) / (msb + (m - 1) * msw)
@@ -100,12 +101,12 @@ def intraclass_correlation(
         design_effect=float(1 + ((sizes**2).sum() / n - 1) * correlation),
         eta_squared=between / (between + within),
         eta_squared_chance=(len(sizes) - 1) / (n - 1),
-        **found,
+        **counts,
     )
 
 
-def cluster_places(heads: pd.DataFrame, cluster: str | Sequence[str]) -> Int64[np.ndarray, "rows"]:
-    """Number of each row's cluster, from 0 in sorted order; -1 where a cluster column is missing a value.
+def cluster_indices(heads: pd.DataFrame, cluster: str | Sequence[str]) -> Int64[np.ndarray, "rows"]:
+    """Return the index of each row's cluster, from 0 in sorted order; -1 where a cluster column has no value.
 
     Raises:
         ValueError: no cluster column, one that the table lacks, or `"kv_head"` alone, which every layer numbers anew.

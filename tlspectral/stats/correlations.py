@@ -31,7 +31,7 @@ Method = Literal["hybrid", "rank"]
 
 @dataclass(frozen=True)
 class PartialCorrelation:
-    """A correlation of x and y that controls have been taken out of.
+    """A correlation of x and y after controls have been taken out of both.
 
     Attributes:
         statistic: the correlation, -1 to 1; NaN where it has no meaning.
@@ -88,33 +88,33 @@ def partial_spearman(
 
 
 def partial_correlation(variables: Float64[np.ndarray, "rows variables"], method: Method) -> PartialCorrelation:
-    """`partial_spearman` of a matrix whose columns are x, y and then the controls."""
-    kept = complete_rows(variables)
-    used, n = variables[kept], int(kept.sum())
+    """Compute `partial_spearman` of a matrix whose columns are x, y and then the controls."""
+    complete = complete_rows(variables)
+    used, n = variables[complete], int(complete.sum())
     if method == "hybrid" and np.isinf(used).any():
         raise ValueError(
             f"{int(np.isinf(used).any(1).sum())} rows hold an infinite value, to which no line can be fitted: "
             "leave them out, or use method='rank'"
         )
     statistic, n_controls, reason = residual_correlation(used, method)
-    found = {"n": n, "n_dropped": len(kept) - n, "n_controls": n_controls, "method": method}
-    return PartialCorrelation(statistic, student_pvalue(statistic, n - 2 - n_controls), **found, reason=reason)
+    counts = {"n": n, "n_dropped": len(complete) - n, "n_controls": n_controls, "method": method}
+    return PartialCorrelation(statistic, student_pvalue(statistic, n - 2 - n_controls), **counts, reason=reason)
 
 
 def residual_correlation(
     variables: Float64[np.ndarray, "rows variables"], method: Method
 ) -> tuple[float, int, str | None]:
-    """The statistic, the number of independent controls, and why the statistic is NaN; rows have no NaN."""
+    """Return the statistic, the number of independent controls, and why the statistic is NaN. Rows have no NaN."""
     if len(variables) < 3:
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
     if method == "rank":
         variables = scipy.stats.rankdata(variables, axis=0)
-    left, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
-    if len(left) - 2 - n_controls < 1:
-        reason = f"{len(left)} rows are too few for {n_controls} controls"
+    remainder, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
+    if len(remainder) - 2 - n_controls < 1:
+        reason = f"{len(remainder)} rows are too few for {n_controls} controls"
     if reason is not None:
         return math.nan, n_controls, reason
-    return _pearson(scipy.stats.rankdata(left, axis=0) if method == "hybrid" else left), n_controls, None
+    return _pearson(scipy.stats.rankdata(remainder, axis=0) if method == "hybrid" else remainder), n_controls, None
 
 
 def spearman_table(
@@ -144,8 +144,8 @@ def spearman_table(
         raise ValueError(f"alpha must lie between 0 and 1, found {alpha}")
     require_columns(heads, [*columns, *against])
     rows = [
-        {"column": one, "against": other} | _spearman(table_columns(heads, [one]), table_columns(heads, [other]))
-        for one in columns
+        {"column": column, "against": other} | _spearman(table_columns(heads, [column]), table_columns(heads, [other]))
+        for column in columns
         for other in against
     ]
     names = ["column", "against", "statistic", "pvalue", "q", "significant", "n", "n_dropped", "reason"]
@@ -157,15 +157,15 @@ def spearman_table(
 
 def _spearman(x: Float64[np.ndarray, "rows 1"], y: Float64[np.ndarray, "rows 1"]) -> dict[str, Any]:
     pair = np.column_stack([x, y])
-    kept = complete_rows(pair)
-    pair, n = pair[kept], int(kept.sum())
-    found: dict[str, Any] = {"statistic": math.nan, "pvalue": math.nan, "n": n, "n_dropped": len(kept) - n}
+    complete = complete_rows(pair)
+    pair, n = pair[complete], int(complete.sum())
+    result: dict[str, Any] = {"statistic": math.nan, "pvalue": math.nan, "n": n, "n_dropped": len(complete) - n}
     if n < 3:
-        return found | {"reason": f"{n} rows are too few for a correlation"}
+        return result | {"reason": f"{n} rows are too few for a correlation"}
     if (pair == pair[0]).all(0).any():
-        return found | {"reason": "a column is constant"}
+        return result | {"reason": "a column is constant"}
     agreement: Any = scipy.stats.spearmanr(pair[:, 0], pair[:, 1])
-    return found | {"statistic": float(agreement.statistic), "pvalue": float(agreement.pvalue), "reason": None}
+    return result | {"statistic": float(agreement.statistic), "pvalue": float(agreement.pvalue), "reason": None}
 
 
 def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
@@ -174,7 +174,7 @@ def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
 
 
 def student_pvalue(correlation: float, freedom: int) -> float:
-    """Two-sided p of a correlation by Student's t; NaN where the correlation is, or without a degree of freedom."""
+    """Two-sided p of a correlation by Student's t; NaN if the correlation is NaN or has no degree of freedom."""
     if math.isnan(correlation) or freedom < 1:
         return math.nan
     if abs(correlation) == 1:

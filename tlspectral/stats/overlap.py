@@ -1,4 +1,4 @@
-"""How surprising it is that two sets of heads have heads in common."""
+"""The hypergeometric test of the overlap of two sets of heads."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class HypergeometricOverlap:
 
     Attributes:
         statistic: heads in both sets.
-        expected: heads in both sets on average, if one of them were drawn at random.
-        pvalue: probability of at least so many.
+        expected: mean number of heads in both sets if one of them is drawn at random.
+        pvalue: probability of at least `statistic` heads in both.
         n: heads altogether.
     """
 
@@ -27,7 +27,7 @@ class HypergeometricOverlap:
 
 
 def hypergeometric_overlap(population: int, marked: int, drawn: int, overlap: int) -> HypergeometricOverlap:
-    """Probability that a random set of heads hits a marked one as often ("Fingerprint, Not Blueprint", section 5).
+    """Probability that a random set of heads overlaps a marked one as much ("Fingerprint, Not Blueprint", section 5).
 
     Args:
         population: heads altogether.

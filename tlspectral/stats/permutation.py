@@ -1,4 +1,4 @@
-"""Models as the unit: exact permutation of their labels, and what leaving one out changes."""
+"""Exact permutation tests with models as units, and the same test with one model left out."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ class ModelPermutation:
         separated: the gap is above 0: no value of one group reaches the other.
         n_permutations: labelings, `C(n, n_x)`.
         n: models.
-        alternative: `"two-sided"`, `"less"` or `"greater"`, said of x.
+        alternative: `"two-sided"`, `"less"` or `"greater"`, of x.
         method: how the p-value came about.
     """
 
@@ -63,7 +63,7 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
         observed difference alone: where that is 0, it loses labelings that are tied with it.
 
     Raises:
-        ValueError: an empty group, a value that is not finite (a model must not drop out unseen), more than 200,000
+        ValueError: an empty group, a value that is not finite (no model is left out without notice), more than 200,000
             labelings, or an unknown alternative.
 
     What it does not establish: that the groups differ for the reason they were named after: models that share a
@@ -82,13 +82,13 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
     differences = _differences_of_means(values, in_x)
     extreme = {"two-sided": np.abs(differences), "less": -differences, "greater": differences}[alternative]
     # The same labeling summed in another order differs by rounding; values differ by far more.
-    slack = 1e-12 * max(float(np.abs(values - values.mean()).max()), 1e-300)
-    one, two = groups
-    gap = float(max(one.min() - two.max(), two.min() - one.max()))
+    rounding = 1e-12 * max(float(np.abs(values - values.mean()).max()), 1e-300)
+    x_values, y_values = groups
+    gap = float(max(x_values.min() - y_values.max(), y_values.min() - x_values.max()))
     return ModelPermutation(
         statistic=float(differences[0]),
-        pvalue=float((extreme >= extreme[0] - slack).mean()),
-        floor=float((extreme >= extreme.max() - slack).mean()),
+        pvalue=float((extreme >= extreme[0] - rounding).mean()),
+        floor=float((extreme >= extreme.max() - rounding).mean()),
         gap=gap,
         separated=gap > 0,
         n_permutations=len(in_x),
@@ -101,7 +101,7 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
 def leave_one_model_out(
     values: Mapping[str, float] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
 ) -> pd.DataFrame:
-    """The permutation test again with each model left out ("Fingerprint, Not Blueprint", section 6).
+    """Repeat the permutation test with each model left out ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         values: one value per model, by name: a mapping or a Series.
@@ -124,9 +124,9 @@ def leave_one_model_out(
         for model, (group, value) in of_model.items():
             if model != left_out:
                 rest[group].append(value)
-        one, two = rest.values()
-        if one and two:
-            rows.append({"left_out": left_out, "reason": None} | vars(model_permutation_test(one, two)))
+        first, second = rest.values()
+        if first and second:
+            rows.append({"left_out": left_out, "reason": None} | vars(model_permutation_test(first, second)))
         else:
             reason = f"{left_out} is the only model of its group"
             rows.append({"left_out": left_out, "separated": False, "n_permutations": 0, "reason": reason})
@@ -137,11 +137,11 @@ def leave_one_model_out(
 def grouped_models(
     values: Mapping[str, Any] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
 ) -> dict[str, tuple[Hashable, Any]]:
-    """Group and value of each model, in the order of `values`; exactly two groups, every model in one."""
+    """Return group and value of each model, in the order of `values`. Refuse other than two groups."""
     value_of, group_of = dict(values.items()), dict(groups.items())
-    lone = sorted(set(value_of) ^ set(group_of), key=str)
-    if lone:
-        raise ValueError(f"models {lone} have a value or a group, but not both")
+    unmatched = sorted(set(value_of) ^ set(group_of), key=str)
+    if unmatched:
+        raise ValueError(f"models {unmatched} have a value or a group, but not both")
     labels = list(dict.fromkeys(group_of[model] for model in value_of))
     if len(labels) != 2:
         raise ValueError(f"two groups are compared, found {labels}")
@@ -149,7 +149,7 @@ def grouped_models(
 
 
 def _labelings(n: int, n_x: int) -> Bool[np.ndarray, "labelings n"]:
-    """Every way to choose which n_x of n models are in x; the first has the first n_x."""
+    """List every choice of n_x of n models for x; the first one has the first n_x models."""
     count = math.comb(n, n_x)
     if count > _MOST_LABELINGS:
         raise ValueError(f"{n_x} of {n} models can be chosen in {count} ways, more than {_MOST_LABELINGS}")

@@ -27,12 +27,12 @@ class MannWhitney:
         statistic: U of x: pairs in which x is larger, ties counted half.
         pvalue: exact over all labelings of the pooled values, ties included, where they can be counted; else
             asymptotic with the variance corrected for ties and for continuity. `method` says which.
-        rank_biserial: `2 U / (n_x n_y) - 1`, -1 to 1: how much more often x is the larger one than the smaller one.
+        rank_biserial: `2 U / (n_x n_y) - 1`, -1 to 1: the share of pairs with x > y less the share with x < y.
         hodges_lehmann: median of all differences x - y: the shift, in units of the values.
         n: values used.
         n_x, n_y: values used in each group.
         n_dropped: values left out because they were NaN.
-        alternative: `"two-sided"`, `"less"` or `"greater"`, said of x.
+        alternative: `"two-sided"`, `"less"` or `"greater"`, of x.
         method: how the p-value came about.
     """
 
@@ -53,9 +53,9 @@ class MannWhitney:
 def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided") -> MannWhitney:
     """Mann-Whitney test, exact also with ties ("Fingerprint, Not Blueprint", sections 5 and 6, Table 4).
 
-    The null distribution of the rank sum is counted over every way to label the pooled values, with their mid-ranks as
-    they are. `scipy.stats.mannwhitneyu(method="exact")` takes no account of ties, and
-    `scipy.stats.permutation_test` lists the labelings one by one, of which 15 against 20 values have 3e9.
+    The null distribution of the rank sum is counted over all labelings of the pooled values, with their mid-ranks.
+    `scipy.stats.mannwhitneyu(method="exact")` takes no account of ties, and `scipy.stats.permutation_test` lists the
+    labelings one by one, of which 15 against 20 values have 3e9.
 
     Args:
         x, y: numbers of each group, [n_x] and [n_y]. NaN are left out and counted.
@@ -72,16 +72,16 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
     """
     if alternative not in ("two-sided", "less", "greater"):
         raise ValueError(f"alternative must be 'two-sided', 'less' or 'greater', not {alternative!r}")
-    one, two, n_dropped = _groups(x, y)
-    sizes, pooled = (len(one), len(two)), np.concatenate([one, two])
+    x_values, y_values, n_dropped = _groups(x, y)
+    sizes, pooled = (len(x_values), len(y_values)), np.concatenate([x_values, y_values])
     ranks = scipy.stats.rankdata(pooled)
     u = float(ranks[: sizes[0]].sum() - sizes[0] * (sizes[0] + 1) / 2)
     exact = _exact_pvalue(np.rint(2 * ranks).astype(np.int64), sizes[0], alternative)
     return MannWhitney(
         statistic=u,
-        pvalue=_asymptotic_pvalue(one, two, alternative) if exact is None else exact,
+        pvalue=_asymptotic_pvalue(x_values, y_values, alternative) if exact is None else exact,
         rank_biserial=2 * u / math.prod(sizes) - 1,
-        hodges_lehmann=float(np.median(one[:, None] - two)),
+        hodges_lehmann=float(np.median(x_values[:, None] - y_values)),
         n=sum(sizes),
         n_x=sizes[0],
         n_y=sizes[1],
@@ -94,7 +94,7 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
 
 
 def rank_biserial(x: Values, y: Values) -> float:
-    """How much more often x is larger than y than smaller, over all pairs: -1 to 1 (FP Table 4, section 6).
+    """Share of pairs with x > y less the share with x < y: -1 to 1 (FP Table 4, section 6).
 
     Args:
         x, y: numbers of each group, [n_x] and [n_y]; NaN are left out.
@@ -102,11 +102,11 @@ def rank_biserial(x: Values, y: Values) -> float:
     Raises:
         ValueError: a group without numbers.
 
-    What it does not establish: by how much x is larger (`hodges_lehmann`), or that the difference is no chance.
+    What it does not establish: by how much x is larger (`hodges_lehmann`), or that the difference is not due to chance.
     """
-    one, two, _ = _groups(x, y)
-    ranks = scipy.stats.rankdata(np.concatenate([one, two]))[: len(one)]
-    return float(2 * (ranks.sum() - len(one) * (len(one) + 1) / 2) / (len(one) * len(two)) - 1)
+    x_values, y_values, _ = _groups(x, y)
+    ranks = scipy.stats.rankdata(np.concatenate([x_values, y_values]))[: len(x_values)]
+    return float(2 * (ranks.sum() - len(x_values) * (len(x_values) + 1) / 2) / (len(x_values) * len(y_values)) - 1)
 
 
 def hodges_lehmann(x: Values, y: Values) -> float:
@@ -120,27 +120,27 @@ def hodges_lehmann(x: Values, y: Values) -> float:
 
     What it does not establish: that the groups differ by a shift alone.
     """
-    one, two, _ = _groups(x, y)
-    return float(np.median(one[:, None] - two))
+    x_values, y_values, _ = _groups(x, y)
+    return float(np.median(x_values[:, None] - y_values))
 
 
 def _groups(x: Values, y: Values) -> tuple[Float64[np.ndarray, "n_x"], Float64[np.ndarray, "n_y"], int]:
-    one, two = as_values(x, "x"), as_values(y, "y")
-    given = len(one) + len(two)
-    one, two = one[~np.isnan(one)], two[~np.isnan(two)]
-    for name, group in (("x", one), ("y", two)):
+    x_values, y_values = as_values(x, "x"), as_values(y, "y")
+    given = len(x_values) + len(y_values)
+    x_values, y_values = x_values[~np.isnan(x_values)], y_values[~np.isnan(y_values)]
+    for name, group in (("x", x_values), ("y", y_values)):
         if not len(group):
             raise ValueError(f"group {name} holds no numbers")
         if np.isinf(group).any():
             raise ValueError(f"group {name} holds infinite values: their differences have no meaning")
-    return one, two, given - len(one) - len(two)
+    return x_values, y_values, given - len(x_values) - len(y_values)
 
 
 def _exact_pvalue(doubled_ranks: Int64[np.ndarray, "n"], n_x: int, alternative: Alternative) -> float | None:
     """Share of all labelings with a rank sum at least as extreme; None where there are too many to count.
 
-    `ways[j, s]` counts the sets of j values with doubled rank sum s, one value after another: what listing all
-    labelings gives, in steps that grow with the rank sum and not with the number of labelings.
+    `ways[j, s]` counts the sets of j values with doubled rank sum s, one value after another. This gives the same as
+    listing all labelings, in steps that grow with the rank sum and not with the number of labelings.
     """
     n = len(doubled_ranks)
     total, sum_x = int(doubled_ranks.sum()), int(doubled_ranks[:n_x].sum())

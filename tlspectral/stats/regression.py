@@ -1,4 +1,4 @@
-"""What a column adds to a linear model."""
+"""The share of variance that columns add to a linear model."""
 
 import math
 import warnings
@@ -69,13 +69,13 @@ def nested_r_squared(
     if not added:
         raise ValueError("name at least one column to add")
     variables = table_columns(heads, [y, *base, *added])
-    kept = complete_rows(variables)
-    variables, n = variables[kept], int(kept.sum())
+    complete = complete_rows(variables)
+    variables, n = variables[complete], int(complete.sum())
     if np.isinf(variables).any():
         raise ValueError(
             f"one of the columns {[y, *base, *added]} holds infinite values, to which no line can be fitted"
         )
-    counts = {"n": n, "n_dropped": len(kept) - n}
+    counts = {"n": n, "n_dropped": len(complete) - n}
     if n < 3 or (variables[:, 0] == variables[0, 0]).all():
         reason = f"{n} rows are too few" if n < 3 else f"{y} is constant"
         nothing = dict.fromkeys(added, math.nan)
@@ -113,5 +113,5 @@ def _fit(y: Float64[np.ndarray, "rows"], predictors: Float64[np.ndarray, "rows c
     from statsmodels.regression.linear_model import OLS
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that columns depend on each other is told by `freedom` and `reason`
+        warnings.simplefilter("ignore")  # `freedom` and `reason` show where columns depend on each other
         return OLS(y, np.column_stack([np.ones(len(y)), predictors])).fit()

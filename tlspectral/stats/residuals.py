@@ -1,4 +1,4 @@
-"""What linear controls leave of a column, with rounding kept out of what is constant, explained or tied."""
+"""Residuals of linear controls. Constant, explained and tied values are found in spite of rounding."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ _EXPLAINED = 1e-10
 def residuals(
     values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
-    """Least squares with an intercept: what the controls leave of each column.
+    """Compute the residuals of each column by least squares on the controls, with an intercept.
 
     Args:
         values: finite, at least one row.
-        controls: finite; constant and repeated ones do no harm.
+        controls: finite; constant and repeated ones are allowed.
         names: of the columns, for the reason.
 
     Returns:
@@ -32,18 +32,18 @@ def residuals(
     z = _standardised(controls)
     if not z.shape[1]:
         return values, 0, None
-    left = values - values.mean(0)
-    spread = np.sqrt((left**2).mean(0))
-    coefficients, _, rank, _ = np.linalg.lstsq(z, left, rcond=_EXPLAINED)
-    left = left - z @ coefficients
-    explained = np.sqrt((left**2).mean(0)) <= _EXPLAINED * spread
+    remainder = values - values.mean(0)
+    spread = np.sqrt((remainder**2).mean(0))
+    coefficients, _, rank, _ = np.linalg.lstsq(z, remainder, rcond=_EXPLAINED)
+    remainder = remainder - z @ coefficients
+    explained = np.sqrt((remainder**2).mean(0)) <= _EXPLAINED * spread
     if explained.any():
-        return left, int(rank), f"{names[int(explained.argmax())]} is a linear function of the controls"
-    return np.column_stack([_tied(*column) for column in zip(left.T, _TIE * spread, strict=True)]), int(rank), None
+        return remainder, int(rank), f"{names[int(explained.argmax())]} is a linear function of the controls"
+    return np.column_stack([_tied(*column) for column in zip(remainder.T, _TIE * spread, strict=True)]), int(rank), None
 
 
 def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
-    """Values less than `closest` above the next lower one are replaced by it."""
+    """Replace values that are less than `closest` above the next lower one by that one."""
     order = np.argsort(values)
     ascending = values[order]
     starts = np.concatenate([[True], np.diff(ascending) > closest])
@@ -53,7 +53,7 @@ def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.nda
 
 
 def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
-    """The controls that vary, each with mean 0 and variance 1."""
+    """Return the controls that vary, each with mean 0 and variance 1."""
     centred = controls - controls.mean(0)
     spread = np.sqrt((centred**2).mean(0))
     varying = spread > _TIE * np.abs(controls).max(0, initial=0)

@@ -1,4 +1,4 @@
-"""Where a model's strongest heads stand within the model, and whether that depends on how many are taken."""
+"""Within-model percentiles of a model's strongest heads, for one number of heads and for several."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,16 +77,16 @@ def top_head_percentile(
     ranks = np.full(len(heads), np.nan)
     ranks[known] = scipy.stats.rankdata(ranked[known])
     order = usable[np.lexsort((head[usable], layer[usable], -strength[usable]))]
-    taken = order[:k]
+    strongest = order[:k]
     return TopHeadPercentile(
-        statistic=float(np.median(ranks[taken] / n)),
-        statistic_midrank=float(np.median((ranks[taken] - 0.5) / n)),
-        percentiles=tuple(float(rank) / n for rank in ranks[taken]),
-        heads=tuple((int(layer[place]), int(head[place])) for place in taken),
+        statistic=float(np.median(ranks[strongest] / n)),
+        statistic_midrank=float(np.median((ranks[strongest] - 0.5) / n)),
+        percentiles=tuple(float(rank) / n for rank in ranks[strongest]),
+        heads=tuple((int(layer[row]), int(head[row])) for row in strongest),
         k=k,
         n=n,
         n_dropped=len(heads) - len(usable),
-        tied_at_border=int((strength[order[k:]] == strength[taken[-1]]).sum()),
+        tied_at_border=int((strength[order[k:]] == strength[strongest[-1]]).sum()),
         method=f"median of rank / n of {column} over the top {k} by {by}, ties by layer and head",
     )
 
@@ -99,7 +99,7 @@ def top_k_sensitivity(
     column: str = "D_head",
     by: str = "prev",
 ) -> pd.DataFrame:
-    """Whether two groups of models stay apart for other numbers of top heads ("Fingerprint, Not Blueprint", section 6).
+    """Test whether other numbers of top heads separate two groups of models ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         tables: the head table of each model, by name.
@@ -124,12 +124,14 @@ def top_k_sensitivity(
         medians: dict[Hashable, list[float]] = {first: [], second: []}
         for model, (group, table) in of_model.items():
             try:
-                found = top_head_percentile(table, column=column, by=by, k=k)
+                percentile = top_head_percentile(table, column=column, by=by, k=k)
             except ValueError as error:
                 raise ValueError(f"{model}: {error}") from error
-            medians[group].append(found.statistic)
-        one, two = medians[first], medians[second]
-        upper = first if min(one) - max(two) >= min(two) - max(one) else second
-        rows.append({"k": k, "upper": upper} | vars(model_permutation_test(one, two)))
+            medians[group].append(percentile.statistic)
+        first_medians, second_medians = medians[first], medians[second]
+        upper = (
+            first if min(first_medians) - max(second_medians) >= min(second_medians) - max(first_medians) else second
+        )
+        rows.append({"k": k, "upper": upper} | vars(model_permutation_test(first_medians, second_medians)))
     names = ["k", "gap", "separated", "upper", "pvalue", "floor"]
     return named(pd.DataFrame(rows, columns=names), TOP_K_SENSITIVITY)

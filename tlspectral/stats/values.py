@@ -1,4 +1,4 @@
-"""Columns of a head table, and loose arrays, as float64, and the rule for missing values: NaN rows go, counted."""
+"""Columns of a head table and arrays as float64. Rows with a NaN are left out and counted."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -11,10 +11,10 @@ Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 
 
 def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
-    """One column as float64, missing values as NaN.
+    """Return one column as float64, missing values as NaN.
 
     Raises:
-        ValueError: not numbers, or not one-dimensional; the message calls the column `name`.
+        ValueError: not numbers, or not one-dimensional; the message names it `name`.
     """
     array = _as_floats(values, name)
     if array.ndim != 1:
@@ -23,7 +23,7 @@ def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
 
 
 def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows controls"]:
-    """Control variables as columns: a Series or 1-D array is one column, a 2-D array or DataFrame one per column."""
+    """Return controls as columns: a Series or 1-D array is one column, a 2-D array or DataFrame one per column."""
     if isinstance(controls, pd.DataFrame):
         return table_columns(controls, list(controls.columns))
     array = _as_floats(controls, "controls")
@@ -33,7 +33,7 @@ def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows co
 
 
 def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
-    """Columns of a table by name, side by side.
+    """Return columns of a table by name, side by side.
 
     Raises:
         ValueError: a column that the table lacks or has twice, or that holds no numbers.
@@ -60,8 +60,12 @@ def require_aligned(**values: Any) -> None:
         return
     first, *others = indexed
     for other in others:
-        one, two = indexed[first], indexed[other]
-        if len(one) == len(two) and not one.equals(two) and one.sort_values().equals(two.sort_values()):
+        first_index, other_index = indexed[first], indexed[other]
+        if (
+            len(first_index) == len(other_index)
+            and not first_index.equals(other_index)
+            and first_index.sort_values().equals(other_index.sort_values())
+        ):
             raise ValueError(
                 f"{first} and {other} hold the same index in different orders and would be paired wrongly: "
                 "reindex one of them, or pass .to_numpy() to pair by position"
@@ -69,15 +73,15 @@ def require_aligned(**values: Any) -> None:
 
 
 def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.ndarray, "rows"]:
-    """True where no column is NaN."""
-    kept = np.ones(len(columns[0]), dtype=bool)
+    """Return True for the rows in which no column is NaN."""
+    complete = np.ones(len(columns[0]), dtype=bool)
     for column in columns:
-        kept &= ~np.isnan(column).any(axis=tuple(range(1, column.ndim)))
-    return kept
+        complete &= ~np.isnan(column).any(axis=tuple(range(1, column.ndim)))
+    return complete
 
 
 def reasons_as_objects(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with None, not NaN, where the column `reason` says nothing."""
+    """Return the table with None, not NaN, where the column `reason` is empty."""
     reasons = table["reason"].astype(object)
     return table.assign(reason=reasons.where(reasons.notna(), None))
 

@@ -1,4 +1,4 @@
-"""How well columns that need weights alone point at heads that behave in a certain way."""
+"""How well columns that are computed from weights alone find heads with a certain behaviour."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Bool, Float64, Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_places
+from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
 from tlspectral.stats.columns import TRIAGE
 from tlspectral.stats.values import complete_rows, reasons_as_objects, require_columns, table_columns
 from tlspectral.tables import named
@@ -26,10 +26,10 @@ def triage(
     threshold: float = 0.5,
     ks: Sequence[int] = (5, 10, 20),
 ) -> pd.DataFrame:
-    """Find behaving heads from weights alone ("Fingerprint, Not Blueprint", section 11, "Practical reading").
+    """Find heads with a behaviour from weights alone ("Fingerprint, Not Blueprint", section 11, "Practical reading").
 
     A head is positive where its behaviour exceeds the threshold. Each score is read as "the higher, the more likely
-    positive", for every model alike and not as the data would have it; `direction` says which way it pointed.
+    positive", for every model alike, whatever the data show; `direction` gives the direction that the data show.
 
     Args:
         heads: one row per head of one model, with `layer` and `head`.
@@ -72,15 +72,15 @@ def _score_row(heads: pd.DataFrame, score: str, behaviour: str, threshold: float
     if values is None:
         return row | {"reason": f"the table has no column {score}"}
     behaves, layer, head = table_columns(heads, [behaviour, "layer", "head"]).T
-    place = cluster_places(heads, "layer")
-    kept = complete_rows(values, behaves) & (place >= 0)
-    values, positive, place = values[kept], behaves[kept] > threshold, place[kept]
+    layer_index = cluster_indices(heads, "layer")
+    complete = complete_rows(values, behaves) & (layer_index >= 0)
+    values, positive, layer_index = values[complete], behaves[complete] > threshold, layer_index[complete]
     n, n_positive = len(values), int(positive.sum())
-    row |= {"n": n, "n_positive": n_positive, "n_dropped": len(kept) - n}
+    row |= {"n": n, "n_positive": n_positive, "n_dropped": len(complete) - n}
     if not n:
         return row | {"reason": f"no head has both {score} and {behaviour}"}
     row["base_rate"] = n_positive / n
-    order = np.lexsort((head[kept], layer[kept], -values))
+    order = np.lexsort((head[complete], layer[complete], -values))
     row |= {f"precision_at_{k}": float(positive[order[:k]].mean()) for k in ks if k <= n}
     reasons = [f"{n} heads are fewer than k={k}" for k in ks if k > n]
     if n_positive in (0, n):
@@ -88,7 +88,7 @@ def _score_row(heads: pd.DataFrame, score: str, behaviour: str, threshold: float
     elif (values == values[0]).all():
         reasons.insert(0, f"{score} is constant")
     else:
-        auc, low, high, reason = _auc(values, positive, place)
+        auc, low, high, reason = _auc(values, positive, layer_index)
         row |= {"auc": auc, "auc_low": low, "auc_high": high}
         row["direction"] = "none" if auc == 0.5 else "higher" if auc > 0.5 else "lower"
         reasons = ([reason] if reason is not None else []) + reasons
@@ -107,9 +107,9 @@ def _score_values(heads: pd.DataFrame, score: str) -> Float64[np.ndarray, "rows"
 
 
 def _auc(
-    values: Float64[np.ndarray, "rows"], positive: Bool[np.ndarray, "rows"], place: Int64[np.ndarray, "rows"]
+    values: Float64[np.ndarray, "rows"], positive: Bool[np.ndarray, "rows"], layer_index: Int64[np.ndarray, "rows"]
 ) -> tuple[float, float, float, str | None]:
-    """AUC, its interval, and why it has none.
+    """Return the AUC, its interval, and the reason why it has none.
 
     A positive's placement is the share of negatives below it, a negative's the share of positives above it. Their means
     are the AUC, and their sums over layers, less what the AUC expects, give its variance.
@@ -121,10 +121,10 @@ def _auc(
     placement = np.empty(len(values))
     placement[positive] = (ranks[positive] - scipy.stats.rankdata(values[positive])) / n_negative
     placement[~positive] = 1 - (ranks[~positive] - scipy.stats.rankdata(values[~positive])) / n_positive
-    of_positive = np.bincount(place, np.where(positive, placement - auc, 0))
-    of_negative = np.bincount(place, np.where(positive, 0, placement - auc))
-    layers = len(np.unique(place))
-    with_positive, with_negative = len(np.unique(place[positive])), len(np.unique(place[~positive]))
+    of_positive = np.bincount(layer_index, np.where(positive, placement - auc, 0))
+    of_negative = np.bincount(layer_index, np.where(positive, 0, placement - auc))
+    layers = len(np.unique(layer_index))
+    with_positive, with_negative = len(np.unique(layer_index[positive])), len(np.unique(layer_index[~positive]))
     if auc in (0.0, 1.0):
         return auc, math.nan, math.nan, "the score separates the classes: no variance to make an interval of"
     if layers < FEWEST_CLUSTERS or min(with_positive, with_negative) < 2:

@@ -1,4 +1,6 @@
-"""Documented tables and their files. It needs torch and TransformerLens only to look up the tables of other rooms."""
+"""Documented tables, their files, and long work in parts.
+
+Only looking up the tables of other rooms loads torch and TransformerLens."""
 
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.every_table import TABLES, describe_table
@@ -10,10 +12,10 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
-from tlspectral.tables.model_pieces import open_model_pieces
+from tlspectral.tables.model_parts import open_model_parts
 from tlspectral.tables.names import named
 from tlspectral.tables.parquet import read_table, write_table
-from tlspectral.tables.pieces import PieceFolder, open_pieces
+from tlspectral.tables.parts import PartFolder, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import WorkPart, finished_parts, workers_kept
@@ -26,7 +28,7 @@ __all__ = [
     "POSITIONAL_COLUMNS",
     "TABLES",
     "Column",
-    "PieceFolder",
+    "PartFolder",
     "Table",
     "WorkPart",
     "bundled",
@@ -34,8 +36,8 @@ __all__ = [
     "describe_table",
     "finished_parts",
     "named",
-    "open_model_pieces",
-    "open_pieces",
+    "open_model_parts",
+    "open_parts",
     "read_table",
     "stacked",
     "unbundled",

@@ -34,12 +34,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of one table, in their order; the same name may mean something else in another table.
+    """The columns of one table, in their order. The same name may mean something else in another table.
 
     Attributes:
         name: the function that returns the table and, where it returns several, behind a dot which of them.
         made_by: functions and commands that make it, as Markdown.
-        columns: all that it can have; the entry says when a column is not always there.
+        columns: all that it can have; `meaning` says when a column is missing.
     """
 
     name: str

@@ -33,7 +33,7 @@ _MODULES = (
 
 
 class _EveryTable(Mapping[str, Table]):
-    """A mapping that imports the modules one after the other, as far as it has to."""
+    """A mapping that imports the modules one by one, until it has found the table."""
 
     def __getitem__(self, name: str) -> Table:
         for table in self._tables():
@@ -57,7 +57,7 @@ TABLES: Mapping[str, Table] = _EveryTable()
 
 
 def describe_table(name: str) -> pd.DataFrame:
-    """What the columns of one table mean, one row per column.
+    """Describe the columns of one table, one row per column.
 
     Args:
         name: of `TABLES`: the function that returns the table, such as `"band_effects"`, and, where it returns several,

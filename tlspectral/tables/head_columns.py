@@ -250,11 +250,11 @@ FREQUENCY_COLUMNS: tuple[Column, ...] = (
     *_IDENTITY[:2],
     Column("frequency", "Index t of the rotary pair; 0 is the model's first pair.", "index", range="0 .. pairs - 1",
         source="the model", does_not_establish="Pairs of one index have other angles in other models: compare theta."),
-    Column("theta", "Angle by which the pair turns per token, as the model's own rotary module has it.", "rad/token",
+    Column("theta", "Angle by which the pair rotates per token, as the model's own rotary module has it.", "rad/token",
         range="0 .. pi, as a rule", source="FP 7", also_known_as="inverse frequency (inv_freq)",
         does_not_establish="Scalings that multiply the scores (attention_scaling) are not in it."),
-    Column("wavelength", "Tokens per turn: 2 pi / theta; inf at theta 0.", "token", range="2 .. inf, as a rule",
-        source="FP 7; Barbero et al. 2025",
+    Column("wavelength", "Tokens per full rotation: 2 pi / theta; inf at theta 0.", "token",
+        range="2 .. inf, as a rule", source="FP 7; Barbero et al. 2025",
         does_not_establish="A long wavelength does not make a pair position-blind: the angle within the context "
         "decides."),
     Column("re_norm", "||Re M_t||: the content of the pair that is even in the offset.", _NORM_UNIT, range="0 .. inf",
@@ -269,7 +269,7 @@ FREQUENCY_COLUMNS: tuple[Column, ...] = (
 """The columns of `frequency_table`, in their order."""
 
 # d_b is the mean attention of the prompt's last query over the tokens of block b. A swap exchanges blocks i and j;
-# v = (d_i, d_j) before it and v' after it, at the same places. PS is Urrutia et al., "Decoupling Positional and
+# v = (d_i, d_j) before it and v' after it, at the same positions. PS is Urrutia et al., "Decoupling Positional and
 # Symbolic Attention Behavior in Transformers".
 _COSINES = "weighted mean of cosines"
 _ONE_PROMPT = (
@@ -278,7 +278,7 @@ _ONE_PROMPT = (
 )
 
 POSITIONAL_COLUMNS: tuple[Column, ...] = (
-    Column("s_pos", "Positional score: sum over swaps of alpha cos(v', v); 1 where attention stays at the places.",
+    Column("s_pos", "Positional score: sum over swaps of alpha cos(v', v); 1 where attention stays at its positions.",
         _COSINES, range="0 .. 1", source="PS 3.3, B.3", also_known_as="positional score",
         does_not_establish=_ONE_PROMPT + "Flat attention has both scores near 1: read it beside logit_std."),
     Column("s_sym",
@@ -288,7 +288,8 @@ POSITIONAL_COLUMNS: tuple[Column, ...] = (
         "angles of v and v': a negative correlation of the two scores over heads is largely geometry."),
     Column("exclusion_index",
         "sym / (pos + sym) of Theorem 1, over all tokens before the query: 0 where logits depend on the key's "
-        "content alone, 1 where they depend on its place alone.", "share", range="0 .. 1", source="PS 3.2, Theorem 1",
+        "content alone, 1 where they depend on its position alone.", "share", range="0 .. 1",
+        source="PS 3.2, Theorem 1",
         does_not_establish="It needs no swaps and no tau, but keys of one pass: what a position adds to a key in "
         "earlier layers counts as content. Learned absolute positions live there, so such heads have 0."),
     Column("logit_std", "Standard deviation of the query's logits over the tokens before it.", "logit",
@@ -310,7 +311,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 
 
 def describe_columns() -> pd.DataFrame:
-    """The column dictionary as a table, one row per column.
+    """Return the documentation of the columns as a table, one row per column.
 
     Returns:
         DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: the head

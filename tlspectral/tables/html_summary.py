@@ -1,4 +1,4 @@
-"""How results show themselves in a notebook: a small table of their fields."""
+"""HTML summaries of results for notebooks: a small table of their fields."""
 
 import dataclasses
 import html
@@ -11,9 +11,9 @@ _LONG = 80  # characters
 
 
 def html_summary(result: Any) -> str:
-    """A frozen result as an HTML table, one row per field that says something.
+    """Show a frozen result as an HTML table, one row per field that is not None.
 
-    Numbers have four digits, long values are cut, and fields that are None are left out; the object has them all.
+    Numbers have four digits, and long values are cut.
     """
     shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     rows = [(name, _short(value)) for name, value in shown.items() if value is not None]

@@ -1,6 +1,7 @@
-"""Which table a frame is: its maker writes the name into `attrs["table"]`, and files carry it.
+"""The name of a frame's table, in `attrs["table"]`, and the documentation of its columns.
 
-Nothing is guessed from column names: a frame without a name has no documentation.
+The function that makes a table writes the name, and files keep it. Nothing is guessed from column names: a frame
+without a name has no documentation.
 """
 
 from collections.abc import Mapping
@@ -12,26 +13,26 @@ import pandas as pd
 from tlspectral.tables.column import Column, Table
 
 _DOCUMENTED: dict[str, dict[str, Column]] = {}
-"""Columns by table and name, of the makers and files that this process has met."""
+"""Columns by table and name, of the tables that this process has made or read."""
 
 
 def named(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Mark a frame as one of a table, in place, so that `write_table` can document its columns."""
+    """Write the table's name into the frame's `attrs`, in place, so that `write_table` can document its columns."""
     frame.attrs["table"] = table.name
     _DOCUMENTED.setdefault(table.name, {}).update({column.name: column for column in table.columns})
     return frame
 
 
 def columns_of(attrs: Mapping[Any, Any]) -> Mapping[str, Column]:
-    """The documented columns of the table that a frame's `attrs` name; empty without a known name."""
+    """Return the documented columns of the table that `attrs` name; empty without a known name."""
     name = attrs.get("table")
     return _DOCUMENTED.get(name, {}) if isinstance(name, str) else {}
 
 
 def remember(name: Any, docs: Any) -> None:
-    """Keep a file's docs of its columns, so that a process without the table's maker can write them again.
+    """Store a file's column docs, so that a process that has not loaded the table's maker can write them again.
 
-    What the maker itself says comes first. Fields of other versions are left out.
+    Docs from the maker take precedence. Fields of other versions are left out.
     """
     if not isinstance(name, str) or not isinstance(docs, dict):
         return

@@ -1,11 +1,11 @@
-"""Where the random null of a whole model stands: one line and one band for all heads."""
+"""The random null of a whole model as one level and one band for all heads."""
 
 import numpy as np
 import pandas as pd
 
 
 def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
-    """Medians over heads of the null's mean and standard deviation; None where the table has no null of it.
+    """Return the medians over heads of the null's mean and standard deviation; None where the table has no null of it.
 
     Args:
         heads: table of `analyze_heads`.

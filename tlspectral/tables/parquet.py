@@ -20,7 +20,7 @@ from tlspectral.tables.whole_file import whole_file
 _KEY = b"tlspectral"
 _DIGEST_KEY = b"tlspectral_sha256"
 _FORMAT = 2  # from 2 on with a digest of the file
-# What stands in the place of the digest while the file is hashed.
+# Stands for the digest while the file is hashed.
 _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 
 
@@ -31,7 +31,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
     holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name). pandas keeps `attrs` through
     selections and drops them in many joins. `pandas.read_parquet` reads the file as well. The file appears when it is
-    complete: an error or an interrupt leaves what was there. It carries checksums of its pages and, under
+    complete: after an error or an interrupt an older file is still there. It carries checksums of its pages and, under
     `tlspectral_sha256`, one of itself, so that `read_table` refuses a damaged file.
 
     Args:
@@ -59,10 +59,10 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         else field
         for field in table.schema
     ]
-    ours = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
+    description = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
     metadata = {
         **(table.schema.metadata or {}),
-        _KEY: ours.encode(),
+        _KEY: description.encode(),
         b"PANDAS_ATTRS": json.dumps(provenance).encode(),
         _DIGEST_KEY: _NO_DIGEST,
     }
@@ -76,7 +76,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name `path` in an error of the operating system that names no file, such as that of a full disk."""
+    """Add `path` to an error of the operating system that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -92,7 +92,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: the parquet file.
 
     Returns:
-        The table, as it was written.
+        The table as it was written.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -113,8 +113,8 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         raise FileNotFoundError(f"{path} does not exist: write it with tlspectral.write_table, or check the name")
     data = Path(path).read_bytes()
     if data[:4] != b"PAR1":
-        found = "is empty" if not data else f"starts with {data[:4]!r}"
-        raise ValueError(f"{path} is not a parquet file (it {found}): read_table reads what write_table wrote")
+        start = "is empty" if not data else f"starts with {data[:4]!r}"
+        raise ValueError(f"{path} is not a parquet file (it {start}): read_table reads what write_table wrote")
     try:
         # Not pq.read_table: it would read folder names such as layer=3 as columns.
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
@@ -133,7 +133,7 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
-    """A file's bytes with another digest. It stands in the footer, which is the end of a parquet file."""
+    """Replace the digest in a file's bytes. It is searched from the end, where a parquet file has its footer."""
     start = data.rfind(before) if before else -1
     return data if start < 0 else data[:start] + after + data[start + len(before) :]
 
@@ -143,7 +143,7 @@ def _damaged(path: str | os.PathLike[str], why: object) -> ValueError:
 
 
 def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Our part of the schema metadata, checked."""
+    """Read and check our part of the schema metadata."""
     if _KEY not in metadata:
         keys = ", ".join(sorted(key.decode(errors="replace") for key in metadata)) or "none"
         raise ValueError(
@@ -168,7 +168,7 @@ def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) ->
 
 
 def _json_value(value: Any, where: str) -> Any:
-    """`value` with numpy scalars as plain numbers; a ValueError names the place of what JSON cannot hold."""
+    """Turn numpy scalars in `value` into plain numbers. A ValueError names what JSON cannot hold and where it is."""
     if value is None or type(value) in (str, bool, int, float):
         return value
     if isinstance(value, (np.bool_, np.integer, np.floating)):

@@ -1,4 +1,4 @@
-"""The tables published with "Fingerprint, Not Blueprint" (FP), as they come with this package.
+"""The tables published with "Fingerprint, Not Blueprint" (FP), which this package ships.
 
 Data by Li Hengyu (2026), CC-BY-4.0: `tlspectral/data/published/NOTICE.md` says what was changed.
 """
@@ -59,7 +59,7 @@ class ConstrainedTables:
 
 
 def published_heads(name: str) -> pd.DataFrame:
-    """The published table of a model's heads, one row per head, as it was released.
+    """Return the published table of a model's heads, one row per head.
 
     Args:
         name: one of `PUBLISHED_HEADS`.
@@ -67,13 +67,13 @@ def published_heads(name: str) -> pd.DataFrame:
     Returns:
         DataFrame with `layer, head`, the spectral columns and detector scores that DESIGN and `tlspectral.tables` name
         alike, and for some models effects of ablations in nats: `dCE_sym`, `dICL_sym` (M_A removed, corpus and
-        induction loss), `dCE_anti` (M_S removed), `dInd_rope`, `dCE_rope` (rope phase removed). `attrs` says whose
-        table it is and under what licence.
+        induction loss), `dCE_anti` (M_S removed), `dInd_rope`, `dCE_rope` (rope phase removed). `attrs` hold
+        source and licence.
 
     Raises:
         ValueError: there is no such table.
 
-    What it does not establish: how the numbers came about. Weights, prompts and versions are not in the release's
+    What it does not establish: how the numbers were computed. Weights, prompts and versions are not in the release's
     tables.
     """
     _require_published(name, PUBLISHED_HEADS, "table of heads")
@@ -81,7 +81,7 @@ def published_heads(name: str) -> pd.DataFrame:
 
 
 def published_checkpoints(name: str) -> pd.DataFrame:
-    """The published history of a model's eventual previous-token head over training, one row per checkpoint.
+    """Return the published history of a model's eventual previous-token head over training, one row per checkpoint.
 
     Args:
         name: one of `PUBLISHED_CHECKPOINTS`.
@@ -100,14 +100,14 @@ def published_checkpoints(name: str) -> pd.DataFrame:
     _require_published(name, PUBLISHED_CHECKPOINTS, "history of checkpoints")
     summary, analysis = (_read(f"{name}_ckpt_{kind}") for kind in ("summary", "analysis"))
     joined = summary.astype({"step": "int64"}).merge(analysis, on="step", validate="one_to_one")
-    kept = joined.drop(columns=[column for column in _TWICE if column in joined]).rename(columns=_CHECKPOINT_NAMES)
-    kept.insert(1, "tokens", kept["step"] * _TOKENS_PER_STEP)
-    kept["n_heads"] = _HEADS_OF_CHECKPOINTS[name]
-    return named(_marked(kept, model=name), columns.PUBLISHED_CHECKPOINTS)
+    history = joined.drop(columns=[column for column in _TWICE if column in joined]).rename(columns=_CHECKPOINT_NAMES)
+    history.insert(1, "tokens", history["step"] * _TOKENS_PER_STEP)
+    history["n_heads"] = _HEADS_OF_CHECKPOINTS[name]
+    return named(_marked(history, model=name), columns.PUBLISHED_CHECKPOINTS)
 
 
 def published_kernels() -> pd.DataFrame:
-    """The published scores by relative position of four heads of Pythia-410m (FP Fig. 3).
+    """Return the published scores by relative position of four heads of Pythia-410m (FP Fig. 3).
 
     Returns:
         DataFrame `layer, head, offset, score, ablated`: mean score before softmax at offset = key - query, -20 to 0;
@@ -115,17 +115,17 @@ def published_kernels() -> pd.DataFrame:
     """
     table = _read("pythia-410m_kernel_curves")
     # The ablation's panel repeats the intact curve of head 5.2 and names curves, not heads.
-    kept = table.loc[(table["fig"] == "relpos") | (table["head"] == "killed")].reset_index(drop=True)
-    ablated = kept["head"] == "killed"
-    place = kept["head"].where(~ablated, "5.2").str.split(".", expand=True).astype("int64")
+    rows = table.loc[(table["fig"] == "relpos") | (table["head"] == "killed")].reset_index(drop=True)
+    ablated = rows["head"] == "killed"
+    index = rows["head"].where(~ablated, "5.2").str.split(".", expand=True).astype("int64")
     curves = pd.DataFrame(
-        {"layer": place[0], "head": place[1], "offset": kept["offset"], "score": kept["score"], "ablated": ablated}
+        {"layer": index[0], "head": index[1], "offset": rows["offset"], "score": rows["score"], "ablated": ablated}
     )
     return named(_marked(curves, model="pythia-410m"), columns.PUBLISHED_KERNELS)
 
 
 def published_constrained(strength: float = 10.0) -> ConstrainedTables:
-    """The published constrained runs (FP section 10): free arms, and arms whose penalty has a weight.
+    """Return the published constrained runs (FP section 10): free arms, and arms with a penalty.
 
     Args:
         strength: weight of the penalty: 10, the grid that FP reports, or 1, its side runs (three seeds of `rope_imag`;
@@ -142,19 +142,19 @@ def published_constrained(strength: float = 10.0) -> ConstrainedTables:
     if strength not in _STRENGTHS:
         raise ValueError(f"no constrained runs of strength {strength} were published: there are 10 and 1")
     read = {name: _read(f"constrained_{name}", strength=strength) for name in columns.PUBLISHED_CONSTRAINED}
-    kept = {name: _of_strength(table, strength) for name, table in read.items()}
-    return ConstrainedTables(**{name: named(kept[name], columns.PUBLISHED_CONSTRAINED[name]) for name in kept})
+    selected = {name: _of_strength(table, strength) for name, table in read.items()}
+    return ConstrainedTables(**{name: named(selected[name], columns.PUBLISHED_CONSTRAINED[name]) for name in selected})
 
 
 def _of_strength(table: pd.DataFrame, strength: float) -> pd.DataFrame:
-    kept = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
-    kept.attrs = dict(table.attrs)
-    return kept
+    selected = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
+    selected.attrs = dict(table.attrs)
+    return selected
 
 
-def _require_published(name: str, names: Sequence[str], what: str) -> None:
+def _require_published(name: str, names: Sequence[str], kind: str) -> None:
     if name not in names:
-        raise ValueError(f"no {what} was published for {name!r}: there are {', '.join(names)}")
+        raise ValueError(f"no {kind} was published for {name!r}: there are {', '.join(names)}")
 
 
 def _read(stem: str, **attrs: object) -> pd.DataFrame:
@@ -162,11 +162,11 @@ def _read(stem: str, **attrs: object) -> pd.DataFrame:
 
 
 def _marked(table: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """The table, with whose it is; what the release itself says stays."""
+    """Add source and licence to the table's `attrs`. Those of the release stay."""
     table.attrs = {**table.attrs, "source": SOURCE, "licence": LICENCE, **attrs}
     return table
 
 
 def published_folder() -> Path:
-    """Where the tables lie in the installed package."""
+    """Return the folder of the tables in the installed package."""
     return Path(str(files("tlspectral") / "data" / "published"))

@@ -42,8 +42,8 @@ EVALUATIONS = (
 )
 
 SPECTRA = tuple(
-    replace(COLUMNS[name], meaning=f"{said} Of the operator with the norm's gain folded in, and centred.")
-    for name, said in (
+    replace(COLUMNS[name], meaning=f"{formula} Of the operator with the norm's gain folded in, and centred.")
+    for name, formula in (
         ("dir_frac", "||M_A|| / ||M||."),
         ("D_head", "sum |Im l| / sum |l|."),
         ("rope_imag_frac", "sum_t ||Im M_t|| / sum_t (||Re M_t|| + ||Im M_t||); NaN without rotary positions."),
@@ -51,13 +51,13 @@ SPECTRA = tuple(
 )
 RAW = tuple(
     replace(
-        own,
-        name=f"{own.name}_raw",
-        meaning=f"{own.name} of the weights as they are stored, without the norm's gain.",
+        column,
+        name=f"{column.name}_raw",
+        meaning=f"{column.name} of the weights as they are stored, without the norm's gain.",
         source="FP 10, which reports these",
-        does_not_establish="The operator that the model applies, which has the norm's gain in it: " + own.name + ".",
+        does_not_establish="The operator that the model applies, which has the norm's gain in it: " + column.name + ".",
     )
-    for own in SPECTRA
+    for column in SPECTRA
 )
 BEHAVIOUR = (
     Column("prev",
@@ -94,14 +94,14 @@ ICL_SCORE = Column("icl_score",
 
 
 def percentile_column(name: str) -> Column:
-    """The percentile of a head table's column at one step of a training."""
+    """Describe the percentile of a head table's column at one step of a training."""
     return Column(f"{name}_pct", f"Percentile of {name} within the model of that step: rank / n, average ties.",
         "share", range="1/n .. 1", source="FP 9", also_known_as="within-model percentile",
         does_not_establish="Distance: in a model without any structure some head stands at 1 as well.")
 
 
 def median_column(name: str) -> Column:
-    """The median of a head table's column over the heads of a model."""
+    """Describe the median of a head table's column over the heads of a model."""
     return Column(f"{name}_median", f"Median of {name} over the heads of the model.", COLUMNS[name].unit,
         range="0 .. 1", source="FP 9", also_known_as="population median",
         does_not_establish="What single heads do: half of them can leave the null before a median moves.")

@@ -1,4 +1,4 @@
-"""Refusing a table that lacks what is needed, in the same words everywhere."""
+"""The check that a table has the needed columns and rows, with one wording for all callers."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,13 @@ def require(table: pd.DataFrame, columns: Iterable[str], made_by: str, *, name: 
     """Refuse a table without a needed column or without rows.
 
     Args:
-        table: the one that was given.
+        table: the table to check.
         columns: names that it must have.
         made_by: what makes such a table: a function, a command or a file.
         name: what the message calls the table.
 
     Raises:
-        ValueError: it says which columns are missing and what makes such a table.
+        ValueError: the message names the missing columns and what makes such a table.
     """
     missing = [column for column in columns if column not in table]
     if missing:

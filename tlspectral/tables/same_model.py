@@ -1,4 +1,4 @@
-"""Do a table of heads and something else come from the same weights?"""
+"""The check that a head table and another table or model come from the same weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,33 +9,33 @@ _NAMES = ("model", "revision", "sha256")
 
 
 def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str) -> None:
-    """Refuse what was not made from the weights that a table of heads was made from.
+    """Refuse a table or model that has other weights than those of the head table.
 
-    The hash of the weights decides where both have one of as many layers, read by the same backend; a name may differ
-    then. Elsewhere the name of the model, its revision and the hash of its file have to agree, as far as both are
-    known.
+    Where both have a hash of the weights of equally many layers, read by the same backend, the hashes have to agree and
+    names may differ. Otherwise the name of the model, its revision and the hash of its file have to agree, as far as
+    both are known.
 
     Args:
         heads: table of `analyze_heads`, with the `attrs` that it came with.
         origin: `AttentionView.origin` of a model, or the `attrs` of a table that hold it.
-        what: what the message calls the other one, in the plural: "the draws".
+        what: name of the other one in the message, in the plural: "the draws".
 
     Raises:
         ValueError: they differ.
     """
-    ours = heads.attrs
+    attrs = heads.attrs
     if _comparable(heads, origin):
-        if ours["weights_sha256"] != origin["weights_sha256"]:
+        if attrs["weights_sha256"] != origin["weights_sha256"]:
             raise ValueError(
                 f"the head table was made from other weights than {what}: its weights_sha256 is "
-                f"{ours['weights_sha256'][:12]} ({_named(ours)}), here it is {origin['weights_sha256'][:12]} "
+                f"{attrs['weights_sha256'][:12]} ({_named(attrs)}), here it is {origin['weights_sha256'][:12]} "
                 f"({_named(origin)}): use one model, in the precision that the table was made in"
             )
         return
     for key in _NAMES:
-        found, other = ours.get(key), origin.get(key)
-        if found is not None and other is not None and found != other:
-            raise ValueError(f"the head table is of {key} {found}, {what} are of {key} {other}: use one model")
+        here, other = attrs.get(key), origin.get(key)
+        if here is not None and other is not None and here != other:
+            raise ValueError(f"the head table is of {key} {here}, {what} are of {key} {other}: use one model")
 
 
 def _comparable(heads: pd.DataFrame, origin: Mapping[Any, Any]) -> bool:

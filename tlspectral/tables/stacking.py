@@ -1,4 +1,4 @@
-"""Tables below one another: of the same columns, or several different ones as one table that fits in a file."""
+"""Concatenate tables of the same columns, and bundle different tables into one that fits in a file."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,9 +6,9 @@ import pandas as pd
 
 
 def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the rows of tables and number them anew.
+    """Concatenate the rows of tables, with a fresh index.
 
-    The result has no `attrs`: those of the tables belong to each of them alone, and `pandas.concat` would compare them.
+    The result has no `attrs`: each table's belong to it alone, and `pandas.concat` would compare them.
     """
     bare = [table.copy(deep=False) for table in tables]
     for table in bare:
@@ -17,7 +17,7 @@ def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Several tables as one, of which `unbundled` makes them again; at least one of them has rows.
+    """Put several tables into one, which `unbundled` takes apart. At least one of them has rows.
 
     The column `table` holds the names, `attrs["tables"]` the columns and dtypes. Index and `attrs` of the tables are
     lost.
@@ -31,7 +31,7 @@ def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def unbundled(bundle: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables that `bundled` was given, with a fresh index and without `attrs`."""
+    """Return the tables that `bundled` was given, with a fresh index and without `attrs`."""
     bare = bundle.copy(deep=False)
     bare.attrs = {}
     # A column that only empty tables have is not in the bundle, so reindex in place of a selection.

@@ -1,4 +1,4 @@
-"""A file that is either there as a whole or not there at all."""
+"""Write a file so that it is there either complete or not at all."""
 
 import os
 import secrets
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path to write to; what was written there takes the place of `path` when the block ends well.
+    """Yield a path to write to; the file there replaces `path` when the block ends without an error.
 
     Args:
-        path: where the finished file shall stand. A link is followed: the file it names is replaced.
+        path: path of the finished file. A link is followed: the file it names is replaced.
 
     Yields:
         A path in the same folder with the same suffix. If the block raises, interrupts included, that file is removed
-        and whatever stood at `path` stays as it was.
+        and the file at `path`, if there is one, stays as it was.
 
     Raises:
         FileNotFoundError: the folder does not exist.

@@ -1,4 +1,4 @@
-"""Long work in parts: shared out among workers, kept part by part in a folder, continued there, shown by a bar."""
+"""Long work in parts: shared among workers, stored part by part in a folder, resumed from there, shown by a bar."""
 
 import pickle
 import secrets
@@ -14,7 +14,7 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 from tqdm.auto import tqdm
 
-from tlspectral.tables.pieces import PieceFolder
+from tlspectral.tables.parts import PartFolder
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class WorkPart:
     """One part of a long work.
 
     Attributes:
-        name: of the part and its file.
+        name: name of the part and of its file.
         make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
-        check: is given the table that the folder has; raises IncompatibleCheckpoint if it does not belong to this work.
+        check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
     """
 
     name: str
@@ -34,7 +34,7 @@ class WorkPart:
 
 def finished_parts(
     parts: Iterable[WorkPart],
-    folder: PieceFolder | None = None,
+    folder: PartFolder | None = None,
     *,
     description: str,
     unit: str,
@@ -43,22 +43,22 @@ def finished_parts(
     n_jobs: int = 1,
     show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
-    """The table of every part: read from the folder where it is there, else made and written there at once.
+    """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
 
     With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
-    this call (see `workers_kept`). Each worker writes its parts itself. An error or an interrupt in one part stops the
+    this call (see `workers_kept`). Each worker stores its parts itself. An error or an interrupt in one part stops the
     work, and finished parts stay in the folder.
 
     Args:
         parts: with names of their own. Of a sequence all files are read and checked before the first missing part is
-            made. Parts of any other iterable are taken one by one, and each is let go before the next is asked for.
-        folder: where finished parts are kept; None keeps them in memory alone.
+            made. Parts of any other iterable are taken one by one, and each is freed before the next is taken.
+        folder: where finished parts are stored; None keeps them in memory alone.
         description: of the bar.
         unit: of the bar.
-        prepare: done once in every process or thread that makes a part, for what all parts need and what is too large
-            to be sent with each of them. What it holds is sent once. A worker of a backend that the caller configured
-            keeps the result until it is given other work or ends.
+        prepare: called once in every process or thread that makes a part. It returns what all parts need and what is
+            too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
+            configured keeps the result until it is given other work or ends.
         total: number of parts, for the bar, where `parts` is no sequence.
         n_jobs: workers, as joblib counts them.
         show_progress: a bar that moves when a part is finished.
@@ -71,54 +71,56 @@ def finished_parts(
         OSError: a part cannot be written; the message names the file.
     """
     names: list[str] = []
-    found: dict[str, pd.DataFrame] = {}
-    missing = _missing(parts, folder, names, found)
+    tables: dict[str, pd.DataFrame] = {}
+    missing = _missing(parts, folder, names, tables)
     if isinstance(parts, Sequence):
         missing, total = list(missing), len(parts)
     if n_jobs == 1:
-        made = _made_here(missing, folder, prepare)
+        made_parts = _made_here(missing, folder, prepare)
     else:
         missing = list(missing)
         alone = min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1
-        made = _made_here(missing, folder, prepare) if alone else _made_by_workers(missing, folder, prepare, n_jobs)
-    bar = tqdm(total=total, initial=len(found), desc=description, unit=unit, leave=False, disable=not show_progress)
-    with bar, closing(made):
-        for name, table in made:
-            found[name] = table
-            bar.update(len(found) - bar.n)  # with those that were read in between
-    return {name: found[name] for name in names}
+        made_parts = (
+            _made_here(missing, folder, prepare) if alone else _made_by_workers(missing, folder, prepare, n_jobs)
+        )
+    bar = tqdm(total=total, initial=len(tables), desc=description, unit=unit, leave=False, disable=not show_progress)
+    with bar, closing(made_parts):
+        for name, table in made_parts:
+            tables[name] = table
+            bar.update(len(tables) - bar.n)  # with those that were read in between
+    return {name: tables[name] for name in names}
 
 
 def _missing(
-    parts: Iterable[WorkPart], folder: PieceFolder | None, names: list[str], found: dict[str, pd.DataFrame]
+    parts: Iterable[WorkPart], folder: PartFolder | None, names: list[str], tables: dict[str, pd.DataFrame]
 ) -> Iterator[WorkPart]:
-    """Parts that the folder does not have. Notes the names of all, and the tables of the others."""
+    """Yield the parts that the folder does not have. Add all names to `names`, and stored tables to `tables`."""
     for part in parts:
         names.append(part.name)
-        kept = None if folder is None else folder.read(part.name)
-        if kept is None:
+        table = None if folder is None else folder.read(part.name)
+        if table is None:
             yield part
         else:
             if part.check is not None:
-                part.check(kept)
-            found[part.name] = kept
+                part.check(table)
+            tables[part.name] = table
         del part  # A part can hold a model, which must not be in memory while the next one is loaded.
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None
+    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None
 ) -> Generator[tuple[str, pd.DataFrame], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
         if prepared is None:
             prepared = () if prepare is None else (prepare(),)
-        made = _made(part.name, part.make, folder, *prepared)
+        named_table = _made(part.name, part.make, folder, *prepared)
         del part  # as in _missing
-        yield made
+        yield named_table
 
 
 def _made(
-    name: str, make: Callable[..., pd.DataFrame], folder: PieceFolder | None, *prepared: Any
+    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, *prepared: Any
 ) -> tuple[str, pd.DataFrame]:
     table = make(*prepared)
     if folder is not None:
@@ -127,10 +129,10 @@ def _made(
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: PieceFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
+    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame], None, None]:
-    """Parts as they are finished, in any order."""
-    # As an array, because joblib sends a large array once: it maps its file into processes and scatters it on Dask.
+    """Yield parts as they are finished, in any order."""
+    # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
     packed = None
     if prepare is not None:
         # Pickled by cloudpickle, which joblib has, and not once more: a model is large.
@@ -144,23 +146,23 @@ def _made_by_workers(
 
 
 def _made_there(
-    name: str, make: Callable[..., pd.DataFrame], folder: PieceFolder | None, packed: np.ndarray | None, token: str
+    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame]:
     if packed is None:
         return _made(name, make, folder)
     if getattr(_WORKER, "token", None) != token:
-        _WORKER.token = _WORKER.prepared = None  # the old one goes before the new one is made
+        _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
         _WORKER.prepared = pickle.loads(packed.data)()
         _WORKER.token = token
     return _made(name, make, folder, _WORKER.prepared)
 
 
-# What this worker has prepared. Threads have one each: hooks of two parts on one model would meet.
+# What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
 _WORKER = threading.local()
 
 
 def _parallel(n_jobs: int) -> Any:
-    """joblib's `Parallel`, on the backend that the caller configured if there is one."""
+    """Return joblib's `Parallel`, on the backend that the caller configured if there is one."""
     # Only where no backend is configured does a preference change the answer.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
@@ -173,7 +175,7 @@ def _parallel(n_jobs: int) -> Any:
 
 @dataclass
 class _OwnWorkers:
-    """Processes that joblib started for us and would keep for minutes; it has one set of them."""
+    """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
 
     lock: threading.Lock
     blocks: int = 0

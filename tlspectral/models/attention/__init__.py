@@ -7,7 +7,6 @@ from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.bridge import stated_context
 from tlspectral.models.attention.layer import (
     AttentionLayer,
-    Normalization,
     OutputFactors,
     RawAttention,
     digest_of_named,
@@ -18,7 +17,7 @@ from tlspectral.models.attention.layer import (
     require_even_scale,
     stored_bytes,
 )
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
 
 __all__ = [

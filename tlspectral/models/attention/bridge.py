@@ -12,19 +12,13 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import (
-    NO_NORM,
-    Normalization,
-    RawAttention,
-    require_readable,
-    require_unclipped,
-)
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """The parameters of one layer.
+    """Return the parameters of one layer.
 
     Raises:
         UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
@@ -35,8 +29,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
         other = [name for name in ("linear_attn", "mamba", "mixer", "ssm") if getattr(block, name, None) is not None]
-        found = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
-        raise UnsupportedArchitecture(f"layer {layer}: {found}; it has no query-key operator")
+        description = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
+        raise UnsupportedArchitecture(f"layer {layer}: {description}; it has no query-key operator")
     wrapped = attention.original_component
     if "MLA" in type(attention).__name__:
         raise UnsupportedArchitecture(
@@ -77,9 +71,9 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def context_length(model: Any) -> int:
-    """Longest prompt, as the wrapped model's config says; TransformerLens' own number where that says nothing.
+    """Return the longest prompt by the wrapped model's config, or by TransformerLens where the config states none.
 
-    For some architectures TransformerLens has a default instead (2048 tokens for MPT in 3.9).
+    For some architectures TransformerLens has a default instead of the model's number (2048 tokens for MPT in 3.9).
     """
     config = getattr(model.original_model, "config", None)
     stated = None if config is None else stated_context(config)
@@ -87,14 +81,14 @@ def context_length(model: Any) -> int:
 
 
 def stated_context(config: Any) -> int | None:
-    """The longest prompt by a Hugging Face config, None where it says nothing (BLOOM)."""
+    """Return the longest prompt that a Hugging Face config states, None where it states none (BLOOM)."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((int(length) for length in found if isinstance(length, int) and length > 0), None)
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def final_normalization(model: Any) -> Normalization:
-    """The norm in front of the unembedding."""
+    """Return the norm in front of the unembedding."""
     norm = getattr(model, "ln_final", None)
     if norm is None:
         return NO_NORM
@@ -102,17 +96,17 @@ def final_normalization(model: Any) -> Normalization:
 
 
 def delegates_attention(model: Any, layer: int) -> bool:
-    """True where the bridge leaves attention to the wrapped module: scores are not exposed, edits of them discarded."""
+    """Return whether the bridge leaves attention to the wrapped module, and so discards edits of scores."""
     return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
 
 
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """The scaled (cos, sin), each [(batch,) pos, columns], that the layer applied in a run; None where it exposes none.
+    """Return the scaled (cos, sin) that the layer applied in a run, each [(batch,) pos, columns]; None without tables.
 
     Raises:
-        UnsupportedArchitecture: the layer has rotary geometry but was given no tables.
+        UnsupportedArchitecture: the layer has rotary geometry but no tables were applied in the run.
     """
     cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:
@@ -133,10 +127,10 @@ def rotary_tables(
 
 
 def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
-    """What a layer that delegates its attention lets a query see, [pos, pos]: earlier keys, within its window."""
-    own = getattr(model.blocks[layer].attn.original_component, "bias", None)
-    if isinstance(own, Tensor) and own.dtype == torch.bool and own.ndim == 4:  # GPT-Neo keeps its windowed mask
-        return own[0, 0, :n_positions, :n_positions]
+    """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
+    stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
+    if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
+        return stored[0, 0, :n_positions, :n_positions]
     return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
 
 
@@ -147,10 +141,10 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
-    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
-    own = copy.deepcopy(cache)  # a pass extends the cache it is given
-    own.batch_repeat_interleave(copies)
-    return model(tokens, past_key_values=own, use_cache=True, return_type="logits")
+    """Return logits of tokens that follow the cached ones, `copies` rows per cached row; the cache is not changed."""
+    copied_cache = copy.deepcopy(cache)  # a pass extends the cache it is given
+    copied_cache.batch_repeat_interleave(copies)
+    return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
 
 
 def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
@@ -187,12 +181,12 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
 
 
 def _clip_limit(wrapped: Any) -> float | None:
-    """`clip_qkv` of the module (MPT, DBRX) or of its config (OLMo); 0 is no limit."""
+    """Return `clip_qkv` of the module (MPT, DBRX) or of its config (OLMo); 0 stands for no limit."""
     return getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None) or None
 
 
 def _even_scale_up_to(wrapped: Any) -> int | None:
-    """Tokens up to which no query is scaled by its position. Ministral 3 scales it once per so many tokens."""
+    """Return the number of tokens up to which no query is scaled by its position (Ministral 3)."""
     rope = getattr(getattr(wrapped, "config", None), "rope_parameters", None)
     if not isinstance(rope, dict) or not rope.get("llama_4_scaling_beta"):
         return None
@@ -208,7 +202,7 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
             "config.json if the model was trained without it"
         )
     if type(wrapped).__name__ == "NativeAttention":
-        softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 is none
+        softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 stands for none
     return float(softcap) if softcap else None
 
 
@@ -276,9 +270,9 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
 
 
 def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
-    """How far a norm of this form is from a module's response, at the worst column and relative to what rounds there.
+    """Return the largest error of a norm of this form against a module's response, relative to the size of each column.
 
-    Column by column: trained gains reach 200, and beside one of these a gain that is off by 1 must still be seen.
+    Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
     """
     unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
     gain, stored, shift = (
@@ -297,7 +291,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         real, imag = pair_columns(2 * len(sin), adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     native = _native_rotary(wrapped)
-    if native is not None:  # tables as wide as the columns that turn, each pair's angle twice
+    if native is not None:  # tables as wide as the rotary columns, each pair's angle twice
         cos, sin = (table[1, 0::2].detach().double().cpu() for table in (native.cos_cached, native.sin_cached))
         real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
@@ -327,7 +321,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
 
 
 def _native_rotary(wrapped: Any) -> Any:
-    """The table of cos and sin of a model made by `boot_native`; None in other models."""
+    """Return the module that holds the cos and sin tables of a model made by `boot_native`; None in other models."""
     rotary = getattr(wrapped, "rotary", None)
     return rotary if type(rotary).__name__ == "NativeRotary" else None
 

@@ -8,15 +8,8 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import (
-    NO_NORM,
-    Normalization,
-    NormalizationKind,
-    RawAttention,
-    require_readable,
-    require_unclipped,
-)
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 _NORM_KINDS: dict[str, NormalizationKind] = {
@@ -30,7 +23,7 @@ _POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """The parameters of one layer.
+    """Return the parameters of one layer.
 
     Raises:
         UnsupportedArchitecture: the layer is not causal self-attention.
@@ -64,21 +57,21 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def final_normalization(model: Any) -> Normalization:
-    """The norm in front of the unembedding."""
+    """Return the norm in front of the unembedding."""
     if not hasattr(model, "ln_final"):
         return NO_NORM
     return _normalization(model.ln_final, model.cfg, "final norm")
 
 
 def delegates_attention(model: Any, layer: int) -> bool:
-    """False: a HookedTransformer computes attention itself, and its scores can be read and edited."""
+    """Return False: a HookedTransformer computes attention itself, and its scores can be read and edited."""
     return False
 
 
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """The layer's own scaled (cos, sin), each [pos, rotary_dim], from its cache."""
+    """Return the layer's own scaled (cos, sin), each [pos, rotary_dim]."""
     attention = model.blocks[layer].attn
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
@@ -88,13 +81,13 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     cache = TransformerLensKeyValueCache.init_cache(model.cfg, tokens.device, len(tokens))
-    # Without a mask TransformerLens makes one, which needs a tokenizer and hides tokens that equal its padding.
+    # Without a mask TransformerLens makes one, which needs a tokenizer and masks tokens that equal its padding id.
     model(tokens, past_kv_cache=cache, attention_mask=torch.ones_like(tokens), return_type="logits")
     return cache
 
 
 def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
-    """Logits of tokens that follow the cached ones, `copies` rows for each cached row; the cache stays as it is."""
+    """Return logits of tokens that follow the cached ones, `copies` rows per cached row; the cache is not changed."""
     repeated = replace(
         cache,
         entries=[

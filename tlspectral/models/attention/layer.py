@@ -1,4 +1,4 @@
-"""What one attention layer computes, as plain tensors: read once, folded in float64, never written back."""
+"""The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,35 +11,8 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
-from tlspectral.models.attention.query_key_norm import QueryKeyNorm
+from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
-
-NormalizationKind = Literal["LN", "RMS", "none"]
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
-
-    `gain` is the factor really applied (Gemma stores it less 1); None where there is none or it is already folded.
-    """
-
-    kind: NormalizationKind
-    gain: Float[Tensor, "*width"] | None
-    bias: Float[Tensor, "*width"] | None
-    eps: float
-
-    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
-        """`x` without its mean (LN) and scaled to unit variance; gain and bias are left to the weights."""
-        if self.kind == "none":
-            return x
-        if self.kind == "LN":
-            x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-
-NO_NORM = Normalization("none", None, None, 0.0)
-"""Of a layer whose attention reads the residual stream as it is."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +49,7 @@ class RawAttention:
 
 @dataclass(frozen=True)
 class OutputFactors:
-    """Per head, what attention writes: `W_V` carries the input norm's gain (LN: centred), `W_O` is as stored."""
+    """Value and output weights of a layer's heads: `W_V` carries the input norm's gain (LN: centred), `W_O` is raw."""
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]
@@ -88,7 +61,7 @@ class AttentionLayer:
     """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
 
     `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
-    `W_Q W_K^T` is `C M C` (FP section 3) without C ever being formed. Keys are as stored, one per key/value head.
+    `W_Q W_K^T` is `C M C` (FP section 3), and C is never formed. Keys are as stored, one per key/value head.
     `even_scale_up_to` is as in `RawAttention`.
     """
 
@@ -140,21 +113,21 @@ class AttentionLayer:
 
     @property
     def bilinear(self) -> Literal["exact", "up_to_token_scale", "softcapped"]:
-        """How the score depends on `n M n^T`: see the column of that name."""
+        """How the score depends on `n M n^T`; the column `bilinear` explains the values."""
         if self.softcap is not None:
             return "softcapped"
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """The key/value head that query head `head` reads."""
+        """Return the key/value head that query head `head` reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(
         self,
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
-        """W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
+        """Return W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
 
-        W_Q of a spectral layer carries its gain and phase as well, so that M_t is what acts.
+        W_Q of a spectral layer also carries its gain and phase, as its M_t do.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
         w_k = self.w_k if self.k_norm is None else self.k_norm.folded_into(self.w_k)
@@ -185,7 +158,7 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def layer_digest(raw: RawAttention) -> str:
-    """The digests of both sides of a layer, as `fold_attention` and `fold_output` note them, without folding."""
+    """Return the digests that `fold_attention` and `fold_output` of a layer record, joined, without folding."""
     return digest_of(_query_key_parameters(raw).values()) + digest_of([raw.w_v, raw.w_o])
 
 
@@ -231,10 +204,10 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """The layer cut by key/value heads, each with the query heads that read it: which heads, and their views.
+    """Yield the key/value groups of a layer: the slice of query heads that read one key/value head, and its parameters.
 
-    So a layer can be folded piece by piece, and only one piece of it is in float64. The M of a piece are those of the
-    layer; its scores are not where a query/key norm takes its mean over all heads.
+    A layer can be folded one group at a time, so that only this group is in float64. The M of a group are those of the
+    layer. Its scores are not, where a query/key norm takes its mean over all heads.
     """
     size = len(raw.w_q) // len(raw.w_k)
     for index in range(len(raw.w_k)):
@@ -258,7 +231,7 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:
-    """SHA-256 of the bytes of tensors as stored, in order; None counts for nothing."""
+    """Return the SHA-256 of the bytes of tensors as stored, in order; None is skipped."""
     digest = hashlib.sha256()
     for value in values:
         if value is not None:
@@ -267,7 +240,7 @@ def digest_of(values: Iterable[Tensor | None]) -> str:
 
 
 def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
+    """Return the SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
     digest = hashlib.sha256()
     for name, value in sorted(values.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -276,18 +249,18 @@ def digest_of_named(values: Mapping[str, Tensor]) -> str:
 
 
 def stored_bytes(value: Tensor) -> Any:
-    """The bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
+    """Return the bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
     return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _double(value: Tensor) -> Tensor:
-    return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # never the model's own memory
+    return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # a copy, never the model's own memory
 
 
 def folded_bias(
     weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
 ) -> Float[Tensor, "heads d_head"]:
-    """A projection's bias with that of the norm in front of it, in the tensors' own precision and differentiable."""
+    """Return a projection's bias plus the projected bias of the norm in front of it, differentiable."""
     folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
     return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
 
@@ -304,7 +277,7 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
 
 
 def shortest(*limits: int | None) -> int | None:
-    """The smallest of some lengths, of which None is no limit."""
+    """Return the smallest of some lengths; None stands for no limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -312,7 +285,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
     """Refuse a prompt past the length up to which all queries of a layer have the same score scale.
 
     Raises:
-        ValueError: it is longer.
+        ValueError: the prompt is longer.
     """
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
@@ -323,7 +296,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT): past it a score is no bilinear form.
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT): its scores are no bilinear form.
 
     Raises:
         UnsupportedArchitecture: there is a limit.
@@ -339,7 +312,7 @@ def require_readable(value: Tensor | None, where: str) -> None:
     """Refuse weights that are not finite floating-point numbers in memory; `where` names layer and role.
 
     Raises:
-        BadWeights: with what was found.
+        BadWeights: the weight has no data (meta device), is quantised, or holds NaN or infinite values.
     """
     if value is None:
         return

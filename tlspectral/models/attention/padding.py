@@ -1,4 +1,4 @@
-"""Padding: refused where nothing says which tokens are real, and moved to the end of each row where a mask does."""
+"""Padding of token ids: refused where no mask is given, moved to the end of each row where one is."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ class PackedTokens:
     """Sequences of unequal length in one tensor, each from position 0 on.
 
     Attributes:
-        tokens: ids; behind its end a row repeats its last real token.
-        lengths: real tokens of each row.
+        tokens: ids; a row is filled up with its last real token.
+        lengths: number of real tokens in each row.
     """
 
     tokens: Int[Tensor, "sequences pos"]
@@ -28,8 +28,8 @@ class PackedTokens:
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
     """Move the real tokens of each row to the left and cut columns that are padding in all rows.
 
-    A causal model computes the real tokens of such a row as it computes them alone, without any mask: no real token
-    sees what follows it. The rows are filled with their last real token, which no model takes for padding.
+    A causal model needs no mask for such a row, since no real token attends to what follows it. The rows are filled
+    with their last real token, which no model takes for padding.
 
     Args:
         tokens: ids, padded on either side.
@@ -49,33 +49,33 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
     real = mask.bool()
     lengths = real.sum(1)
     first = real.long().argmax(1)
-    places = torch.arange(tokens.shape[1])
-    whole = (places >= first[:, None]) & (places < (first + lengths)[:, None])
+    positions = torch.arange(tokens.shape[1])
+    contiguous = (positions >= first[:, None]) & (positions < (first + lengths)[:, None])
     for row in range(len(tokens)):
         if int(lengths[row]) == 0:
             raise ValueError(f"attention_mask marks no real token in row {row}")
-        if not torch.equal(real[row], whole[row]):
+        if not torch.equal(real[row], contiguous[row]):
             raise ValueError(
                 f"attention_mask has padding between the real tokens of row {row}: leave it out of the row"
             )
     longest = int(lengths.max()) if len(tokens) else tokens.shape[1]
-    taken = first[:, None] + torch.minimum(torch.arange(longest), lengths[:, None] - 1)
-    return PackedTokens(tokens.cpu().gather(1, taken), lengths)
+    source_positions = first[:, None] + torch.minimum(torch.arange(longest), lengths[:, None] - 1)
+    return PackedTokens(tokens.cpu().gather(1, source_positions), lengths)
 
 
 def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_out: str) -> None:
     """Refuse token ids that look padded. Without a tokenizer nothing is known of padding, and nothing is refused.
 
-    Padded are rows that begin or end with the tokenizer's padding id. One such id at the beginning passes where the
-    model opens sequences with it (padding id = BOS or EOS).
+    A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed
+    where the model opens sequences with it (padding id = BOS or EOS).
 
     Args:
-        view: of the model.
-        tokens: ids as they were given.
-        way_out: end of the message, what to give instead.
+        view: the model's view.
+        tokens: ids as the caller gave them.
+        way_out: end of the message, which says what to give instead.
 
     Raises:
-        ValueError: with the row and what was found.
+        ValueError: a row looks padded; the message names the first.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
     pad: Any = getattr(tokenizer, "pad_token_id", None)

@@ -1,7 +1,7 @@
-"""Run a model from a later block on, with the residual streams of an intact run, and logits only where they are scored.
+"""Forward passes that skip what is known or not needed: earlier blocks, a shared prompt, logits that are not scored.
 
-The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own: the
-blocks in front only hand on what was kept.
+The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own. A
+skipped block only returns a stored residual stream.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,20 +13,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.threads import exclusive
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView, _evaluating
+
+_LAST = slice(-1, None)
 
 
 @dataclass(frozen=True)
 class IntactRun:
-    """What a run without ablation left behind.
+    """The residual streams of a run without ablation, from which a model is run again from a later block on.
 
     Attributes:
-        view: of the model.
-        tokens: what it ran on.
+        view: the model's view.
+        tokens: the prompts.
         scored: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
-        companions: by layer, how many values its block returns beside the residual stream; -1: no tuple.
+        companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
         points: the model's hook points by name, for `hooks_on`.
     """
 
@@ -38,10 +40,10 @@ class IntactRun:
     points: Mapping[str, Any]
 
     def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
-        """Logits of some sequences, from the given block on, under the hooks that are on the model.
+        """Return logits of some sequences, computed from the given block on, under the hooks that are on the model.
 
-        The sequences are stacked `copies` times on the batch axis, the whole stack after the other. Gradients as the
-        caller has them.
+        The batch is `copies` copies of the sequences, one whole copy after the other. Whether gradients are recorded is
+        left to the caller.
         """
         tokens = self.tokens[sequences].repeat(copies, 1)
         if layer == 0:
@@ -53,17 +55,17 @@ class IntactRun:
     @contextmanager
     def _skipping(self, layer: int, residual: Tensor) -> Iterator[None]:
         blocks = [self.view.model.blocks[index] for index in range(layer)]
-        # In __dict__, as a bridge hands attributes that are set on it to the module it wraps.
+        # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
         before = [block.__dict__.get("forward") for block in blocks]
         for index, block in enumerate(blocks):
             block.__dict__["forward"] = _handing_on(residual, self.companions[index])
         try:
             yield
         finally:
-            for block, own in zip(blocks, before, strict=True):
+            for block, forward in zip(blocks, before, strict=True):
                 del block.__dict__["forward"]
-                if own is not None:
-                    block.__dict__["forward"] = own
+                if forward is not None:
+                    block.__dict__["forward"] = forward
 
 
 def intact_run(
@@ -75,19 +77,19 @@ def intact_run(
     batch: int,
     reduce: Callable[[slice, Tensor], None],
 ) -> IntactRun:
-    """Run the model once, without gradients, and keep the residual stream that enters each of the given layers.
+    """Run the model once, without gradients, and store the residual stream that enters each of the given layers.
 
     Args:
-        view: of the model; hooks that are on it stay in force.
+        view: the model's view; hooks that are on the model stay in force.
         tokens: prompts, any length that the model takes.
         scored: positions whose logits `reduce` is given, with the slice of sequences they belong to.
-        layers: those to replay from.
+        layers: blocks to replay from.
         batch: sequences at a time.
-        reduce: called once a batch.
+        reduce: called once per batch.
     """
-    kept: dict[int, Tensor] = {}
+    entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
-    now = slice(0, 0)
+    current = slice(0, 0)
 
     def keeper(layer: int) -> Callable[[Any, Any, Any], None]:
         def keep(block: Any, inputs: Any, output: Any) -> None:
@@ -95,9 +97,9 @@ def intact_run(
             if layer + 1 not in wanted:
                 return
             residual = output[0] if isinstance(output, tuple) else output
-            if layer + 1 not in kept:
-                kept[layer + 1] = residual.new_empty(len(tokens), *residual.shape[1:])
-            kept[layer + 1][now] = residual
+            if layer + 1 not in entering:
+                entering[layer + 1] = residual.new_empty(len(tokens), *residual.shape[1:])
+            entering[layer + 1][current] = residual
 
         return keep
 
@@ -107,36 +109,37 @@ def intact_run(
         handles = [blocks[layer].register_forward_hook(keeper(layer)) for layer in range(max(wanted, default=0))]
         try:
             for start in range(0, len(tokens), batch):
-                now = slice(start, min(start + batch, len(tokens)))
-                reduce(now, logits_at(view, tokens[now], scored))
+                current = slice(start, min(start + batch, len(tokens)))
+                reduce(current, logits_at(view, tokens[current], scored))
         finally:
             for handle in handles:
                 handle.remove()
-    return IntactRun(view, tokens, scored, kept, companions, view.model.hook_dict)
+    return IntactRun(view, tokens, scored, entering, companions, view.model.hook_dict)
 
 
 def logits_at(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: slice
 ) -> Float[Tensor, "batch scored d_vocab"]:
-    """Logits of a whole forward pass at some positions; the others are never unembedded.
+    """Return logits of a whole forward pass at some positions; the others are never unembedded.
 
-    Hooks on the unembedding itself see the scored positions alone. Gradients as the caller has them.
+    Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
+    caller.
     """
     with _evaluating(view.model), unembedding_only(view, scored):
         logits = view.model(tokens.to(view.device), return_type="logits")
     wanted = len(range(tokens.shape[1])[scored])
-    # A model that unembeds without its unembedding module gives them all.
+    # A model that unembeds without its unembedding module returns all positions.
     return logits if logits.shape[1] == wanted else logits[:, scored]
 
 
 @contextmanager
 def unembedding_only(view: AttentionView, scored: slice) -> Iterator[None]:
-    """Passes inside unembed the scored positions alone, where the model has an unembedding module to tell."""
-    cut = view.model.unembed.register_forward_pre_hook(lambda module, given: (given[0][:, scored], *given[1:]))
+    """Let passes inside the context unembed the scored positions alone, where the model uses its unembedding module."""
+    handle = view.model.unembed.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, scored], *inputs[1:]))
     try:
         yield
     finally:
-        cut.remove()
+        handle.remove()
 
 
 def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:
@@ -144,3 +147,62 @@ def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:
         return residual if companions < 0 else (residual, *[None] * companions)
 
     return hand_on
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Prompts of one length that a model has read, with its key/value cache.
+
+    Attributes:
+        view: the model's view.
+        tokens: the prompts.
+        cache: the key/value cache, of the model's own class.
+    """
+
+    view: AttentionView
+    tokens: Int[Tensor, "prompts pos"]
+    cache: Any
+
+    def last_logits(
+        self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
+    ) -> Float[Tensor, "rows d_vocab"]:
+        """Return logits of the last token of every prompt followed by every suffix, without gradients.
+
+        Their row is `prompt * len(suffixes) + suffix`. Hooks see the positions of the suffix alone, except that
+        patterns and scores have a column for each key that the layer keeps.
+        """
+        rows = suffixes.repeat(len(self.tokens), 1).to(self.view.device)
+        with _cached_pass(self.view, hooks):
+            logits = self.view._reader.continued_logits(self.view.model, self.cache, rows, len(suffixes))
+        return logits[:, -1]
+
+
+def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
+    """Run a model on prompts of one length, without gradients, and keep its keys and values.
+
+    Args:
+        view: the model's view; hooks that are on the model stay in force.
+        tokens: the prompts.
+        hooks: for this run.
+
+    Returns:
+        None where the model keeps no keys and values (native bridges).
+    """
+    with _cached_pass(view, hooks):
+        cache = view._reader.prefill_cache(view.model, tokens.to(view.device))
+    return None if cache is None else Prefill(view, tokens, cache)
+
+
+def last_logits(
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
+) -> Float[Tensor, "batch d_vocab"]:
+    """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
+    with torch.no_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
+        return logits_at(view, tokens, _LAST)[:, -1]
+
+
+@contextmanager
+def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
+    model, points = view.model, view.model.hook_dict
+    with torch.no_grad(), _evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):
+        yield

@@ -1,4 +1,4 @@
-"""Which heads a caller means: pairs or table rows, checked against the model and sorted by layer."""
+"""Heads as a caller names them, by pairs or table rows, checked against the model and grouped by layer."""
 
 import operator
 from collections.abc import Iterable, Mapping, Set
@@ -17,14 +17,14 @@ _NAMES = ("layer", "head")
 
 
 def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
-    """Heads of each chosen layer, both in order and each once.
+    """Return the chosen heads by layer, layers and heads sorted, each head once.
 
     Args:
-        view: of the model.
+        view: the model's view.
         heads: (layer, head) pairs, or a DataFrame with these columns.
 
     Raises:
-        BadHead: a layer or head that does not exist, or what is none of these forms.
+        BadHead: a layer or head that does not exist, or heads in none of these forms.
     """
     if isinstance(heads, pd.MultiIndex) and set(heads.names) == set(_NAMES):
         heads = heads.to_frame(index=False)
@@ -39,19 +39,19 @@ def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
         if not 0 <= layer < view.n_layers:
             raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
         chosen.setdefault(layer, []).append(head)
-    for layer, found in chosen.items():
+    for layer, indices in chosen.items():
         n_heads = view.n_heads(layer)
-        wrong = [head for head in found if not 0 <= head < n_heads]
+        wrong = [head for head in indices if not 0 <= head < n_heads]
         if wrong:
             raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
     return chosen
 
 
 def head_pair(head: Any) -> tuple[int, int]:
-    """Layer and head of one pair. A row of a table gives its fields of these names, wherever in it they stand.
+    """Return layer and head of one pair, or of a table row by its fields `layer` and `head`.
 
     Raises:
-        BadHead: it is no pair of whole numbers.
+        BadHead: `head` is no pair of whole numbers.
     """
     if isinstance(head, pd.Series) and set(_NAMES) <= set(head.index):
         pair: tuple[Any, ...] = (head["layer"], head["head"])
@@ -72,7 +72,7 @@ def head_pair(head: Any) -> tuple[int, int]:
 
 
 def whole_number(value: Any) -> int | None:
-    """An integer of any library, or a float that holds one, as columns with gaps do; None for anything else."""
+    """Return an integer of any library, or of a float that holds one (columns with NaN); None for anything else."""
     if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) is torch.bool:
         return None
     if isinstance(value, float | np.floating):
@@ -83,5 +83,5 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
-def _refuse(found: Any) -> NoReturn:
-    raise BadHead(f"{found!r} names no head: {HEAD_FORMS}")
+def _refuse(given: Any) -> NoReturn:
+    raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")

@@ -1,6 +1,6 @@
-"""Hooks of this package on a model's hook points, and one thread at a time that runs the model with them.
+"""Hooks on a model's hook points, and a lock by which one thread at a time runs the model with them.
 
-Hook points belong to the model, not to a thread: what one thread puts there acts in the passes of all.
+Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ class _Use:
         changed: notified when the model is free again.
         thread: the one that uses it, None when it is free.
         depth: how many contexts of that thread are open.
-        blocks: how many of them are `with` blocks of the user's, whose end cannot be waited for.
+        blocks: how many of them are `with` blocks of the user; other threads are then refused instead of waiting.
     """
 
     changed: Condition = field(default_factory=Condition)
@@ -33,7 +33,7 @@ class _Use:
     blocks: int = 0
 
 
-# Beside the models and not in them: a lock can be neither copied nor pickled.
+# Not kept in the models: a lock can be neither copied nor pickled.
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
@@ -41,19 +41,19 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 
 @contextmanager
 def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
-    """Keep other threads off a model; they wait for their turn. The same thread may enter again.
+    """Let this thread alone run a model; others wait. The same thread may enter again.
 
     Args:
         model: a model or a spectral model, which shares the hook points of its base.
-        block: the context is a `with` block of the user's. Other threads are refused while it is open: what is done in
-            it may wait for them.
+        block: the context is a `with` block of the user. Other threads are refused while it is open, since code in it
+            may wait for them.
 
     Raises:
         EditNotHonored: another thread has such a block open.
     """
-    use, me = _use_of(model), get_ident()
+    use, thread = _use_of(model), get_ident()
     with use.changed:
-        while use.thread not in (None, me):
+        while use.thread not in (None, thread):
             if use.blocks:
                 raise EditNotHonored(
                     f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act in "
@@ -61,7 +61,7 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
                     "block), or run all of it in one thread"
                 )
             use.changed.wait()
-        use.thread = me
+        use.thread = thread
         use.depth += 1
         use.blocks += block
     try:
@@ -77,10 +77,11 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
 
 @contextmanager
 def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
-    """As `model.hooks(fwd_hooks=hooks)`, but for one thread, quicker, and it says so when a hook is taken off.
+    """Put hooks on a model until the context ends, for this thread alone.
 
-    A bridge builds its dictionary of hook points anew for every hook it is given, which for 30 layers costs as much as
-    a block of the model.
+    It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
+    raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
+    30 layers costs as much as a block of the model.
 
     Args:
         model: what the hook points belong to.
@@ -101,22 +102,22 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
                 handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
                 placed.append((name, point, handle))
             yield
-            gone = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
+            lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
         finally:
             for _, point, handle in placed:
                 handle.hook.remove()
                 point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-    if gone:
+    if lost:
         raise EditNotHonored(
-            f"{model_name(model)}: {len(gone)} of the {len(placed)} hooks were taken off the model before the end of "
-            f"the block (the first at {gone[0]}), so that later runs in it were without them; do not call reset_hooks "
+            f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
+            f"the block (the first at {lost[0]}), so that later runs in it were without them; do not call reset_hooks "
             "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
             "hooks alone"
         )
 
 
 def for_this_thread(model: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that refuses passes of other threads than the one which calls this."""
+    """Wrap a hook so that it raises in the passes of other threads than the calling one."""
     thread = get_ident()
 
     def act(activation: Any, point: Any) -> Any:
@@ -132,7 +133,7 @@ def for_this_thread(model: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_name(model: Any) -> str:
-    """How a message calls a model."""
+    """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
 
 

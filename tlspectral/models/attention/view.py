@@ -1,4 +1,4 @@
-"""The view itself: which model this is, its layers one by one, and how to run it with hooks."""
+"""The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,6 @@ from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge, hooked
 from tlspectral.models.attention.layer import (
     AttentionLayer,
-    Normalization,
     OutputFactors,
     RawAttention,
     digest_of,
@@ -25,21 +24,22 @@ from tlspectral.models.attention.layer import (
     layer_digest,
     require_readable,
 )
+from tlspectral.models.attention.norms import Normalization
 from tlspectral.models.attention.threads import Hook, exclusive, for_this_thread
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
 class _ForwardStopped(Exception):
-    """Ends a forward pass once nothing that is measured comes after it."""
+    """Raised by a hook to end a forward pass once all that is measured has been computed."""
 
 
 @dataclass(frozen=True)
 class AttentionView:
-    """A model as this package sees it. Build it with `attention_view`; it copies no weights until a layer is asked for.
+    """A model's attention layers, read alike on every backend. Weights are copied only when a layer is asked for.
 
     Attributes:
         model: the TransformerBridge or HookedTransformer, which is never changed.
-        backend: which of the two.
+        backend: `"bridge"` or `"hooked"`.
         n_layers, d_model, d_vocab: sizes; n_ctx: longest prompt.
     """
 
@@ -60,12 +60,12 @@ class AttentionView:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids have to be."""
+        """The device that token ids have to be on."""
         return next(self.model.parameters()).device
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the model came from: `model`, `revision`, `backend`, and what `load_model` noted beside them."""
+        """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded."""
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
         return {**known, "backend": self.backend}
@@ -87,15 +87,15 @@ class AttentionView:
         return tuple(sorted(int(i) for i in ids if 0 <= int(i) < self.d_vocab))
 
     def raw(self, index: int) -> RawAttention:
-        """The parameters of one layer as the model holds them. Raises as `layer`.
+        """Return the parameters of one layer as the model holds them. Raises as `layer`.
 
-        A model with learnable rotary positions says itself, as `spectral_geometry`, how its heads turn now.
+        The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
         """
         raw = self._reader.read_attention(self.model, self._checked(index))
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def layer(self, index: int) -> AttentionLayer:
-        """The query-key side of one layer, folded in float64 on the CPU.
+        """Return the query-key side of one layer, folded in float64 on the CPU.
 
         Raises:
             BadHead: no such layer.
@@ -104,44 +104,44 @@ class AttentionView:
         return fold_attention(self.raw(index), index)
 
     def output(self, index: int) -> OutputFactors:
-        """The value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
+        """Return the value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
         return fold_output(self.raw(index), index)
 
     def n_heads(self, index: int) -> int:
-        """Query heads of a layer. Raises as `layer`."""
+        """Return the number of query heads of a layer. Raises as `layer`."""
         return self.raw(index).w_q.shape[0]
 
     def rotary(self, index: int) -> RotaryGeometry | None:
-        """Rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
+        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
         return self.raw(index).rotary
 
     def delegates_attention(self, index: int) -> bool:
-        """True where the layer exposes only its attention pattern and discards edits of its scores."""
+        """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
         return self._reader.delegates_attention(self.model, index)
 
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it does not show them.
+        """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
-        `captured` holds what hooks named by `hook_names` saw in a run. Of a spectral layer they are per query head and
-        pair, [(batch,) heads, pos, pairs].
+        `captured` holds what hooks named by `hook_names` saw in a run. The tables of a spectral layer are per query
+        head and pair, [(batch,) heads, pos, pairs].
         """
         tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
         if tables is None or geometry is None or not geometry.per_head:
             return tables
-        own = self._reader.read_attention(self.model, index).rotary
-        cos, sin = (per_pair(table, own) for table in tables)
-        return turned_further(cos, sin, geometry.theta - own.theta)
+        unchanged = self._reader.read_attention(self.model, index).rotary
+        cos, sin = (per_pair(table, unchanged) for table in tables)
+        return turned_further(cos, sin, geometry.theta - unchanged.theta)
 
     def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
-        """Which keys a query may see in a layer that delegates its attention, without padding."""
+        """Return which keys each query sees, in a layer that delegates its attention, without padding."""
         return bridge.causal_mask(self.model, index, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Names of the hook points of a layer by what passes there: residual, query, key, value, z, scores, pattern,
-        cos, sin.
+        """Return the names of a layer's hook points by what passes there.
 
-        `scores` is missing where the layer delegates its attention, cos and sin where no tables pass.
+        The keys are residual, query, key, value, z, scores, pattern, cos and sin. `scores` is missing where the layer
+        delegates its attention, cos and sin where it has no hook points for them.
         """
         attention = f"blocks.{index}.attn"
         names = {
@@ -159,28 +159,28 @@ class AttentionView:
         return names
 
     def embedding(self) -> Tensor:
-        """W_E [d_vocab, d_model] as stored."""
+        """Return W_E [d_vocab, d_model] as stored."""
         return self.model.W_E
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """W_U [d_model, d_vocab] as stored, and the norm in front of it."""
+        """Return W_U [d_model, d_vocab] as stored, and the norm in front of it."""
         return self.model.W_U, self._reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """SHA-256 of all parameters of the model, names, shapes and types included."""
+        """Return the SHA-256 of all parameters of the model, names, shapes and types included."""
         return digest_of_named(dict(self.model.named_parameters()))
 
     def ends_digest(self) -> str:
-        """SHA-256 of embedding, unembedding and the norm in front of it, as stored."""
+        """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored."""
         w_u, norm = self.unembedding()
         for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
 
     def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
-        """`source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
+        """Return `source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
 
-        The hash is that of a head table of these layers. It is left out of a model for which there is no such table.
+        The hash is that of a head table of these layers. It is left out for a model of which no head table can be made.
         """
         chosen = list(range(self.n_layers) if layers is None else layers)
         try:
@@ -188,17 +188,17 @@ class AttentionView:
             digests = [layer_digest(self.raw(index)) + ends for index in chosen]
         except (UnsupportedArchitecture, BadWeights):
             return self.source
-        found = hashlib.sha256("".join(digests).encode()).hexdigest()
-        return {**self.source, "weights_sha256": found, "weights_layers": len(chosen)}
+        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return {**self.source, "weights_sha256": digest, "weights_layers": len(chosen)}
 
     def position_embedding(self) -> Tensor | None:
-        """W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
+        """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
         if self.model.cfg.positional_embedding_type != "standard":
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
 
     def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """Logits of a whole forward pass, in evaluation mode; gradients as the caller has them."""
+        """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them."""
         with _evaluating(self.model):
             return self.model(tokens.to(self.device), return_type="logits")
 
@@ -212,8 +212,8 @@ class AttentionView:
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
 
-        own = [(name, for_this_thread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
-        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=own):
+        thread_hooks = [(name, for_this_thread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
+        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=thread_hooks):
             try:
                 self.model(tokens.to(self.device), return_type=None)
             except _ForwardStopped:
@@ -224,7 +224,7 @@ class AttentionView:
         )
 
     def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
-        """What passes the named hook points in such a run; points that did not fire are missing."""
+        """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
         captured: dict[str, Tensor] = {}
 
         def keeper(name: str) -> Callable[[Tensor, Any], None]:
@@ -243,7 +243,7 @@ class AttentionView:
 
 
 def attention_view(model: Any) -> AttentionView:
-    """The view of a TransformerBridge or HookedTransformer, loaded by `load_model` or by the user, folded or raw.
+    """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
     Raises:
         TypeError: the object is neither.
@@ -269,9 +269,9 @@ def attention_view(model: Any) -> AttentionView:
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Slices of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
-    for piece in weight.detach().split(size, dim=axis):
-        yield piece.to(device="cpu", dtype=torch.float64)
+    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    for chunk in weight.detach().split(size, dim=axis):
+        yield chunk.to(device="cpu", dtype=torch.float64)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""A checkpoint's attention layers read straight from its files, one at a time, so that its size does not matter.
+"""The attention layers of a checkpoint, read from its files one at a time, so that memory does not limit its size.
 
-Only safetensors are opened. Each layer is put into a one-layer model of the checkpoint's own architecture, so it is
-read by the same code as a loaded one and its scores are checked the same way; of its weights only those asked for are
-real.
+Only safetensors are opened. Each layer is put into a one-layer model of the checkpoint's own architecture. It is then
+read by the same code as a loaded model, and its scores are checked the same way. Only the weights asked for are read.
 """
 
 from tlspectral.models.checkpoints.files import CheckpointFiles

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors lie, in a folder or on the hub, and the tensors themselves, mapped from their files."""
+"""The safetensors files of a checkpoint, in a folder or on the hub: which holds which tensor, and reading them."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from tlspectral.models.loading.weight_files import INDEX, WHOLE, indexed_files
 
 
 class StoredTensor(NamedTuple):
-    """What a file's header says of a tensor: its type in safetensors' words (`"BF16"`), and its shape."""
+    """A tensor by its file's header: type, as safetensors writes it (`"BF16"`), and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,13 +27,13 @@ class CheckpointFiles:
 
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
-        BadWeights: the weights are there as pickles only, or the files cannot be read.
+        BadWeights: the weights are stored as pickles only, or the files cannot be read.
     """
 
     def __init__(self, source: Source):
-        # One commit: a branch may move on between one file and the next.
+        # Pinned to one commit: a branch may move on between one file and the next.
         self.source = pinned(source) if source.kind == "hub" else source
-        self._at: dict[str, Path] = {}
+        self._paths: dict[str, Path] = {}
         config = self._first(["config.json"])
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
@@ -42,54 +42,54 @@ class CheckpointFiles:
 
     @property
     def name(self) -> str:
-        """What messages call the checkpoint."""
+        """The name of the checkpoint for messages."""
         return str(self.source.record["model"])
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a table's provenance keeps: model, revision and, of a hub model, the commit."""
+        """The provenance that tables store: model, revision and, of a hub model, the commit."""
         return dict(self.source.record)
 
     def config_digest(self) -> str:
-        """SHA-256 of config.json."""
+        """Return the SHA-256 of config.json."""
         return hashlib.sha256((self.config_folder / "config.json").read_bytes()).hexdigest()
 
     def fetch(self, tensors: Iterable[str]) -> None:
-        """Bring the files that hold these tensors to the disk. Raises as the class."""
+        """Fetch the files that hold these tensors, where they are not on disk. Raises as the class."""
         for file in sorted({self.file_of[tensor] for tensor in tensors}):
             self._path(file)
 
     def stored(self, tensors: Iterable[str]) -> dict[str, StoredTensor]:
-        """Types and shapes, from the files' headers alone.
+        """Return types and shapes of tensors, from the files' headers alone.
 
         Raises:
             BadWeights: a file is cut off or damaged, or does not hold a tensor that the index promises.
         """
-        found: dict[str, StoredTensor] = {}
+        tensors_stored: dict[str, StoredTensor] = {}
         for path, names in self._by_file(tensors).items():
             with _opened(path) as file:
-                held = set(file.keys())
+                names_in_file = set(file.keys())
                 for name in names:
-                    if name not in held:
+                    if name not in names_in_file:
                         raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
-                    piece = file.get_slice(name)
-                    found[name] = StoredTensor(str(piece.get_dtype()), tuple(piece.get_shape()))
-        return found
+                    tensor_slice = file.get_slice(name)
+                    tensors_stored[name] = StoredTensor(str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape()))
+        return tensors_stored
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """The tensors as stored, mapped from their files: their pages are read when they are used, and not copied.
+        """Return the tensors as stored, mapped from their files: a page is read when it is used, and nothing is copied.
 
         Raises:
             BadWeights: a file is cut off or damaged.
         """
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
             with _opened(path) as file:
-                found |= {name: file.get_tensor(name) for name in names}
-        return found
+                values |= {name: file.get_tensor(name) for name in names}
+        return values
 
     def digest(self, tensors: Iterable[str]) -> str:
-        """SHA-256 of names and bytes of tensors, as stored, in the order of their names."""
+        """Return the SHA-256 of names and bytes of tensors, as stored, in the order of their names."""
         digest = hashlib.sha256()
         for name in sorted(tensors):
             digest.update(name.encode())
@@ -103,17 +103,17 @@ class CheckpointFiles:
         return names
 
     def _tensors(self) -> dict[str, str]:
-        """The file that holds each tensor."""
-        found = self._first([INDEX, WHOLE])
-        if found is None and self.source.kind == "folder":
+        """Return the file that holds each tensor."""
+        listing = self._first([INDEX, WHOLE])
+        if listing is None and self.source.kind == "folder":
             files = sorted(path.name for path in Path(self.source.location).glob("*.safetensors"))
             if files:
                 return {tensor: file for file in files for tensor in _names_in(self._path(file))}
-        if found is None:
+        if listing is None:
             raise self._without_safetensors()
-        if found.name != INDEX:
-            return dict.fromkeys(_names_in(found), WHOLE)
-        return indexed_files(found)
+        if listing.name != INDEX:
+            return dict.fromkeys(_names_in(listing), WHOLE)
+        return indexed_files(listing)
 
     def _without_safetensors(self) -> Exception:
         pickles: list[str] = []
@@ -122,27 +122,27 @@ class CheckpointFiles:
             pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
             if not pickles:
                 return FileNotFoundError(f"{self.name} holds no weights: neither {INDEX} nor {WHOLE}")
-        what = f"its weights are in {pickles[0]}, a pickle" if pickles else f"neither {INDEX} nor {WHOLE} is there"
+        reason = f"its weights are in {pickles[0]}, a pickle" if pickles else f"neither {INDEX} nor {WHOLE} is there"
         return BadWeights(
-            f"{self.name} has no safetensors ({what}), and nothing else is read without loading the model: save it "
+            f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"
         )
 
     def _path(self, file: str) -> Path:
-        found = self._first([file])
-        if found is None:
+        path = self._first([file])
+        if path is None:
             raise BadWeights(f"{self.name}: {file}, which {INDEX} names, is not there; fetch the safetensors again")
-        return found
+        return path
 
     def _first(self, files: list[str]) -> Path | None:
-        """The first of these files that exists; of a hub model, from the cache if it is there."""
+        """Return the first of these files that exists; of a hub model, from the cache where it is cached."""
         for file in files:
-            if file in self._at:
-                return self._at[file]
-        found = first_file(self.source, files) if self.source.kind == "hub" else self._in_folder(files)
-        if found is not None:
-            self._at[found.name] = found
-        return found
+            if file in self._paths:
+                return self._paths[file]
+        path = first_file(self.source, files) if self.source.kind == "hub" else self._in_folder(files)
+        if path is not None:
+            self._paths[path.name] = path
+        return path
 
     def _in_folder(self, files: list[str]) -> Path | None:
         paths = [Path(self.source.location) / file for file in files]

@@ -1,4 +1,4 @@
-"""The layers of a checkpoint as views, one in memory at a time, after its files were found to hold what is needed."""
+"""The layers of a checkpoint as views, one in memory at a time."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,14 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
-from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
-from tlspectral.models.checkpoints.unused import unused_tensors
+from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
 from tlspectral.models.loading import build_bridge, load_model
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
 
 Side = Literal["query-key", "output", "positions"]
-"""What of a layer is read: queries and keys, values and output, or queries, keys and the learned positions."""
+"""The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
 
 STREAMED_MODEL_TYPES = (
     "bloom",
@@ -63,9 +62,9 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
-    """The folder or hub model that `name` means; None where a model has to be loaded (GGUF, models of this package).
+    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, tiny models).
 
-    Raises as `load_model` does for a name that means nothing.
+    Raises as `load_model` for an unknown name.
     """
     source = find_source(name)
     return source if source.kind in ("folder", "hub") else None
@@ -74,15 +73,15 @@ def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
 class CheckpointLayers:
     """The layers of a checkpoint, one in memory at a time. It holds names, no weights, and can be sent to a worker.
 
-    A layer's place decides nothing but its kind (window, rotary or not, local or global), which is carried over from
-    the config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
+    Of the layer's index, the one-layer model keeps only the kind (window, rotary or not, local or global) by the
+    config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
     (`scale_attn_by_inverse_layer_idx`) is not, and no column of the head table depends on it.
 
     Raises:
         UnsupportedArchitecture: a model type that is not in `STREAMED_MODEL_TYPES`; the message says what tensors the
             files hold.
         BadWeights: quantised weights, pickles, or unreadable files.
-        FileNotFoundError, ValueError: nothing of that name.
+        FileNotFoundError, ValueError: nothing has that name.
     """
 
     def __init__(self, source: Source):
@@ -119,11 +118,11 @@ class CheckpointLayers:
 
     @cached_property
     def unused(self) -> list[str]:
-        """Tensors in the files for which the model has no place and which are no part of it. Raises as `prepare`."""
+        """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
         return unused_tensors(self.files, self.config, self._stack)
 
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
-        """Fetch the files that some layers need, and find in their headers whether these can be read at all.
+        """Fetch the files that some layers need, and check in their headers that these layers can be read.
 
         Raises:
             BadWeights: tensors are missing, quantised, or have other shapes than config.json asks for; or a file is cut
@@ -131,29 +130,29 @@ class CheckpointLayers:
                 tensor.
             UnsupportedArchitecture: the architecture cannot be built.
         """
-        _ = self.unused  # raises where something is left out that must not be
+        _ = self.unused  # raises if weights would be left out that belong to the model
         needed = {index: self._needed(index, side) for index in indices}
         self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
         for index, tensors in needed.items():
             stored = self.files.stored(tensor for tensor, _ in tensors.values())
             for tensor, shape in tensors.values():
-                found = stored[tensor]
-                if found.dtype not in _FLOATS:
+                entry = stored[tensor]
+                if entry.dtype not in _FLOATS:
                     raise BadWeights(
-                        f"layer {index}: {tensor} is stored as {found.dtype}, a quantised format; load de-quantised "
+                        f"layer {index}: {tensor} is stored as {entry.dtype}, a quantised format; load de-quantised "
                         "weights instead"
                     )
-                if found.shape != shape:
+                if entry.shape != shape:
                     raise BadWeights(
-                        f"layer {index}: {tensor} of {self.files.name} has shape {found.shape}, and config.json asks "
+                        f"layer {index}: {tensor} of {self.files.name} has shape {entry.shape}, and config.json asks "
                         f"for {shape}"
                     )
 
     @contextmanager
     def layer(self, index: int, side: Side = "query-key") -> Iterator[AttentionView]:
-        """A view of a one-layer model that holds the weights of layer `index`, in float32, until the context ends.
+        """Yield a view of a one-layer model with the weights of layer `index`, in float32, until the context ends.
 
-        Only the weights of one side are real; embeddings are random and other matrices zero.
+        Only the weights of `side` are read; embeddings are random and other matrices zero.
 
         Raises:
             BadWeights: the files lack some of the layer's weights.
@@ -172,25 +171,25 @@ class CheckpointLayers:
         try:
             yield view
         finally:
-            # The model is full of circles, and the collector comes late: without this, layers pile up.
+            # The model holds reference cycles, which the collector frees late: without this, layers pile up in memory.
             for root in (model, view.model):
                 for parameter in root.parameters():
                     parameter.data = torch.empty(0)
 
     def digest(self, index: int) -> str:
-        """SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
+        """Return the SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
     def _layer_names(self) -> tuple[str, dict[int, dict[str, str]]]:
-        """How the names of the text model's layers begin; by layer, its tensors by their name within the layer."""
-        found: dict[str, dict[int, dict[str, str]]] = {}
+        """Return the prefix of the text model's layers and, by layer, its tensors by their name within the layer."""
+        by_prefix: dict[str, dict[int, dict[str, str]]] = {}
         for tensor in self.files.file_of:
             match = _LAYER_KEY.fullmatch(tensor)
             if match is not None and not OTHER_TOWERS.search(match[1]):
-                found.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
+                by_prefix.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
         attending = {
             prefix: layers
-            for prefix, layers in found.items()
+            for prefix, layers in by_prefix.items()
             if any(_QUERY_KEY.fullmatch(name) for names in layers.values() for name in names)
         }
         if len(attending) != 1:
@@ -198,7 +197,7 @@ class CheckpointLayers:
         return next(iter(attending.items()))
 
     def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """By parameter of the one-layer model: the tensor that holds it, and the shape that it has to have."""
+        """Return, by parameter of the one-layer model, the tensor that holds it and the shape it must have."""
         names = self._names.get(index)
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
@@ -235,7 +234,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def layer_named(index: int) -> Iterator[None]:
-    """Let errors about the only layer of a one-layer model speak of the checkpoint's layer `index`."""
+    """Rename layer 0 to layer `index` in errors about a one-layer model."""
     try:
         yield
     except TlspectralError as error:
@@ -243,9 +242,9 @@ def layer_named(index: int) -> Iterator[None]:
 
 
 def open_layers(model: Any, *, load: bool = False) -> AttentionView | CheckpointLayers:
-    """The attention layers of a model, of a name or of a path.
+    """Return the attention layers of a model, or of the model that a name or path means.
 
-    A folder or hub model that is named is read from its files, unless `load`; anything else that is named is loaded.
+    A folder or hub model is read from its files, unless `load`; other names are loaded.
     """
     if not isinstance(model, str | PathLike):
         return attention_view(model)

@@ -1,55 +1,58 @@
-"""A one-layer model around the weights of one layer; everything that is not given is as good as empty."""
+"""A model that consists of one layer of a checkpoint, and the tensors in its files that fit no parameter."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.loading.pretrained import one_load_at_a_time, quiet
+from tlspectral.models.loading.unused_weights import check_unused, list_of_blocks, unplaced
 
 VOCABULARY = 256
 
 
 def one_layer_config(config: Any, index: int) -> Any:
-    """The config of a model that is layer `index` alone, with a small vocabulary.
+    """Return the config of a model that is layer `index` alone, with a small vocabulary.
 
-    Of lists with one entry per layer (window, rotary or not, local or global) the layer's own is kept.
+    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry.
     """
     n_layers = int(config.num_hidden_layers)
-    own = copy.deepcopy(config)
-    if hasattr(own, "attention_types"):  # GPT-Neo derives its per-layer list from this one
-        own.attention_types = [[[own.attention_layers[index]], 1]]
+    single = copy.deepcopy(config)
+    if hasattr(single, "attention_types"):  # GPT-Neo derives its per-layer list from this one
+        single.attention_types = [[[single.attention_layers[index]], 1]]
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
-            setattr(own, name, [value[index]])
-    own.num_hidden_layers = 1
-    own.vocab_size = min(int(own.vocab_size), VOCABULARY)
-    own.tie_word_embeddings = False
+            setattr(single, name, [value[index]])
+    single.num_hidden_layers = 1
+    single.vocab_size = min(int(single.vocab_size), VOCABULARY)
+    single.tie_word_embeddings = False
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # an embedding refuses a padding row it does not have
-        if isinstance(getattr(own, name, None), int) and getattr(own, name) >= own.vocab_size:
-            setattr(own, name, None)
-    return own
+        if isinstance(getattr(single, name, None), int) and getattr(single, name) >= single.vocab_size:
+            setattr(single, name, None)
+    return single
 
 
 def model_class(config: Any) -> Any:
-    """The class of causal language models of a config."""
+    """Return the class of causal language models of a config."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def empty_model(config: Any) -> nn.Module:
-    """The model without weights (meta device): it tells names and shapes and costs nothing."""
+    """Return the model without weights, on the meta device: it has names and shapes and takes no memory."""
     with one_load_at_a_time, torch.device("meta"), quiet():
         return model_class(config)(config)
 
 
 def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
-    """The model in float32, with these weights. Embeddings are random, other vectors those of a fresh norm.
+    """Return the model in float32, with these weights. Other embeddings are random, other vectors those of a new norm.
 
-    All other matrices are zeros that take no memory: scores depend on none of them.
+    All other matrices are zeros that take no memory, since scores do not depend on them.
     """
     empty = empty_model(config)
     tables = {f"{path}.weight" for path, module in empty.named_modules() if isinstance(module, nn.Embedding)}
@@ -79,3 +82,59 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
         )
     model.config.architectures = [type(model).__name__]
     return model.eval()
+
+
+def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]:
+    """Return the tensors of a checkpoint's files that the model of its config has no parameter for.
+
+    They are found with a model of one layer. Of a tensor that no layer has a parameter for, one layer's is read.
+
+    Args:
+        files: the checkpoint's files.
+        config: the config of the text model.
+        stack: prefix of the names of its layers' tensors, up to the layer's number.
+
+    Raises:
+        BadWeights: as `check_unused`.
+    """
+    model = empty_model(one_layer_config(config, 0))
+    in_first_layer = _naming(stack, list_of_blocks(model), int(config.num_hidden_layers))
+    named = {tensor: in_first_layer(tensor) for tensor in files.file_of}
+    missing = unplaced(model, set(named.values()))
+    one_of = {name: tensor for tensor, name in reversed(named.items())}
+
+    def read(tensor: str) -> Tensor:
+        return files.read([tensor])[tensor]
+
+    check_unused(
+        model, {one_of[name]: target for name, target in missing.items()}, read, files.name, layers=_layers(config)
+    )
+    return [tensor for tensor, name in named.items() if name in missing]
+
+
+def _layers(config: Any) -> tuple[int, int]:
+    return int(config.num_hidden_layers), int(getattr(config, "num_nextn_predict_layers", 0) or 0)
+
+
+def _naming(stack: str, own_prefix: str, n_layers: int) -> Callable[[str], str]:
+    """Return a function that gives a tensor's name in the one-layer model, whose list of layers is called `own_prefix`.
+
+    A text model that is part of another has longer names in the files. Layers past the last keep their number.
+    """
+    outer, own_outer = (_without_last(name) for name in (stack, own_prefix))
+
+    def name_of(tensor: str) -> str:
+        if tensor.startswith(stack):
+            index, _, rest = tensor.removeprefix(stack).partition(".")
+            return f"{own_prefix}{0 if int(index) < n_layers else index}.{rest}"
+        if outer and tensor.startswith(outer):
+            return own_outer + tensor.removeprefix(outer)
+        return tensor.removeprefix(outer.removesuffix(own_outer)) if outer.endswith(own_outer) else tensor
+
+    return name_of
+
+
+def _without_last(name: str) -> str:
+    """Return a dotted name without its last part: `"model."` of `"model.layers."`, nothing of `"h."`."""
+    before, dot, _ = name.rstrip(".").rpartition(".")
+    return before + dot

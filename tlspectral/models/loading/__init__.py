@@ -38,7 +38,7 @@ def load_model(
     there. Its tokenizer comes with it where there is one (`model.tokenizer`, else None); a warning says so if one could
     not be fetched or read. `model.tlspectral_source` says where it came from: `model` and `revision`, for the hub
     `commit`, for GGUF `file` and `sha256`, for the tiny models `sha256`, of which the revision is the first 12 digits;
-    and as `unused_weights` the number and names of tensors in the files for which the model has no place, if any.
+    and as `unused_weights` the number and names of tensors in the files that fit no parameter of the model, if any.
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, a `.gguf` file, or
@@ -70,33 +70,33 @@ def load_model(
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
     float_type = _float_type(dtype)
-    place = torch.device(device) if device is not None else _default_device()
+    on_device = torch.device(device) if device is not None else _default_device()
     source = find_source(name, revision, checkpoint)
     if backend == "hooked":
-        hooked_transformer_class()  # where there is none, say so before minutes of loading
+        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
     if source.kind == "tiny":
-        return load_packaged(source, backend, place, float_type)
+        return load_packaged(source, backend, on_device, float_type)
     if source.kind == "gguf":
         folder, digest = gguf.converted_folder(source)
         source = source.converted(folder, digest)
     if source.kind == "hub":
         source = pinned(source)
     pretrained, tokenizer, left_out = load_pretrained(source, float_type)
-    shown = source.record["model"]
+    label = source.record["model"]
     if backend == "hooked":
-        model = build_hooked(pretrained, tokenizer, shown, float_type).to(place, print_details=False)
+        model = build_hooked(pretrained, tokenizer, label, float_type).to(on_device, print_details=False)
     else:
-        expected = log_probabilities(pretrained.to(place))
-        require_numbers(pretrained, expected, shown)
-        model = build_bridge(pretrained, tokenizer, shown)  # takes the model apart, so it is asked before
-        made = f"the bridge that TransformerLens {version('transformer-lens')} makes of {shown}"
-        require_agreement(model, expected, made, "try another version of TransformerLens")
+        expected = log_probabilities(pretrained.to(on_device))
+        require_numbers(pretrained, expected, label)
+        model = build_bridge(pretrained, tokenizer, label)  # takes the model apart, so its values are computed before
+        subject = f"the bridge that TransformerLens {version('transformer-lens')} makes of {label}"
+        require_agreement(model, expected, subject, "try another version of TransformerLens")
     model.tlspectral_source = source.record | left_out
     return model
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """A raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
+    """Return a raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
 
     Raises:
         UnsupportedArchitecture: TransformerLens has no bridge for the model's class, or none that can hold it.
@@ -119,9 +119,9 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
         raise
     except (RuntimeError, TypeError, AttributeError) as error:
         # Modules that are not where the adapter looks, or packed weights that do not split as it says.
-        kind, said = pretrained.config.model_type, " ".join(str(error).split())
+        kind, reason = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
-            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({said})"
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
         ) from error
     return bridge.eval()
 
@@ -129,10 +129,10 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 def _float_type(dtype: str | torch.dtype | None) -> torch.dtype:
     if dtype is None:
         return torch.float32
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    float_type = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(float_type, torch.dtype) or not float_type.is_floating_point:
         raise ValueError(f"dtype={dtype!r} is not a floating-point type of torch, such as 'float32'.")
-    return found
+    return float_type
 
 
 def _default_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Does the model that TransformerLens makes of a checkpoint compute what the checkpoint does?"""
+"""Checks that the model which TransformerLens makes of a checkpoint computes what the checkpoint does."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ _TOLERANCE = 1e-4
 
 @torch.no_grad()
 def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
+    """Return the log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
 
-    Fewer tokens where the context is shorter. None in half precision, where rounding hides what there is to see.
+    Fewer tokens where the context is shorter. None in half precision, where rounding hides the differences.
     """
     anchor = next(model.parameters())
     if anchor.dtype not in (torch.float32, torch.float64):
@@ -36,15 +36,15 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
 
 
 def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, name: str) -> None:
-    """Refuse a checkpoint whose weights are not all numbers, where its log-probabilities are NaN or were not computed.
+    """Refuse NaN or infinite weights; they are looked for where log-probabilities are NaN or were not computed.
 
     Args:
         model: the Hugging Face model.
         found: its `log_probabilities`.
-        name: what messages call it.
+        name: its name in messages.
 
     Raises:
-        BadWeights: naming the first such tensor; or that all are numbers and the log-probabilities are not.
+        BadWeights: a weight is NaN or infinite (the message names the first), or only the log-probabilities are.
     """
     if found is not None and not bool(found.isnan().any()):
         return
@@ -62,7 +62,7 @@ def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, 
 
 
 def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:
-    """Refuse a model that has not the log-probabilities of the one it was made from.
+    """Refuse a model whose log-probabilities are not those of the model it was made from.
 
     Args:
         model: what TransformerLens made.
@@ -71,13 +71,13 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
         advice: what to do instead.
 
     Raises:
-        UnsupportedArchitecture: it differs by more than rounding.
+        UnsupportedArchitecture: they differ by more than rounding.
     """
     if expected is None:
         return
-    found, worst = log_probabilities(model), float("inf")
-    if found is not None and found.shape == expected.shape:
-        worst = float((found - expected).abs().max())
+    actual, worst = log_probabilities(model), float("inf")
+    if actual is not None and actual.shape == expected.shape:
+        worst = float((actual - expected).abs().max())
     if not worst <= _TOLERANCE * float(expected.abs().max()):
         raise UnsupportedArchitecture(
             f"{what} does not compute what the checkpoint does (log-probabilities differ by {worst:.1e}); {advice}"

@@ -1,4 +1,4 @@
-"""Falcon's newer decoder (40B, 180B, Falcon 2) as it is trained, where TransformerLens 3.9 to 4.3 takes it for another.
+"""Corrections of how TransformerLens 3.9 to 4.3 reads Falcon's newer decoder (40B, 180B, Falcon 2).
 
 Its `query_key_value` holds, one key/value head after the other, the queries that read it, its key and its value.
 TransformerLens cuts it as if all queries came first, counts one key/value head, and looks for two norms in a model that

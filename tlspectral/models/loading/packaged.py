@@ -1,7 +1,7 @@
 """The tiny checkpoints of this package, as TransformerLens models.
 
-Each is a safetensors file, with TransformerLens' names and shapes, and a json file that says what it is, how it was
-made and what its SHA-256 has to be. `tlspectral.studies.fingerprint.packaged_models` makes them.
+Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, how it was made and
+its SHA-256. `tlspectral.studies.fingerprint.packaged_models` makes them.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from tlspectral.models.loading.source import Source
 
 
 def models_folder() -> Path:
-    """Where the checkpoints lie in the installed package."""
+    """Return the folder of the checkpoints in the installed package."""
     return Path(str(files("tlspectral") / "data" / "models"))
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms.
+    """Return a packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms.
 
     Raises:
-        BadWeights: the weights are not those that the record beside them names.
+        BadWeights: the weights do not have the SHA-256 of their record.
         ImportError: `"hooked"` on TransformerLens 4.
     """
     record, weights = read_packaged(source.location)
@@ -41,7 +41,7 @@ def load_packaged(source: Source, backend: str, device: torch.device, dtype: tor
 
 
 def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The record and the weights of a checkpoint, by TransformerLens' parameter names.
+    """Return the record and the weights of a checkpoint, by TransformerLens' parameter names.
 
     Raises:
         BadWeights: the SHA-256 of the file of weights is not the one in the record.
@@ -51,10 +51,10 @@ def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any]
     folder = models_folder() if folder is None else folder
     record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     data = (folder / f"{name}.safetensors").read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != record["sha256"]:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != record["sha256"]:
         raise BadWeights(
-            f"{name}.safetensors is not the file that {name}.json describes (SHA-256 {found[:12]}..., expected"
+            f"{name}.safetensors is not the file that {name}.json describes (SHA-256 {digest[:12]}..., expected"
             f" {record['sha256'][:12]}...): install the package again, or make both with: {record['command']}"
         )
     return record, load(data)
@@ -63,17 +63,17 @@ def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any]
 def bridge_from_weights(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """A TransformerBridge around TransformerLens' native model, with an attention-only model's weights.
+    """Return a TransformerBridge around TransformerLens' native model, with an attention-only model's weights.
 
-    The native model turns neighbouring columns. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K and
-    their biases are put in that order, which changes no score.
+    The native model rotates adjacent columns as pairs. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K
+    and their biases are put in that order, which changes no score.
 
     Args:
         config: the fields of `tlspectral.studies.common.TransformerConfig` (the newer ones, `rotary_adjacent_pairs` and
             `unembed_bias`, may be left out), and `model_name`.
         weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
-        device: where to put it.
-        dtype: of the parameters.
+        device: device of the model.
+        dtype: type of the parameters.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -95,9 +95,9 @@ def bridge_from_weights(
 def hooked_from_weights(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """A HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
+    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
 
-    Takes what `bridge_from_weights` takes.
+    The arguments are those of `bridge_from_weights`.
 
     Raises:
         ImportError: TransformerLens 4.
@@ -105,7 +105,7 @@ def hooked_from_weights(
     hooked_class = hooked_transformer_class()
     shape = {**_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":
-        # HookedTransformer by itself turns columns half a head apart, and has to be told.
+        # Without these fields HookedTransformer pairs columns half a head apart.
         shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
@@ -127,10 +127,10 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Columns t and t + d_head/2 of queries and keys side by side, for every t."""
-    turned = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
+    """Put columns t and t + d_head/2 of queries and keys side by side, for every t."""
+    rotary_parameters = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
     return {
-        name: torch.stack(value.chunk(2, dim=-1), dim=-1).flatten(-2) if name.endswith(turned) else value
+        name: torch.stack(value.chunk(2, dim=-1), dim=-1).flatten(-2) if name.endswith(rotary_parameters) else value
         for name, value in weights.items()
     }
 
@@ -145,7 +145,7 @@ _NORM_PARAMETERS = {"w": "weight", "b": "bias"}
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """A parameter's name and layout in the native model, whose projections are [out, in] with the heads in one axis."""
+    """Return a parameter's name and layout in the native model, whose projections are [out, in], heads in one axis."""
     if name in _NATIVE_NAMES:
         return _NATIVE_NAMES[name], value.T if name == "unembed.W_U" else value
     module, parameter = name.rsplit(".", 1)

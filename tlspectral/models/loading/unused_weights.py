@@ -1,8 +1,8 @@
-"""Weights that a checkpoint's files hold and its config.json does not ask for: refused, or noted.
+"""Weights that a checkpoint's files hold and its config.json does not ask for: refused, or recorded.
 
-transformers drops them in silence, and does not even report some. A query/key norm, a bias or a layer that is dropped
-makes another model of the checkpoint. Masks, rotary frequencies, extra prediction layers and parts for images or sound
-change nothing that is measured.
+transformers drops them without an error, and does not report all of them. A query/key norm, a bias or a layer that is
+dropped makes another model of the checkpoint. Masks, rotary frequencies, extra prediction layers and parts for images
+or sound change nothing that is measured.
 """
 
 import re
@@ -17,9 +17,9 @@ from tlspectral.errors import BadWeights
 from tlspectral.models.loading.weight_files import stored_names, stored_tensor, weight_files
 
 OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
-"""Begins a part of a name that belongs to images or sound."""
+"""Matches a word in the name of a tensor that belongs to images or sound."""
 
-_NUMBERED = re.compile(r"((?:.*?\.)??)(\d+)\.(.+)")  # a list of modules up to its dot, place in it, name there
+_NUMBERED = re.compile(r"((?:.*?\.)??)(\d+)\.(.+)")  # prefix of a list of modules, index in it, name within
 _POSITIONS = re.compile(r"(.*\.)?(rotary_emb\..*|[a-z_]*inv_freq)")
 _MASK = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias|causal_mask)")
 _FINAL_NORM = re.compile(r"(norm|ln_f|norm_f|ln_final|final_layer_norm|final_layernorm|final_norm)\.(weight|bias)")
@@ -28,9 +28,9 @@ _SHOWN = 20
 
 
 def unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Names of a checkpoint that transformers finds no place for in a model: by each, the name that it looks for.
+    """Return the tensors of a checkpoint that fit no parameter of a model, each with the name transformers looks for.
 
-    The same renaming as in a load is applied: older names, packed experts, prefixes that are missing or too many.
+    Names are changed as in a load: older names, packed experts, prefixes that are missing or too many.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -39,23 +39,23 @@ def unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     rules = get_model_conversion_mapping(whole)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    prefix, places = whole.base_model_prefix, whole.state_dict()
-    found = {}
+    prefix, parameters = whole.base_model_prefix, whole.state_dict()
+    targets = {}
     for name in names:
-        target, _ = rename_source_key(name, renamings, converters, prefix, places)
-        if target not in places and name not in places:
-            found[name] = target
-    return found
+        target, _ = rename_source_key(name, renamings, converters, prefix, parameters)
+        if target not in parameters and name not in parameters:
+            targets[name] = target
+    return targets
 
 
 def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) -> dict[str, Any]:
-    """What was left out of a model that was loaded from a folder: empty, or `unused_weights` as `listed` says it.
+    """Return what a model loaded from a folder left out: nothing, or `unused_weights` as `listed` gives it.
 
     Args:
         model: as transformers loaded it.
-        folder: where the files lie.
-        reported: what transformers itself says that it had no place for.
-        who: what messages call the checkpoint.
+        folder: folder of the files.
+        reported: tensors that transformers itself reports as unused.
+        who: name of the checkpoint in messages.
 
     Raises:
         BadWeights: as `check_unused` and `require_tied`.
@@ -83,14 +83,14 @@ def check_unused(
     *,
     layers: tuple[int, int],
 ) -> None:
-    """Refuse weights that are left out of a part of the model that was built.
+    """Refuse unused weights that belong to a part of the model that was built.
 
     Args:
         model: as transformers builds it from config.json.
         unused: by name in the files, the name that transformers looks for (`unplaced`).
         read: gives a tensor by its name in the files.
-        who: what messages call the checkpoint.
-        layers: how many config.json asks for, and how many behind these predict further tokens
+        who: name of the checkpoint in messages.
+        layers: number that config.json asks for, and number of further ones that predict further tokens
             (`num_nextn_predict_layers`).
 
     Raises:
@@ -118,26 +118,26 @@ def check_unused(
                 f"{layers[0]} layers; correct num_hidden_layers there"
             )
         raise BadWeights(
-            f"{who}: its files hold {stored}, which the model of config.json has no place for. Without it another "
+            f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. Without it another "
             "model would be measured. Correct config.json (model_type, biases, norms), or remove the tensor from the "
             "files if it is no part of the model"
         )
 
 
 def list_of_blocks(model: nn.Module) -> str:
-    """What the names of a model's blocks begin with, up to their number."""
+    """Return the prefix of the names of a model's blocks, up to their number."""
     return next(match[1] for match in map(_NUMBERED.fullmatch, model.state_dict()) if match is not None)
 
 
 def listed(unused: Iterable[str]) -> dict[str, Any]:
-    """What a table notes of the weights that are left out: their number, and names with N for the layer."""
+    """Return the record of unused weights for a table: their number, and their names with N for the layer."""
     names = list(unused)
     patterns = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in names})
     return {"count": len(names), "names": patterns[:_SHOWN]}
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Refuse an unembedding that config.json ties to the embedding, and that the files hold with other values.
+    """Refuse files with an unembedding of its own, where config.json ties it to the embedding.
 
     Raises:
         BadWeights: they differ.
@@ -154,7 +154,7 @@ def require_tied(model: Any, who: str) -> None:
 
 
 def _depth_of_lists(model: nn.Module, base: str) -> dict[str, int]:
-    """How many blocks the model built, by the name of the list that holds them."""
+    """Return the number of blocks that the model built, by the prefix of their list."""
     depth: dict[str, int] = {}
     for name in model.state_dict():
         match = _NUMBERED.fullmatch(name.removeprefix(base))
@@ -164,31 +164,31 @@ def _depth_of_lists(model: nn.Module, base: str) -> dict[str, int]:
 
 
 def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated: int) -> set[tuple[str, int]]:
-    """Blocks behind the last that predict further tokens: those that hold what only these have, and as many as stated.
+    """Return the blocks past the model's last that predict further tokens.
 
-    `stated` is counted from the last block that the model has.
+    These are all such blocks if there are at most `stated`, else those with parameters that only these blocks have.
     """
-    found, beyond = set(), set()
+    recognised, beyond = set(), set()
     for target in targets:
         match = _NUMBERED.fullmatch(target)
         if match is not None and int(match[2]) >= depth.get(match[1], int(match[2]) + 1):
             beyond.add((match[1], int(match[2])))
             if _PREDICTION_LAYER.fullmatch(match[3]):
-                found.add((match[1], int(match[2])))
-    return beyond if len(beyond) <= stated else found
+                recognised.add((match[1], int(match[2])))
+    return beyond if len(beyond) <= stated else recognised
 
 
 def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mapping[str, int]) -> bool:
-    """Whether a tensor outside all lists belongs to a module without parts that the model has, or to its final norm."""
+    """Return whether a tensor outside all lists belongs to a leaf module of the model, or to its final norm."""
     module = modules.get(target.rpartition(".")[0])
     if module is not None and "." in target and next(module.children(), None) is None:
         return True
-    beside = {list_name.rstrip(".").rpartition(".")[0] for list_name in depth}
-    return any(_FINAL_NORM.fullmatch(target.removeprefix(f"{place}." if place else "")) for place in beside)
+    parents = {list_name.rstrip(".").rpartition(".")[0] for list_name in depth}
+    return any(_FINAL_NORM.fullmatch(target.removeprefix(f"{parent}." if parent else "")) for parent in parents)
 
 
 def _is_mask(value: Tensor) -> bool:
-    """A matrix of zeros and ones, or the one number that stands for minus infinity."""
+    """Return whether a mask: a matrix of zeros and ones, or the one number that stands for minus infinity."""
     if value.numel() == 1:
         return True
     return value.ndim >= 2 and bool(((value == 0) | (value == 1)).all())

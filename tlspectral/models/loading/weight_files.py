@@ -1,4 +1,4 @@
-"""The files that hold a checkpoint's weights: what their index names, what their headers name, one tensor of them."""
+"""The files that hold a checkpoint's weights: which they are, the tensors in them, and reading one tensor."""
 
 import json
 import zipfile
@@ -13,14 +13,14 @@ from tlspectral.errors import BadWeights
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""What weights are loaded from, in this order; an index names the files that hold them."""
+"""Files that weights are loaded from, the first that exists; an index names the files that hold the weights."""
 
 
 def indexed_files(index: Path) -> dict[str, str]:
-    """The file that holds each tensor, by an index of files.
+    """Return the file that holds each tensor, by an index of files.
 
     Raises:
-        BadWeights: it is no such index, or names a file that does not lie beside it or is of another kind.
+        BadWeights: `index` is no such index, or names a file that does not lie beside it or is of another kind.
     """
     suffix = ".safetensors" if index.name == INDEX else ".bin"
     kind = suffix.removeprefix(".") if suffix == ".safetensors" else "PyTorch"
@@ -36,7 +36,7 @@ def indexed_files(index: Path) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers loads a folder's weights; none where it has none of the usual names.
+    """Return the files from which transformers loads a folder's weights; none if no file has one of the usual names.
 
     Raises as `indexed_files`.
     """
@@ -48,7 +48,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_names(files: list[Path]) -> dict[str, Path]:
-    """The file that holds each tensor, by the files themselves.
+    """Return the file that holds each tensor, by the files themselves.
 
     Raises:
         BadWeights: a file cannot be read.
@@ -57,7 +57,7 @@ def stored_names(files: list[Path]) -> dict[str, Path]:
 
 
 def stored_tensor(file: Path, name: str) -> Tensor:
-    """One tensor of a file, mapped from it where the format allows."""
+    """Return one tensor of a file, mapped from it where the format allows."""
     if file.suffix == ".safetensors":
         from safetensors import safe_open
 
@@ -79,5 +79,5 @@ def _names_in(file: Path) -> list[str]:
 
 
 def _unpickled(file: Path, device: str, **options: Any) -> dict[str, Tensor]:
-    """The tensors of a PyTorch file, which can run no code; on the device `"meta"` they hold no numbers."""
+    """Return the tensors of a PyTorch file, and run no code from it; on the device `"meta"` they have no data."""
     return torch.load(file, map_location=device, weights_only=True, **options)

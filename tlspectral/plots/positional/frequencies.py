@@ -79,8 +79,8 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Iterable[Head] | pd.Data
     per_head = 2 if with_strip else 1
     grid = figure.add_gridspec(rows * per_head, columns, height_ratios=[3, 1][:per_head] * rows)
     limits = _spread_limits(pd.concat(tables.values())["logit_std"]) if with_strip else (0.1, 10.0)
-    for place, (pair, table) in enumerate(tables.items()):
-        row, column = divmod(place, columns)
+    for number, (pair, table) in enumerate(tables.items()):
+        row, column = divmod(number, columns)
         axes = figure.add_subplot(grid[row * per_head, column])
         _draw_profile(axes, table)
         axes.set_title(head_name(*pair), fontsize=10, color=INK, fontweight="bold")
@@ -91,7 +91,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Iterable[Head] | pd.Data
             axes.tick_params(labelbottom=False)
             lowest.set_ylabel("logit sd" if column == 0 else "")
         axes.set_ylabel("score (cosine)" if column == 0 else "")
-        if place + columns >= len(tables):
+        if number + columns >= len(tables):
             lowest.set_xlabel(_FREQUENCY_AXIS if columns == 1 else "frequency index")
             lowest.xaxis.label.set(color=INK, fontsize=10)
         wavelength_axis(axes, table, label=row == 0)
@@ -159,7 +159,7 @@ def frequency_grid(frequencies: pd.DataFrame) -> Figure:
 
 
 def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
-    """One head's way over the positional-symbolic plane as the frequency goes from fast to slow.
+    """Path of one head over the positional-symbolic plane as the frequency goes from fast to slow.
 
     Args:
         frequencies: `layer, head, frequency, s_pos, s_sym` of `positional_symbolic(..., per_frequency=True)`. Rows with
@@ -175,19 +175,19 @@ def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
     Source: PS, section 3.3, Figure 1F.
 
     What it does not establish: which frequencies matter to the head. All of them are dots of one size here;
-    `frequency_norms` shows how much each brings into the scores.
+    `frequency_norms` shows how much each adds to the scores.
     """
     require(frequencies, [*_KEYS, *SCORES], _MADE_BY)
     require_one_row_per(frequencies, _KEYS, _ONE_ROW)
     table = of_head(frequencies, head).sort_values("frequency")
     shown, note = without_nan(table, SCORES)
-    places = np.asarray(shown[SCORES], dtype=float)
+    points = np.asarray(shown[SCORES], dtype=float)
     figure = new_figure(5.0, 5.0)
     axes = figure.add_subplot()
     colours = sequential_colours(table["frequency"])
     index = np.asarray(shown["frequency"], dtype=float)
     steps = LineCollection(
-        list(np.stack([places[:-1], places[1:]], axis=1)),
+        list(np.stack([points[:-1], points[1:]], axis=1)),
         colors=colours.to_rgba((index[:-1] + index[1:]) / 2),
         linewidths=1.4,
         alpha=0.6,
@@ -196,22 +196,22 @@ def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
     steps.set_gid("path")
     axes.add_collection(steps)
     dots = axes.scatter(
-        places[:, 0], places[:, 1], s=30, color=colours.to_rgba(index), edgecolors="white", linewidths=0.4, zorder=3
+        points[:, 0], points[:, 1], s=30, color=colours.to_rgba(index), edgecolors="white", linewidths=0.4, zorder=3
     )
     dots.set_gid("frequencies")
-    plane_axes(axes, places)
+    plane_axes(axes, points)
     axes.set_title(f"{head_name(*head_pair(head))}, frequency by frequency", fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, _FREQUENCY_AXIS, whole=True)
     legend_below(figure, [circle_entry()], [note])
     if len(shown):
-        few = np.flatnonzero(shown["frequency"].isin(_ticks(shown)))
-        names = [str(index) for index in shown["frequency"].iloc[few]]
-        name_points(figure, axes, names, places[few], places, colours=[INK] * len(names), gid="named frequency")
+        ticked = np.flatnonzero(shown["frequency"].isin(_ticks(shown)))
+        names = [str(index) for index in shown["frequency"].iloc[ticked]]
+        name_points(figure, axes, names, points[ticked], points, colours=[INK] * len(names), gid="named frequency")
     return figure
 
 
 def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
-    """How large one head's logits and keys are at each frequency.
+    """Norms of one head's logits and keys at each frequency.
 
     Args:
         norms: `layer, head, frequency, logit_norm, key_norm` of `tlspectral.positional.traces.frequency_norms`. Used
@@ -252,7 +252,7 @@ def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
 
 
 def wavelength_axis(axes: Axes, table: pd.DataFrame, *, label: bool) -> None:
-    """A second axis on top, in tokens per turn, at the ticks of the first; none without `wavelength` or `theta`."""
+    """Draw a second axis on top, in tokens per full rotation; none without `wavelength` or `theta`."""
     if "wavelength" in table:
         wavelengths = table["wavelength"].to_numpy(float)
     elif "theta" in table:
@@ -294,19 +294,19 @@ def _draw_strip(axes: Axes, table: pd.DataFrame, limits: tuple[float, float]) ->
 
 
 def _spread_limits(spreads: pd.Series) -> tuple[float, float]:
-    """Powers of ten around 1 and all spreads; those below 0.001 are as flat as it."""
-    found = spreads.loc[spreads > 0].to_numpy()
-    low, high = (float(found.min()), float(found.max())) if len(found) else (1.0, 1.0)
+    """Powers of ten that enclose 1 and all spreads; not below 0.001, where every pattern is flat."""
+    positive = spreads.loc[spreads > 0].to_numpy()
+    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 1.0)
     return max(10.0 ** min(np.floor(np.log10(low)), -1), 1e-3), 10.0 ** max(np.ceil(np.log10(high)), 1)
 
 
 def _ticks(table: pd.DataFrame) -> list[int]:
-    """About five indices from the first to the last, all of them in the table."""
-    found = sorted(int(index) for index in table["frequency"].unique())
-    step = max(round(len(found) / 4), 1)
-    ticks = found[::step]
-    if len(found) - 1 - found.index(ticks[-1]) > step / 2:
-        ticks.append(found[-1])
+    """About five indices of the table, from the first to the last."""
+    indices = sorted(int(index) for index in table["frequency"].unique())
+    step = max(round(len(indices) / 4), 1)
+    ticks = indices[::step]
+    if len(indices) - 1 - indices.index(ticks[-1]) > step / 2:
+        ticks.append(indices[-1])
     return ticks
 
 
@@ -316,7 +316,7 @@ def _frequency_ticks(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def _in_tokens(wavelength: float) -> str:
-    """6.3, 41, 2.1k, 630k, 4M: as many tokens, in few letters."""
+    """A number of tokens in short: 6.3, 41, 2.1k, 630k, 4M."""
     if np.isinf(wavelength):
         return "∞"
     unit, letter = (1e6, "M") if wavelength >= 999_500 else (1e3, "k") if wavelength >= 999.5 else (1.0, "")
@@ -325,7 +325,7 @@ def _in_tokens(wavelength: float) -> str:
 
 
 def _label_cells(axes: Axes, n_layers: int, n_heads: int) -> None:
-    """Indices beside the cells, thinned out where there are many."""
+    """Write indices beside the cells, only some where there are many."""
     for axis, count, most in ((axes.xaxis, n_heads, 16), (axes.yaxis, n_layers, 32)):
         labelled = np.arange(0, count, -(-count // most))
         axis.set_ticks(labelled + 0.5, [str(index) for index in labelled])

@@ -49,7 +49,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
 
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1B.
 
-    What it does not establish: that panels which look like each other's negative confirm Theorem 1. Peaked attention
+    What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
     makes them so by itself; `positional_symbolic_plane` shows the null of that.
     """
     require(scores, ["layer", "head", *SCORES], "positional_symbolic")
@@ -133,8 +133,8 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     """The positional score of every head against three columns of the head table.
 
     Args:
-        joined: `layer, s_pos, rope_imag_frac, D_head, prev`, one row per head. Rows with NaN are left out of the panel
-            that they have no place in, and counted.
+        joined: `layer, s_pos, rope_imag_frac, D_head, prev`, one row per head. Rows with NaN in a panel's columns are
+            left out of it and counted.
         statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
             titles. None, or a column without a row, leaves a panel without a title.
 
@@ -144,8 +144,8 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     Raises:
         ValueError: a needed column is missing, or there are no rows.
 
-    What it does not establish: that one number causes the other, nor that heads are independent samples. Layer is
-    behind much of both, which is why the dots carry it.
+    What it does not establish: that one number causes the other, nor that heads are independent samples. Both may
+    depend on the layer, so the dots are coloured by it.
     """
     require(joined, ["layer", "s_pos", *_AGREEMENT], "positional_symbolic joined with one of analyze_heads")
     if statistics is not None:
@@ -172,23 +172,23 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
         dress(axes)
     panels[0].set_ylabel(POSITIONAL_AXIS)
     colour_bar(figure, colours, panels, "layer", whole=True)
-    said = ", ".join(f"{column} {count}" for column, count in left_out.items() if count)
-    legend_below(figure, [], [f"rows not drawn, NaN there or in s_pos: {said}" if said else None])
+    counts = ", ".join(f"{column} {count}" for column, count in left_out.items() if count)
+    legend_below(figure, [], [f"rows not drawn, NaN there or in s_pos: {counts}" if counts else None])
     return figure
 
 
 def _statistic(statistics: pd.DataFrame | None, column: str) -> str:
-    """Rank correlation and its null, in words; nothing where the statistics have no such row."""
+    """Text about the rank correlation and its null, empty if the statistics have no such row."""
     if statistics is None:
         return ""
     rows = statistics.loc[(statistics["score"] == "s_pos") & (statistics["column"] == column)]
     if rows.empty or pd.isna(rows["spearman"].iloc[0]):
         return ""
     row = rows.iloc[0]
-    said = f"Spearman {two_decimals(row['spearman'])}"
+    text = f"Spearman {two_decimals(row['spearman'])}"
     if pd.isna(row["null_low"]):
-        return said
+        return text
     return (
-        f"{said}\nnull {two_decimals(row['null_low'])} to {two_decimals(row['null_high'])}\n"
+        f"{text}\nnull {two_decimals(row['null_low'])} to {two_decimals(row['null_high'])}\n"
         f"at its percentile {100 * row['null_pct']:.3g}"
     )

@@ -78,10 +78,10 @@ def positional_symbolic_plane(
     axes = figure.add_subplot()
     colours = sequential_colours(scores[color])
     _draw_errors(axes, shown)
-    places = _places(shown)
+    points = _points(shown)
     area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    _draw_heads(axes, places, shown[color], colours, area)
-    plane_axes(axes, places)
+    _draw_heads(axes, points, shown[color], colours, area)
+    plane_axes(axes, points)
     whole = pd.api.types.is_integer_dtype(scores[color])
     colour_bar(figure, colours, axes, color, whole=whole)
     axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
@@ -89,12 +89,12 @@ def positional_symbolic_plane(
     legend_below(figure, [circle_entry()], [_correlation(scores), note])
     if len(named):
         names = [head_name(layer, head) for layer, head in zip(named["layer"], named["head"], strict=True)]
-        name_points(figure, axes, names, _places(named), places, colours=[INK] * len(names), gid="named head")
+        name_points(figure, axes, names, _points(named), points, colours=[INK] * len(names), gid="named head")
     return figure
 
 
 def plane_by_query(by_query: pd.DataFrame) -> Figure:
-    """Draw the plane once per queried block, on the same axes, so that heads can be seen to move.
+    """Draw the plane once per queried block, on the same axes, which shows how heads move.
 
     Args:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
@@ -108,8 +108,8 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
 
     Source: PS, appendix B.5, Figure 7 above.
 
-    What it does not establish: that a head finds the queried block. The scores say how its attention answers swaps,
-    not whether it attends to the right place.
+    What it does not establish: that a head finds the queried block. The scores say how its attention responds to
+    swaps, not whether it attends to the right block.
     """
     queries = queried_blocks(by_query)
     shown, note = without_nan(by_query, SCORES)
@@ -117,8 +117,8 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     colours = sequential_colours(by_query["layer"])
     for axes, query in zip(panels, queries, strict=True):
         rows = shown.loc[shown["query"] == query]
-        _draw_heads(axes, _places(rows), rows["layer"], colours, 12.0)
-        plane_axes(axes, _places(shown), labels=False)
+        _draw_heads(axes, _points(rows), rows["layer"], colours, 12.0)
+        plane_axes(axes, _points(shown), labels=False)
         axes.set_title(f"block {query} queried", fontsize=10, color=INK)
     label_outer(panels, r"positional $s_\mathrm{pos}$ (cosine)", r"symbolic $s_\mathrm{sym}$ (cosine)")
     colour_bar(figure, colours, panels, "layer", whole=True)
@@ -151,7 +151,7 @@ def query_panels(count: int, *, size: float) -> tuple[Figure, list[Axes]]:
 
 
 def label_outer(panels: list[Axes], across: str, up: str) -> None:
-    """Axis names, and the ticks' labels, at the lowest panel of each of three columns and at the left of each row."""
+    """Write axis names, and tick labels, under the lowest panel of each column and left of each row."""
     for axes in panels[-3:]:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel(across, color=INK, fontsize=10)
@@ -160,9 +160,9 @@ def label_outer(panels: list[Axes], across: str, up: str) -> None:
 
 
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
-    """Arc, equal scales and limits of the plane: the unit square and whatever of the points lies outside of it."""
-    turn = np.linspace(0, np.pi / 2, 91)
-    (arc,) = axes.plot(np.cos(turn), np.sin(turn), color=GREY, linewidth=0.8, zorder=0)
+    """Set arc, equal scales and limits of the plane: the unit square, widened to points outside of it."""
+    angle = np.linspace(0, np.pi / 2, 91)
+    (arc,) = axes.plot(np.cos(angle), np.sin(angle), color=GREY, linewidth=0.8, zorder=0)
     arc.set_gid("unit circle")
     low = min(0.0, float(places.min())) if len(places) else 0.0
     axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), aspect="equal")
@@ -174,16 +174,16 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
 
 
 def circle_entry() -> tuple[Line2D, str]:
-    """The arc in a legend."""
+    """Legend entry of the arc."""
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 
 def _draw_heads(
-    axes: Axes, places: Float[np.ndarray, "points 2"], values: pd.Series, colours: ScalarMappable, area: float
+    axes: Axes, points: Float[np.ndarray, "points 2"], values: pd.Series, colours: ScalarMappable, area: float
 ) -> PathCollection:
     dots = axes.scatter(
-        places[:, 0],
-        places[:, 1],
+        points[:, 0],
+        points[:, 1],
         s=area,
         color=colours.to_rgba(np.asarray(values, dtype=float)),
         edgecolors="white",
@@ -195,7 +195,7 @@ def _draw_heads(
 
 
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
-    """Bars of one standard error where the table has them; a head without one (a single draw) gets none."""
+    """Draw bars of one standard error if the table has them; a head with NaN (a single draw) gets none."""
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
     bars = axes.errorbar(
@@ -213,21 +213,21 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 
 def _correlation(scores: pd.DataFrame) -> str | None:
-    """Correlation of the two scores over heads beside its null, in words, where the table carries it."""
-    found = scores.attrs.get("correlation") or {}
-    if found.get("pearson") is None:
+    """Text about the correlation of the two scores and its null, None if the table's attrs lack it."""
+    stats = scores.attrs.get("correlation") or {}
+    if stats.get("pearson") is None:
         return None
-    said = f"Pearson r of the two scores: {two_decimals(found['pearson'])}"
-    if found.get("null_mean") is None or found.get("null_sd") is None:
-        return said
-    said += f"\nnull, a coin per head: {two_decimals(found['null_mean'])} ± {found['null_sd']:.2g} (1 sd)"
-    return said if found.get("null_pct") is None else f"{said}; r at percentile {100 * found['null_pct']:.3g}"
+    text = f"Pearson r of the two scores: {two_decimals(stats['pearson'])}"
+    if stats.get("null_mean") is None or stats.get("null_sd") is None:
+        return text
+    text += f"\nnull, a coin per head: {two_decimals(stats['null_mean'])} ± {stats['null_sd']:.2g} (1 sd)"
+    return text if stats.get("null_pct") is None else f"{text}; r at percentile {100 * stats['null_pct']:.3g}"
 
 
 def _named_rows(
     scores: pd.DataFrame, shown: pd.DataFrame, highlight: Iterable[Head] | pd.DataFrame | None
 ) -> pd.DataFrame:
-    """Drawn rows of the heads to be named."""
+    """The drawn rows of the heads to be named."""
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]
     pairs = head_pairs(highlight)
@@ -239,5 +239,5 @@ def _named_rows(
     return shown.loc[drawn.isin(pairs)]
 
 
-def _places(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
+def _points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
     return np.asarray(rows[SCORES], dtype=float)

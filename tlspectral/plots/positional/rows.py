@@ -1,4 +1,4 @@
-"""Rows of the positional and symbolic tables: what a figure needs of them, which are left out, whose they are."""
+"""Rows of the positional and symbolic tables: checks, rows without NaN, rows of a head, names of heads."""
 
 import operator
 import re
@@ -19,26 +19,26 @@ def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None
     Raises:
         ValueError: it names the keys of the first such pair of rows.
     """
-    again = table.duplicated(keys)
-    if again.any():
-        first = table.loc[again, keys].iloc[0]
-        said = ", ".join(f"{key} {first[key]}" for key in keys)
-        raise ValueError(f"the table has several rows for {said}: {hint}")
+    repeated = table.duplicated(keys)
+    if repeated.any():
+        first = table.loc[repeated, keys].iloc[0]
+        values = ", ".join(f"{key} {first[key]}" for key in keys)
+        raise ValueError(f"the table has several rows for {values}: {hint}")
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """The rows with a number in each of these columns, and a note on the others, None where there are none."""
-    kept = table.dropna(subset=columns)
-    count = len(table) - len(kept)
+    """The rows without NaN in these columns, and a note about the others, None if there are none."""
+    complete = table.dropna(subset=columns)
+    count = len(table) - len(complete)
     if not count:
-        return kept, None
+        return complete, None
     rows = "row" if count == 1 else "rows"
-    holed = [column for column in columns if table[column].isna().any()]
-    return kept, f"not drawn: {count} {rows} with NaN in {' or '.join(holed)}"
+    with_nan = [column for column in columns if table[column].isna().any()]
+    return complete, f"not drawn: {count} {rows} with NaN in {' or '.join(with_nan)}"
 
 
 def head_pair(head: Head) -> tuple[int, int]:
-    """(layer, head) of a pair or of a name.
+    """The pair (layer, head) of a pair or of a name.
 
     Raises:
         ValueError: the text is no head's name.
@@ -46,14 +46,14 @@ def head_pair(head: Head) -> tuple[int, int]:
     if not isinstance(head, str):
         layer, index = head
         return operator.index(layer), operator.index(index)
-    found = re.fullmatch(r"L(\d+)H(\d+)", head)
-    if found is None:
+    match = re.fullmatch(r"L(\d+)H(\d+)", head)
+    if match is None:
         raise ValueError(f"{head!r} is not the name of a head: write L12H0 or (12, 0)")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def head_pairs(heads: Iterable[Head] | pd.DataFrame) -> list[tuple[int, int]]:
-    """(layer, head) of each, in order and each once; a DataFrame gives its columns of these names.
+    """The pairs (layer, head) in order, each once; of a DataFrame its columns `layer` and `head`.
 
     Raises:
         ValueError: a text is no head's name, a DataFrame has no such columns, or `heads` is one name instead of a list.
@@ -80,5 +80,5 @@ def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
 
 
 def head_name(layer: int, head: int) -> str:
-    """The head in words: L12H0."""
+    """The name of a head: L12H0."""
     return f"L{layer}H{head}"

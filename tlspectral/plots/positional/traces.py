@@ -1,4 +1,4 @@
-"""One head at work: its attention before and after swaps, and queries and keys on one rotary plane."""
+"""Figures of single heads: attention before and after swaps, and queries and keys on one rotary plane."""
 
 import numpy as np
 import pandas as pd
@@ -23,12 +23,12 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
     """Attention of one head's last query over the blocks, before and after swaps of two of them.
 
     One row of panels per frequency, one column per swap. Where the head is positional the trace after the swap lies on
-    the one before; where it is symbolic the weights of the two shaded blocks have changed places.
+    the one before; where it is symbolic the two shaded slots have exchanged their weights.
 
     Args:
         traces: `layer, head, frequency, swap_i, swap_j, block, before, after` of
             `tlspectral.positional.traces.attention_traces`, of one head; `before` and `after` are mean weights per
-            token of the block in that place, NaN in `frequency` stands for the whole head. Rows with NaN in `before`
+            token of the block in that slot, NaN in `frequency` stands for the whole head. Rows with NaN in `before`
             or `after` are left out and counted. Pass `traces[traces["block"] > 0]` where a sink in block 0 dwarfs the
             others.
 
@@ -63,14 +63,14 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
         same = shown["frequency"].isna() if frequency is None else shown["frequency"] == frequency
         highest = shown.loc[same, ["before", "after"]].max(axis=None)
         for swap, axes in zip(swaps, row, strict=True):
-            here = shown.loc[same & (shown["swap_i"] == swap[0]) & (shown["swap_j"] == swap[1])]
-            _draw_trace(axes, here.sort_values("block"), swap)
+            rows = shown.loc[same & (shown["swap_i"] == swap[0]) & (shown["swap_j"] == swap[1])]
+            _draw_trace(axes, rows.sort_values("block"), swap)
             axes.set_ylim(0, 1.12 * highest if highest > 0 else 1)
         row[0].set_ylabel("whole head" if frequency is None else f"frequency {frequency}")
     for swap, axes in zip(swaps, grid[0], strict=True):
         axes.set_title(f"{swap[0]} ↔ {swap[1]}", fontsize=10, color=INK)
     for axes in grid[-1]:
-        axes.set_xlabel("place of the block")
+        axes.set_xlabel("slot of the block")
     figure.suptitle(f"{head_name(*heads.iloc[0])}: swaps of two blocks", fontsize=11, color=INK)
     figure.supylabel("mean attention per token", fontsize=10, color=INK)
     entries = [
@@ -97,13 +97,13 @@ def _draw_trace(axes: Axes, table: pd.DataFrame, swap: tuple[int, int]) -> None:
 
 
 def rotary_plane(projections: pd.DataFrame) -> Figure:
-    """Queries and keys on the plane of one rotary pair, where a turn by the pair's angle is one step in position.
+    """Queries and keys on the plane of one rotary pair, where one step in position rotates by the pair's angle.
 
     Args:
         projections: `kind` ("query" or "key"), `position` or `label`, `x`, `y` (the pair's two coordinates). With a
             column `step` (training step) the rows of one kind and position are joined into a path, whose last point is
-            drawn. Labels, or positions where there are none, are written beside the points where there are few of
-            them, else beside some. Rows with NaN in `x` or `y` are left out and counted.
+            drawn. Labels, or positions where there are none, are written beside the points, or beside some of
+            many. Rows with NaN in `x` or `y` are left out and counted.
 
     Returns:
         A figure (4.8 x 5.0 inches) with equal scales that belongs to no window.
@@ -131,39 +131,39 @@ def rotary_plane(projections: pd.DataFrame) -> Figure:
         if rows.empty:
             continue
         last = _draw_paths(axes, rows, by, colour) if "step" in rows else rows
-        places = np.asarray(last[["x", "y"]], dtype=float)
-        rays = LineCollection(list(np.stack([np.zeros_like(places), places], axis=1)), colors=colour, linewidths=0.6)
+        points = np.asarray(last[["x", "y"]], dtype=float)
+        rays = LineCollection(list(np.stack([np.zeros_like(points), points], axis=1)), colors=colour, linewidths=0.6)
         rays.set_alpha(0.35)
         axes.add_collection(rays)
         dots = axes.scatter(
-            places[:, 0], places[:, 1], s=30, marker=marker, color=colour, edgecolors="white", linewidths=0.5, zorder=3
+            points[:, 0], points[:, 1], s=30, marker=marker, color=colour, edgecolors="white", linewidths=0.5, zorder=3
         )
         dots.set_gid(kind)
         handle = Line2D([], [], linestyle="none", marker=marker, markersize=6, color=colour)
         entries.append((handle, {"query": "queries", "key": "keys"}[kind]))
         ends.append((last, colour))
-    everything = np.asarray(shown[["x", "y"]], dtype=float)
-    corners = np.concatenate([everything, np.zeros((1, 2))])
+    drawn = np.asarray(shown[["x", "y"]], dtype=float)
+    corners = np.concatenate([drawn, np.zeros((1, 2))])
     middle, span = (corners.min(axis=0) + corners.max(axis=0)) / 2, np.ptp(corners, axis=0).max()
     reach = 0.62 * span if span > 0 else 1.0
     axes.set(xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach), aspect="equal")
     axes.set(xlabel="first coordinate of the pair (model units)", ylabel="second coordinate of the pair (model units)")
     dress(axes)
     legend_below(figure, entries, [note], columns=2)
-    names, places, colours = [], [], []
+    names, points, colours = [], [], []
     for last, colour in ends:
         few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
         named = last.iloc[few]
         names += [str(name) for name in named[by]]
-        places.append(np.asarray(named[["x", "y"]], dtype=float))
+        points.append(np.asarray(named[["x", "y"]], dtype=float))
         colours += [colour] * len(named)
-    if places:
-        name_points(figure, axes, names, np.concatenate(places), everything, colours=colours, gid="named point")
+    if points:
+        name_points(figure, axes, names, np.concatenate(points), drawn, colours=colours, gid="named point")
     return figure
 
 
 def _draw_paths(axes: Axes, rows: pd.DataFrame, by: str, colour: str) -> pd.DataFrame:
-    """Join the rows of each position over the steps; the last row of each, in the order of the table."""
+    """Draw the rows of each position as a path over the steps; returns the last row of each."""
     rows = rows.sort_values("step", kind="stable")
     paths = [np.asarray(path[["x", "y"]], dtype=float) for _, path in rows.groupby(by, sort=False)]
     lines = LineCollection(paths, colors=colour, linewidths=1.0, alpha=0.5, zorder=1)

@@ -1,8 +1,9 @@
 """BA's section 5.2: spectral parameters of a pretrained model, trained on source code while its weights stay frozen.
 
-With frozen weights gain and phase are no gauge: they scale and turn M_t of a head. So the arm without omega, named
-`placebo` as on the languages, is a control for the frequencies here and can lower the loss. Frequencies are learned as
-log shifts: a flat step on omega would rewrite the slow pairs at once, which are orders of magnitude below the fast.
+With frozen weights gain and phase are no gauge: they scale and rotate M_t of a head. So the arm without omega, named
+`placebo` as on the languages, can lower the loss: here it is a control for the frequencies alone. Frequencies are
+learned as log shifts. Slow pairs are orders of magnitude below the fast ones: one step of omega itself would change
+them by a multiple of their size.
 """
 
 from collections.abc import Callable
@@ -40,15 +41,15 @@ class CodeSchedule:
     Attributes:
         model: name for `load_model`, a model with a tokenizer.
         package: whose source is read.
-        steps, batch_size, length: gradient steps, rows per step, tokens per row; every row is of another file as long
-            as there are enough, then files come again in the same order with the same rows.
+        steps, batch_size, length: gradient steps, rows per step, tokens per row; every row is of another
+            file while there are enough; then the same rows come again in the same order.
         train_files: files that training rows are taken from.
         held_out: held-out rows, each of a file of its own.
         evaluate_every: steps between held-out losses.
         learning_rate: of gain and phase; the log shift of omega has a tenth of it.
         warmup_steps: of linear warm-up.
         log_every: steps between records of the spectral parameters.
-        seed: of the rows' places in the files.
+        seed: of the position of each row in its file.
     """
 
     model: str = "smollm2-135m"
@@ -82,7 +83,7 @@ def adapt(
     held_out: Int64[Tensor, "held_out pos"],
     schedule: CodeSchedule,
 ) -> dict[str, pd.DataFrame]:
-    """Train spectral parameters on rows of text, the weights frozen; the model itself is left as it was.
+    """Train spectral parameters on rows of text with frozen weights; the model itself is not changed.
 
     Args:
         model: a TransformerBridge or HookedTransformer with rotary positions.
@@ -128,8 +129,8 @@ def adapt(
 @torch.no_grad()
 def row_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float64[np.ndarray, "rows"]:
     """Mean next-token cross-entropy of each row, in nats; two rows at a time."""
-    found = [_token_losses(model, rows[start : start + 2]).double().mean(1) for start in range(0, len(rows), 2)]
-    return torch.cat(found).cpu().numpy()
+    losses = [_token_losses(model, rows[start : start + 2]).double().mean(1) for start in range(0, len(rows), 2)]
+    return torch.cat(losses).cpu().numpy()
 
 
 def code_experiment(
@@ -153,25 +154,25 @@ def code_experiment(
     run per arm says nothing about the spread between runs; intervals are over held-out files.
     """
     runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, arm, load)) for arm in CODE_ARMS}
-    found = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    finished = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
     return {
-        "code_losses": _over_rows(found),
-        "code_effects": _effects(found),
-        "code_movement": (movement := _movement(found)),
+        "code_losses": _over_rows(finished),
+        "code_effects": _effects(finished),
+        "code_movement": (movement := _movement(finished)),
         "code_by_frequency": by_frequency(movement),
         "code_phase_drift": _stacked(
             {
                 arm: phase_drift(trajectory.loc[trajectory["step"].isin([0, schedule.steps])])
-                for arm, tables in found.items()
+                for arm, tables in finished.items()
                 for trajectory in [tables["trajectory"]]
             }
         ),
-        "code_training": _stacked({arm: tables["losses"] for arm, tables in found.items()}),
+        "code_training": _stacked({arm: tables["losses"] for arm, tables in finished.items()}),
     }
 
 
 def by_frequency(movement: pd.DataFrame) -> pd.DataFrame:
-    """Where in frequency the parameters moved: means over layers and heads.
+    """Average the changes of the parameters over layers and heads, frequency by frequency.
 
     Args:
         movement: `code_movement` of `code_experiment`.
@@ -225,18 +226,18 @@ def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, 
     return F.cross_entropy(logits[:, :-1].mT, rows[:, 1:], reduction="none")
 
 
-def _over_rows(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    held_out = _stacked({arm: tables["held_out"] for arm, tables in found.items()})
+def _over_rows(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    held_out = _stacked({arm: tables["held_out"] for arm, tables in by_arm.items()})
     return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(
         loss=("loss", "mean"), stderr=("loss", "sem")
     )
 
 
-def _effects(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    ends = {"intact": _row_losses_at(found["full"]["held_out"], 0)}
-    for arm, tables in found.items():
+def _effects(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    ends = {"intact": _row_losses_at(by_arm["full"]["held_out"], 0)}
+    for arm, tables in by_arm.items():
         ends[arm] = _row_losses_at(tables["held_out"], int(tables["held_out"]["step"].max()))
-    pairs = [(arm, "intact") for arm in found] + [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]
+    pairs = [(arm, "intact") for arm in by_arm] + [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]
     rows = []
     for arm, reference in pairs:
         effect = paired_effect(ends[arm], ends[reference])
@@ -248,13 +249,13 @@ def _row_losses_at(held_out: pd.DataFrame, step: int) -> Loss:
     return Loss(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
 
 
-def _movement(found: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    place = ["layer", "head", "frequency"]
+def _movement(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+    keys = ["layer", "head", "frequency"]
     tables = {}
-    for arm, run in found.items():
+    for arm, run in by_arm.items():
         steps = run["trajectory"]["step"]
-        start = run["trajectory"].loc[steps == 0, [*place, "omega"]].rename(columns={"omega": "omega_start"})
-        table = start.merge(run["trajectory"][steps == steps.max()].drop(columns="step"), on=place)
+        start = run["trajectory"].loc[steps == 0, [*keys, "omega"]].rename(columns={"omega": "omega_start"})
+        table = start.merge(run["trajectory"][steps == steps.max()].drop(columns="step"), on=keys)
         table.insert(5, "log_ratio", np.log(table["omega"] / table["omega_start"]))
         tables[arm] = table
     return _stacked(tables)

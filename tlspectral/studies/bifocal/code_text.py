@@ -9,22 +9,22 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-_HELD_OUT_SHARE = 10  # one file in so many
+_HELD_OUT_SHARE = 10  # one file of so many is held out
 
 
 def source_files(package: str = "torch") -> dict[str, list[Path]]:
-    """The package's .py files, `train` and `held_out`, each in the order of a hash of the path inside the package.
+    """List the package's .py files, `train` and `held_out`, each in the order of a hash of the path inside the package.
 
-    A file is held out if that hash leaves no rest divided by 10, so that the split depends on no random number and a
-    file stays on its side from version to version.
+    A file is held out if 10 divides that hash. So the split depends on no random number, and a file stays on its side
+    from version to version.
 
     Raises:
         ValueError: the package is not installed as a folder of files.
     """
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"{package!r} is not installed as a package of files")
-    folder = Path(next(iter(found.submodule_search_locations)))
+    folder = Path(next(iter(spec.submodule_search_locations)))
     split: dict[str, list[Path]] = {"train": [], "held_out": []}
     hashes = {path: _hash(path.relative_to(folder).as_posix()) for path in folder.rglob("*.py")}
     for path in sorted(hashes, key=lambda path: hashes[path]):
@@ -35,7 +35,7 @@ def source_files(package: str = "torch") -> dict[str, list[Path]]:
 def code_rows(
     tokenizer: Any, files: list[Path], n_rows: int, *, length: int, start_token: int, seed: int = 0
 ) -> Int64[Tensor, "rows pos"]:
-    """One row of tokens from each of the first files that are long enough, from a seeded place in the file.
+    """Take a row of tokens, at a random position, from each of the first files that are long enough.
 
     Args:
         tokenizer: of the model.
@@ -43,7 +43,7 @@ def code_rows(
         n_rows: rows, and so files.
         length: tokens of a row, the start token included.
         start_token: opens each row.
-        seed: of the places.
+        seed: of the positions.
 
     Raises:
         ValueError: fewer files are long enough.

@@ -41,12 +41,12 @@ _BATCH_LOSS = Column("loss", "Loss of the batch of the step, before the step was
 _INTERVAL = "That there is no difference where intervals overlap: a few seeds show large ones only."
 
 
-def _with_interval(name: str, own: Column) -> tuple[Column, ...]:
+def _with_interval(name: str, column: Column) -> tuple[Column, ...]:
     return (
-        replace(own, name=name, meaning=f"Mean over seeds. {own.meaning}"),
+        replace(column, name=name, meaning=f"Mean over seeds. {column.meaning}"),
         *(
             replace(
-                own,
+                column,
                 name=f"{name}_{end}",
                 meaning=f"{which} end of the 95 % t interval of {name} over seeds; NaN for one.",
                 range="-inf .. inf",
@@ -58,10 +58,10 @@ def _with_interval(name: str, own: Column) -> tuple[Column, ...]:
     )
 
 
-def _difference(own: Column) -> Column:
+def _difference(column: Column) -> Column:
     return replace(
-        own,
-        meaning=f"{own.name} less that of the arm standard with the same seed. NaN for standard itself.",
+        column,
+        meaning=f"{column.name} less that of the arm standard with the same seed. NaN for standard itself.",
         range="-inf .. inf",
         does_not_establish="That an arm is better where its interval holds 0.",
     )
@@ -108,7 +108,7 @@ _TRAINED = Column("trained", "Whether training had sequences of this size.", "fl
 
 
 def intervals(what: str, unit: str) -> tuple[Column, ...]:
-    """`mean, low, high, n` over seeds."""
+    """Columns `mean, low, high, n` of a mean over seeds."""
     return (
         Column("mean", f"Mean over seeds of {what}.", unit, range="-inf .. inf", does_not_establish=_INTERVAL),
         Column("low", "Lower end of the 95 % t interval of mean; NaN for one seed.", unit, range="-inf .. inf",
@@ -132,7 +132,8 @@ TRAJECTORY = (STEP, *_HEAD, _FREQUENCY, *_PARAMETERS)
 """The columns of `Evolution.trajectory`."""
 
 _PAIRS = Column("pairs",
-    "Which rotary pairs count: all, or turning, those with at least half a turn over the longest distance.", "label",
+    "Which rotary pairs count: all, or turning, those with at least half a rotation over the longest distance.",
+    "label",
     range="all, turning",
     does_not_establish="That the others do nothing: slow pairs have a cosine near 1 without learning.")
 _DRIFTS = "That resonance helps: a gain may come with any drift towards slower frequencies."
@@ -161,8 +162,8 @@ _NOISE = "Learning: a phase that cancels in every score drifts too, on rounding 
 
 
 def phase_columns(over: str) -> tuple[Column, ...]:
-    """`mean_abs, start_abs, drift` of phases; `over` says what they are means over beside rotary pairs."""
-    said = (
+    """`mean_abs, start_abs, drift` of phases, means over rotary pairs and over what `over` names."""
+    meanings = (
         ("mean_abs", "Mean absolute phase", "mean shift"),
         ("start_abs", "Mean absolute phase before training", ""),
         ("drift", "Mean distance of phases from where they started", ""),
@@ -170,7 +171,7 @@ def phase_columns(over: str) -> tuple[Column, ...]:
     return tuple(
         Column(name, f"{meaning}, over {over}.", "rad", range="0 .. inf", source="BA 5.3", also_known_as=known,
             does_not_establish=_NOISE)
-        for name, meaning, known in said
+        for name, meaning, known in meanings
     )
 
 

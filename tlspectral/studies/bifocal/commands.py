@@ -58,7 +58,7 @@ def learn(
 def evolution(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
 ) -> None:
-    """Draw what `tlspectral study learn` found: every figure whose tables are there.
+    """Draw the tables of `tlspectral study learn`: every figure whose tables are there.
 
     Example: tlspectral study evolution out/spectral
     """

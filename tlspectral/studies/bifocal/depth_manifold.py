@@ -1,4 +1,4 @@
-"""BA's Fig. 3: where heads put the depths of nested brackets, as principal components of their outputs."""
+"""BA's Fig. 3: principal components of the heads' outputs by the depth of nested brackets."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from tlspectral.studies.common.run_folder import RunFolder
 
 @torch.no_grad()
 def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, seed: int = 0) -> pd.DataFrame:
-    """First two principal components of each head's output at the openers of Dyck-3 words, by nesting depth.
+    """Compute two principal components of each head's output at the openers of Dyck-3 words, by nesting depth.
 
     Depth k is the k-th opener, and so also the k-th token of the word: depth and position are one here, as in BA's
     nested sequences.
@@ -28,14 +28,14 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
     Returns:
         `layer, head, word, depth, pc1, pc2` (in units of the output), `explained` (share of the head's variance in both
         components together), `between` (share of the head's variance, over all columns, that lies between depths: 0
-        where depths cluster in one blob, 1 where each depth is one point).
+        where all depths have one mean, 1 where each depth is one point).
 
     What it does not establish: that the model uses the depth, or counts it other than by position.
     """
     batch = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed))
     with one_thread():
         outputs = model.head_outputs(batch.tokens)
-    word, place = np.divmod(np.arange(n_words * depth), depth)
+    word, opener = np.divmod(np.arange(n_words * depth), depth)
     tables = []
     for layer, of_layer in enumerate(outputs):
         for head in range(of_layer.shape[1]):
@@ -53,7 +53,7 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
                         "layer": layer,
                         "head": head,
                         "word": word,
-                        "depth": place + 1,
+                        "depth": opener + 1,
                         "pc1": components[:, 0],
                         "pc2": components[:, 1],
                         "explained": (scales[:2] ** 2).sum() / (scales**2).sum(),
@@ -67,7 +67,7 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
 def manifold(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their run.
+    """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their settings.
 
     Returns:
         `manifold`: `arm` and the columns of `depth_manifold`.

@@ -1,9 +1,9 @@
-"""Spectral Evolution: train a model with spectral rotary positions and write down where the frequencies go.
+"""Spectral Evolution: train a model with spectral rotary positions and record its frequencies.
 
 BA (sections 3 and 4.1) starts from the geometric frequencies and lets gradient descent move them. Optimiser, rates and
 batch are not given. Here: AdamW; gain and phase at the weights' rate; omega at a tenth of it, since an angle at
-distance N moves N times as fast as its frequency; no weight decay on spectral parameters, which would pull them to 0
-and not to where they start; linear warm-up, then a constant rate.
+distance N moves N times as fast as its frequency; no weight decay on spectral parameters, since it would pull them
+to 0, not to their start; linear warm-up, then a constant rate.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
 from tlspectral.studies.bifocal.columns import EVOLVE_LOSSES, EVOLVE_TRAJECTORY
+from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.tables import named
 
 
@@ -48,7 +49,7 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class Evolution:
-    """What a training went through.
+    """Record of a training.
 
     Attributes:
         losses: columns `step, loss`; the loss of the batch of step 1, 2, ..., before that step was taken.
@@ -77,7 +78,7 @@ def evolve(
         batch_loss: loss in nats of the batch of a step, counted from 0. Called once per step, in order.
         settings: how; None takes the defaults.
         frozen_backbone: train spectral parameters alone. Weights get no gradient and keep their flags, so that a model
-            that shares them is left as it was.
+            that shares them is not changed.
         show_progress: a bar over steps.
 
     Raises:
@@ -94,22 +95,19 @@ def evolve(
     spectral = [parameter for parameters in trained.values() for parameter in parameters]
     losses: list[dict[str, float]] = []
     records = [spectral_record(model, 0)]
-    with tqdm(total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress) as bar:
-        for step in range(settings.steps):
-            warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * warm
-            loss = batch_loss(step)
-            optimizer.zero_grad()
-            loss.backward(inputs=weights + spectral)
-            nn.utils.clip_grad_norm_(weights, settings.clip)
-            nn.utils.clip_grad_norm_(spectral, settings.clip)
-            optimizer.step()
-            bar.update()
-            done = step + 1
-            losses.append({"step": done, "loss": loss.item()})
-            if done % settings.log_every == 0 or done == settings.steps:
-                records.append(spectral_record(model, done))
+    training = gradient_steps(
+        optimizer,
+        batch_loss,
+        steps=settings.steps,
+        rates_at=lambda step: [rate * warm_up(step + 1, settings.warmup_steps) for rate in rates],
+        clipped=[weights, spectral],
+        clip=settings.clip,
+    )
+    bar = tqdm(training, total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress)
+    for done, loss in enumerate(bar, start=1):
+        losses.append({"step": done, "loss": loss.item()})
+        if done % settings.log_every == 0 or done == settings.steps:
+            records.append(spectral_record(model, done))
     table = pd.DataFrame(losses, columns=["step", "loss"])
     return Evolution(named(table, EVOLVE_LOSSES), named(pd.concat(records, ignore_index=True), EVOLVE_TRAJECTORY))
 
@@ -142,7 +140,7 @@ def parameter_groups(
 
 
 def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
-    """Omega, gain and phase of every layer, head and rotary pair now, as rows of `Evolution.trajectory`."""
+    """Current omega, gain and phase of every layer, head and rotary pair, as rows of `Evolution.trajectory`."""
     tables = []
     for layer, module in spectral_modules(model).items():
         omega, gain = module.omega_by_head(), module.gain_by_head()  # heads pairs
@@ -150,10 +148,10 @@ def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
         phase = module.phase_by_head()  # heads pairs
         if module.shared_phase:
             phase = module.phase.detach().double().cpu().repeat_interleave(heads // len(module.phase), dim=0)
-        place = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
-        table = place.to_frame(index=False, name=["step", "layer", "head", "frequency"])
+        index = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
+        table = index.to_frame(index=False, name=["step", "layer", "head", "frequency"])
         tables.append(table.assign(omega=omega.flatten(), gain=gain.flatten(), phase=phase.flatten()))
     if tables:
         return pd.concat(tables, ignore_index=True)
-    counted = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
-    return pd.DataFrame(columns=[*counted, "omega", "gain", "phase"], dtype="float64").astype(counted)
+    integers = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
+    return pd.DataFrame(columns=[*integers, "omega", "gain", "phase"], dtype="float64").astype(integers)

@@ -1,4 +1,4 @@
-"""The experiments on learnable rotary positions, by name; each can be interrupted and continued.
+"""The experiments on learnable rotary positions, by name; each can be interrupted and resumed.
 
 `tlspectral study learn NAME -o FOLDER`, with a name of `EXPERIMENTS`. Experiments on the formal languages share their
 runs: what `languages` has trained, `structure-gap` and `resonance` read.
@@ -55,7 +55,7 @@ def run_experiment(
             folder itself.
         languages, code, heads: the schedules.
         n_jobs: processes, one thread each; the tables do not depend on it.
-        command: for the record in the tables' `attrs`.
+        command: recorded in the tables' `attrs`.
         show_progress: bars over runs.
 
     Returns:

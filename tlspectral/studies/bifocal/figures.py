@@ -1,4 +1,4 @@
-"""Figures of training with learnable rotary positions: where parameters go, what a loss does, what is learned of depth.
+"""Figures of training with learnable rotary positions: parameters, losses, accuracy by depth, outputs by depth.
 
 Tables are those of `tlspectral.studies.bifocal`. Where a table holds several arms, each has the same colour in every
 figure.
@@ -36,7 +36,7 @@ _PHASE_LINES: dict[str, tuple[LineStyleType, str]] = {
 
 
 def evolution(trajectory: pd.DataFrame) -> Figure:
-    """Frequencies of every head and pair over training: as they are, and as a multiple of where they started.
+    """Draw the frequencies of every head and pair over training: as they are, and as a multiple of their start.
 
     Args:
         trajectory: columns `step, layer, head, frequency, omega` of one run.
@@ -78,7 +78,7 @@ def evolution(trajectory: pd.DataFrame) -> Figure:
 
 
 def resonance_evolution(table: pd.DataFrame) -> Figure:
-    """Largest cos(Omega N) over training, mean over layers, heads and runs; one panel per set of pairs.
+    """Draw the largest cos(Omega N) over training, mean over layers, heads and runs; one panel per set of pairs.
 
     Args:
         table: `step, pairs, resonance`, as of `resonance_over_training`; with `arm` one line per arm.
@@ -109,7 +109,7 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
 
 
 def phase_evolution(table: pd.DataFrame) -> Figure:
-    """Mean |phase| over training against the noise that it started from, and the distance from that start.
+    """Draw mean |phase| over training, its start, and the distance from that start.
 
     Args:
         table: `step, mean_abs, start_abs, drift`, as of `phase_drift`; with `arm` one colour per arm.
@@ -129,20 +129,20 @@ def phase_evolution(table: pd.DataFrame) -> Figure:
     arms = _by_arm(table)
     for arm, part in arms:
         colour = _ARM_COLOURS.get(arm, INK)
-        for column, (dashes, said) in _PHASE_LINES.items():
-            axes.plot(*_mean_per_step(part, column), color=colour, linestyle=dashes, label=f"{arm} {said}".strip())
+        for column, (dashes, label) in _PHASE_LINES.items():
+            axes.plot(*_mean_per_step(part, column), color=colour, linestyle=dashes, label=f"{arm} {label}".strip())
     axes.set_xlabel("step")
     axes.set_ylabel("radians")
     axes.set_yscale("symlog", linthresh=1e-4)
     dress(axes)
     entries = [Line2D([], [], color=_ARM_COLOURS.get(arm, INK), label=arm) for arm, _ in arms if arm]
-    entries += [Line2D([], [], color=GREY, linestyle=dashes, label=said) for dashes, said in _PHASE_LINES.values()]
+    entries += [Line2D([], [], color=GREY, linestyle=dashes, label=label) for dashes, label in _PHASE_LINES.values()]
     figure.legend(handles=entries, loc="outside right center", frameon=False, fontsize=7, labelcolor=INK)
     return figure
 
 
 def depth_manifold_plane(table: pd.DataFrame) -> Figure:
-    """Outputs of each head in the plane of their two principal components, coloured by nesting depth (BA, Fig. 3).
+    """Draw each head's outputs in the plane of two principal components, coloured by nesting depth (BA, Fig. 3).
 
     Args:
         table: of `depth_manifold`: `layer, head, depth, pc1, pc2, between`; with `arm` a row of panels per arm.
@@ -153,7 +153,7 @@ def depth_manifold_plane(table: pd.DataFrame) -> Figure:
     Raises:
         ValueError: a column is missing, or a table has no rows.
 
-    What it does not establish: that shape in two components is used by the model, nor that depth makes it: in nested
+    What it does not establish: that shape in two components is used by the model, nor that depth causes it: in nested
     words depth is position.
     """
     require(table, ("layer", "head", "depth", "pc1", "pc2", "between"), "depth_manifold")
@@ -164,13 +164,17 @@ def depth_manifold_plane(table: pd.DataFrame) -> Figure:
     colours = sequential_colours(table.loc[:, "depth"])
     for row, (arm, part) in zip(panels, arms, strict=True):
         for axes, (layer, head) in zip(row, heads, strict=True):
-            here = _where(_where(part, "layer", layer), "head", head)
+            of_head = _where(_where(part, "layer", layer), "head", head)
             axes.scatter(
-                here["pc1"], here["pc2"], s=3, color=colours.to_rgba(here["depth"].to_numpy(dtype=float)), linewidths=0
+                of_head["pc1"],
+                of_head["pc2"],
+                s=3,
+                color=colours.to_rgba(of_head["depth"].to_numpy(dtype=float)),
+                linewidths=0,
             )
-            path = here.pivot_table(index="depth", values=["pc1", "pc2"])
+            path = of_head.pivot_table(index="depth", values=["pc1", "pc2"])
             axes.plot(path["pc1"].to_numpy(), path["pc2"].to_numpy(), color=INK, linewidth=0.8)
-            axes.set_title(f"L{layer}H{head}  between {here['between'].iloc[0]:.2f}", color=INK, fontsize=8)
+            axes.set_title(f"L{layer}H{head}  between {of_head['between'].iloc[0]:.2f}", color=INK, fontsize=8)
             axes.set_xticks([])
             axes.set_yticks([])
             dress(axes)
@@ -180,7 +184,7 @@ def depth_manifold_plane(table: pd.DataFrame) -> Figure:
 
 
 def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: int = 10) -> Figure:
-    """Loss per step of every arm, mean over seeds, with entropy floor and chance; one panel per language (BA, Fig. 4).
+    """Draw the loss per step of every arm, mean over seeds, with floor and chance, language by language (BA, Fig. 4).
 
     Args:
         losses: columns `language, arm, seed, step, loss`, of the experiment `languages`.
@@ -216,7 +220,7 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
 
 
 def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figure:
-    """Accuracy by depth or noise length of every arm with its interval; one panel per language (BA, section 1.2).
+    """Draw accuracy by depth or noise length of every arm with its interval, language by language (BA, section 1.2).
 
     Args:
         table: `structure_gap` of the experiment: `language, arm, size, mean, low, high, trained`.
@@ -264,7 +268,7 @@ def _mean_per_step(table: pd.DataFrame, column: str) -> tuple[np.ndarray, np.nda
 
 
 def _by_arm(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Rows of each arm in the table's order; a table without arms is one without a name."""
+    """Rows of each arm in the table's order; a table without arms counts as one arm named ""."""
     if "arm" not in table:
         return [("", table)]
     return [(str(arm), table.loc[table["arm"] == arm]) for arm in table["arm"].unique()]
@@ -280,7 +284,7 @@ _WANTED = {"retrieval": (-0.05, 0.05), "index": (1.8, 2.1)}
 
 
 def frequency_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Omega over the steps of every run, coloured by where it started; runs that learned poorly are dashed.
+    """Draw Omega over the steps of every run, coloured by its start; runs that learned poorly are dashed.
 
     Args:
         paths: `task, start, seed, step, omega`, in units of pi/33, as `headline_paths` of the experiment.

@@ -40,8 +40,8 @@ class Answers(NamedTuple):
     """The scored targets of a batch, row by row.
 
     Attributes:
-        position: from where each answer is predicted, [batch, answers]; 0 in places beyond a row's last answer.
-        token: the answer, [batch, answers]; `UNSCORED` in places beyond a row's last answer.
+        position: position at which each answer is predicted, [batch, answers]; 0 beyond a row's last answer.
+        token: the answer, [batch, answers]; `UNSCORED` beyond a row's last answer.
     """
 
     position: Int64[Tensor, "batch answers"]
@@ -52,7 +52,7 @@ UNSCORED = -100  # cross_entropy's own mark of a target that does not count
 
 
 def answers_of(batch: LanguageBatch) -> Answers:
-    """Where the scored targets of each row are predicted, in order, and what they are."""
+    """Return the positions at which a row's scored targets are predicted, in order, and these targets."""
     width = int(batch.scored.sum(1).max())
     order = batch.scored.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :width]  # batch answers
     is_answer = batch.scored.gather(1, order)
@@ -66,7 +66,7 @@ class Dyck3:
 
     All closers and the end are scored. The paper says "deeply nested sequences"; depths are uniform over a range here,
     and openers are uniform over the three types. The task can be solved by counting back: the opener of the j-th closer
-    stands 2 j tokens before the place from which it is predicted.
+    is 2 j tokens before the position at which that closer is predicted.
 
     Attributes:
         depths: smallest and largest depth, both included. 8 at most in training, so that deeper words are left for the
@@ -88,14 +88,14 @@ class Dyck3:
         low, high = self.depths
         depth = torch.randint(low, high + 1, (n_sequences,), generator=generator)
         openers = torch.randint(3, 6, (n_sequences, high), generator=generator)
-        place = torch.arange(2 * high + 2).expand(n_sequences, -1) - 1  # place within the word; the begin token is -1
+        position = torch.arange(2 * high + 2).expand(n_sequences, -1) - 1  # position in the word; the begin token is -1
         d = depth[:, None]
-        closes = (place >= d) & (place < 2 * d)
-        partner = torch.where(closes, 2 * d - 1 - place, place).clamp(0, high - 1)
+        closes = (position >= d) & (position < 2 * d)
+        partner = torch.where(closes, 2 * d - 1 - position, position).clamp(0, high - 1)
         tokens = openers.gather(1, partner) + 3 * closes
-        tokens = torch.where(place == 2 * d, self.END, tokens).masked_fill(place > 2 * d, PAD)
+        tokens = torch.where(position == 2 * d, self.END, tokens).masked_fill(position > 2 * d, PAD)
         tokens[:, 0] = BEGIN
-        return LanguageBatch(tokens, (closes | (place == 2 * d))[:, 1:], depth)
+        return LanguageBatch(tokens, (closes | (position == 2 * d))[:, 1:], depth)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class BioRotation:
     """A motif of 8 letters, noise, a separator, and the motif's reverse complement (BA's distance test).
 
     The reverse complement is scored. The paper says "100-200 characters of noise"; the length is uniform here, letters
-    of motif and noise are uniform over A, C, G, T, and the motif's own length and the separator follow no text.
+    of motif and noise are uniform over A, C, G, T, and the paper names neither the motif's length nor a separator.
 
     Attributes:
         noise: smallest and largest number of noise letters, both included.
@@ -159,14 +159,14 @@ class BioRotation:
         low, high = self.noise
         length = torch.randint(low, high + 1, (n_sequences,), generator=generator)
         letters = torch.randint(3, 7, (n_sequences, self.motif + high), generator=generator)
-        place = torch.arange(2 * self.motif + high + 2).expand(n_sequences, -1) - 1  # the begin token is -1
+        position = torch.arange(2 * self.motif + high + 2).expand(n_sequences, -1) - 1  # the begin token is -1
         separator = self.motif + length[:, None]
-        answers = (place > separator) & (place <= separator + self.motif)
-        partner = torch.where(answers, separator + self.motif - place, place).clamp(0, self.motif + high - 1)
-        found = letters.gather(1, partner)
-        tokens = torch.where(answers, 9 - found, found)  # A and T, C and G add up to 9
-        tokens = torch.where(place == separator, self.SEPARATOR, tokens)
-        tokens = tokens.masked_fill(place > separator + self.motif, PAD)
+        answers = (position > separator) & (position <= separator + self.motif)
+        partner = torch.where(answers, separator + self.motif - position, position).clamp(0, self.motif + high - 1)
+        letter = letters.gather(1, partner)
+        tokens = torch.where(answers, 9 - letter, letter)  # A and T, C and G add up to 9
+        tokens = torch.where(position == separator, self.SEPARATOR, tokens)
+        tokens = tokens.masked_fill(position > separator + self.motif, PAD)
         tokens[:, 0] = BEGIN
         return LanguageBatch(tokens, answers[:, 1:], length)
 
@@ -193,8 +193,8 @@ class BioRotation:
 class Modulo7:
     """`a + b + c =`, then the sum modulo 7 (BA's cycle test); the one answer is scored.
 
-    There are only 343 expressions: a training of some thousand draws has met them all, so that fresh draws are no
-    unseen expressions here, other than in the two other languages.
+    There are only 343 expressions: a training of some thousand draws has seen them all. So fresh draws are not
+    unseen expressions here, unlike in the two other languages.
     """
 
     name = "modulo7"

@@ -15,7 +15,7 @@ from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 
-# Streams of random numbers, each plus the seed of the run, so that no stream is another run's or part's.
+# Seeds of streams of random numbers; the run's seed is added, so that no two runs or parts share a stream.
 _TRAINING_STREAM = 10_000
 _HELD_OUT_STREAM = 20_000
 _BY_SIZE_STREAM = 30_000
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class LanguageRun:
-    """What is trained.
+    """Settings of one training run.
 
     Attributes:
         language: name of a plan of the schedule.
@@ -42,7 +42,7 @@ class LanguageRun:
 
     @property
     def name(self) -> str:
-        """For the run's file."""
+        """Name of the run's file."""
         kind = "memorise-" if self.memorise else ""
         return f"{kind}{self.language}-{self.arm}-{self.learning_rate:g}-seed{self.seed}"
 
@@ -58,7 +58,7 @@ def train_on_language(run: LanguageRun, schedule: LanguageSchedule) -> dict[str,
 
 
 def trained_model(run: LanguageRun, schedule: LanguageSchedule) -> tuple[SpectralLlama, dict[str, pd.DataFrame]]:
-    """As `train_on_language`, with the model."""
+    """Train and test as `train_on_language` does; returns the model too."""
     plan = schedule.plan(run.language)
     language = plan.language
     config = LlamaConfig(len(language.vocabulary))
@@ -78,8 +78,8 @@ def trained_model(run: LanguageRun, schedule: LanguageSchedule) -> tuple[Spectra
     evolution = evolve(model, batch_loss, settings)
     held_out = language.sample(plan.held_out, torch.Generator().manual_seed(_HELD_OUT_STREAM + run.seed))
     by_size = []
-    for number, one in enumerate(plan.by_size):
-        fresh = one.sample(plan.per_size, torch.Generator().manual_seed(_BY_SIZE_STREAM + 100 * run.seed + number))
+    for number, at_size in enumerate(plan.by_size):
+        fresh = at_size.sample(plan.per_size, torch.Generator().manual_seed(_BY_SIZE_STREAM + 100 * run.seed + number))
         by_size.append({"size": int(fresh.size[0]), **score_answers(model, fresh)})
     return model, {
         "losses": evolution.losses,
@@ -117,7 +117,7 @@ def tune_and_train(
     """Choose each arm's learning rate on the tuning seed, then train it on all seeds at that rate.
 
     Returns:
-        What `chosen_rates` says, and the tables of the trainings at the chosen rates.
+        The table of `chosen_rates`, and the tables of the trainings at the chosen rates.
     """
     languages = [plan.language.name for plan in schedule.plans]
     tuning = [
@@ -144,14 +144,14 @@ def finish_language_runs(
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
-    """The tables of these runs, those that are not in the folder yet made and kept there."""
+    """Return the tables of runs: finished ones are read from the folder, the others made and written there."""
     work = {run.name: (run.seed, partial(train_on_language, run, schedule)) for run in runs}
-    found = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
-    return {run: found[run.name] for run in runs}
+    finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
+    return {run: finished[run.name] for run in runs}
 
 
 def chosen_rates(runs: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    """Held-out loss at each learning rate, and which is chosen: the lowest loss, at a tie the lowest rate.
+    """Choose the learning rate with the lowest held-out loss, at a tie the lowest rate.
 
     Returns:
         Columns `language, arm, learning_rate, seed, loss, chosen`.

@@ -14,7 +14,7 @@ _WITHIN = 20
 
 
 def lock_in_step(losses: pd.DataFrame, entropy_floor: float) -> int | None:
-    """First step at which the loss has lost more than half of its distance to the floor within 20 steps.
+    """Find the first step at which the loss has lost more than half of its distance to the floor within 20 steps.
 
     Smoothed loss: mean of the last 10 steps. The step is the first s with
     `smooth(s) - floor < (smooth(s - 20) - floor) / 2`; the two windows share no step. BA (Fig. 4) shows such a fall at
@@ -22,7 +22,7 @@ def lock_in_step(losses: pd.DataFrame, entropy_floor: float) -> int | None:
 
     Args:
         losses: columns `step, loss`, of `evolve`.
-        entropy_floor: nats per scored token that no model can go below.
+        entropy_floor: lowest possible loss, nats per scored token.
 
     Returns:
         The step, or None where no such fall happens.
@@ -62,9 +62,9 @@ def arms_on_languages(
 def memorisation(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """The control: the same few sequences in every step, one seed, the middle learning rate.
+    """Train on the same few sequences in every step, as a control: one seed, the middle learning rate.
 
-    Losses of BA's size in 400 steps come about here, in every arm, and mean nothing on fresh sequences.
+    Every arm reaches losses of BA's size here in 400 steps, and none on fresh sequences.
 
     Returns:
         `memorisation`: `language, arm, seed, training_loss` (mean of the last 20 steps), `loss` and `accuracy` on fresh
@@ -116,8 +116,8 @@ def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame
         names = {
             end: f"{measure}_difference{suffix}" for end, suffix in (("mean", ""), ("low", "_low"), ("high", "_high"))
         }
-        found = paired_differences(measured, ["language"], measure, reference=REFERENCE)
-        table = table.merge(found.rename(columns=names).drop(columns="n"), on=key, how="left")
+        differences = paired_differences(measured, ["language"], measure, reference=REFERENCE)
+        table = table.merge(differences.rename(columns=names).drop(columns="n"), on=key, how="left")
     languages = {plan.language.name: plan.language for plan in schedule.plans}
     for name in ("entropy_floor", "sequence_floor", "chance_loss", "chance_accuracy"):
         table[name] = [float(getattr(languages[language], name)) for language in table["language"]]
@@ -132,12 +132,12 @@ def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame
 
 
 def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.DataFrame:
-    """One table of all runs below each other, behind `language, arm, seed`."""
+    """Concatenate one table of all runs, with `language, arm, seed` in front."""
     tables = []
-    for run, found in runs.items():
-        table = found[name].copy()
-        for place, (column, value) in enumerate({"language": run.language, "arm": run.arm, "seed": run.seed}.items()):
-            table.insert(place, column, value)
+    for run, of_run in runs.items():
+        table = of_run[name].copy()
+        for index, (column, value) in enumerate({"language": run.language, "arm": run.arm, "seed": run.seed}.items()):
+            table.insert(index, column, value)
         tables.append(table)
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
@@ -145,7 +145,7 @@ def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.D
 def structure_gap(
     folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
 ) -> dict[str, pd.DataFrame]:
-    """Accuracy of the models of `languages` by depth of the word and by length of the noise.
+    """Measure accuracy of the models of `languages` by depth of the word and by length of the noise.
 
     Dyck-3 is trained at depths 4 to 8 and tested up to 24; Bio-Rotation at 100 to 200 noise letters and up to 400.
     Modulo-7 has no such size.
@@ -173,7 +173,7 @@ def structure_gap(
 
 
 def differences_beyond(runs: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy over all sizes beyond training, per seed, as `paired_differences` to `standard`.
+    """Average accuracy over all sizes beyond training, per seed, and take `paired_differences` to `standard`.
 
     Args:
         runs: `structure_gap_runs` of `structure_gap`.

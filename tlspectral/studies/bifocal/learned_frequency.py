@@ -1,8 +1,8 @@
-"""Spectral Evolution where its outcome can be known: one head with one learnable frequency on a canonical task.
+"""Spectral Evolution where the right frequency is known: one head with one learnable frequency on a canonical task.
 
-Retrieval asks for a word wherever it is, and wants no rotation; index asks for a place, and wants about one turn over
-the places ("Decoupling Positional and Symbolic Attention Behavior", section 4, with a frequency that is learned as in
-"Bifocal Attention", section 3, instead of swept).
+Retrieval asks for a word at any position: its solution is no rotation. Index asks for a position: its solution is
+about one rotation over the context ("Decoupling Positional and Symbolic Attention Behavior", section 4). The frequency
+is learned, as in "Bifocal Attention", section 3, not swept.
 """
 
 from collections.abc import Callable
@@ -29,16 +29,16 @@ TASKS = ("retrieval", "index")
 SEEDS = (0, 1, 2, 3, 4)
 _RETRIEVAL_WITHIN, _RETRIEVAL_ACCURACY = 0.05, 0.9
 _INDEX_FROM, _INDEX_TO = 1.8, 2.1
-_TURN = 2 * np.pi / angle_unit(CanonicalTask("index"))  # units in 2 pi
+_FULL_ROTATION = 2 * np.pi / angle_unit(CanonicalTask("index"))  # units in 2 pi
 
 
 def folded(omega: Float64[np.ndarray, "runs"]) -> Float64[np.ndarray, "runs"]:
-    """Frequencies in units of pi/33 as integer positions tell them apart: modulo 2 pi (66 units), without sign.
+    """Reduce frequencies in units of pi/33 modulo 2 pi (66 units) and without sign: integer positions see no more.
 
     A head with -Omega is the conjugate of one with Omega.
     """
-    rest = np.mod(omega, _TURN)
-    return np.minimum(rest, _TURN - rest)
+    remainder = np.mod(omega, _FULL_ROTATION)
+    return np.minimum(remainder, _FULL_ROTATION - remainder)
 
 
 def learned_frequency(
@@ -50,10 +50,10 @@ def learned_frequency(
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[str, pd.DataFrame]:
-    """Train heads from ten frequencies with five seeds and see where the frequencies go.
+    """Train heads from ten frequencies with five seeds and record their frequencies.
 
-    What counts was fixed beforehand: a retrieval run succeeds with |Omega| < .05 and accuracy > .9, an index run with
-    Omega within 1.8 to 2.1, in units of pi/33 and `folded`.
+    Success was defined before the runs: a retrieval run succeeds with |Omega| < .05 and accuracy > .9, an index run
+    with Omega within 1.8 to 2.1, in units of pi/33 and `folded`.
 
     Args:
         folder: where finished stacks are kept, one per task and seed.
@@ -75,9 +75,9 @@ def learned_frequency(
         for task in TASKS
         for seed in seeds
     }
-    found = finish_runs(folder, jobs, n_jobs=n_jobs, show_progress=show_progress)
-    runs = _judged(pd.concat([tables["runs"] for tables in found.values()], ignore_index=True))
-    paths = pd.concat([tables["paths"] for tables in found.values()], ignore_index=True)
+    stacks = finish_runs(folder, jobs, n_jobs=n_jobs, show_progress=show_progress)
+    runs = _judged(pd.concat([tables["runs"] for tables in stacks.values()], ignore_index=True))
+    paths = pd.concat([tables["paths"] for tables in stacks.values()], ignore_index=True)
     order = ["task", "start", "seed"]
     return {
         "headline_runs": runs.sort_values(order, ignore_index=True),
@@ -106,18 +106,18 @@ def _stack(name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalS
 
 
 def _judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """With `folded`, and `success` by the rules of `learned_frequency`."""
-    at = folded(np.asarray(runs["learned"], dtype=float))
-    low = (at < _RETRIEVAL_WITHIN) & (np.asarray(runs["accuracy"]) > _RETRIEVAL_ACCURACY)
-    lap = (at >= _INDEX_FROM) & (at <= _INDEX_TO)
-    return runs.assign(folded=at, success=np.where(runs["task"] == "retrieval", low, lap))
+    """Add `folded`, and `success` by the rules of `learned_frequency`."""
+    frequency = folded(np.asarray(runs["learned"], dtype=float))
+    low = (frequency < _RETRIEVAL_WITHIN) & (np.asarray(runs["accuracy"]) > _RETRIEVAL_ACCURACY)
+    full_rotation = (frequency >= _INDEX_FROM) & (frequency <= _INDEX_TO)
+    return runs.assign(folded=frequency, success=np.where(runs["task"] == "retrieval", low, full_rotation))
 
 
 def _shares(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for task, of_task in runs.groupby("task"):
-        for starts, kept in (("all", of_task), ("from .1", of_task[of_task["start"] >= 0.1])):
-            successes, count = int(kept["success"].sum()), len(kept)
+        for starts, counted in (("all", of_task), ("from .1", of_task[of_task["start"] >= 0.1])):
+            successes, count = int(counted["success"].sum()), len(counted)
             low, high = share_interval(successes, count)
             rows.append((task, starts, count, successes, successes / count, low, high))
     return pd.DataFrame(rows, columns=["task", "starts", "runs", "successes", "share", "low", "high"])

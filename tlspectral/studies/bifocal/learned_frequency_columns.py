@@ -10,7 +10,8 @@ from tlspectral.tables.published_columns import SEED, STEP
 # fmt: off
 _SMALL = "That larger models do this: the head has one frequency and nothing else to use."
 _UNIT = "pi/33 rad/token"
-_TASK = Column("task", "Canonical task: retrieval wants no rotation, index about one turn over the places.", "label",
+_TASK = Column("task",
+    "Canonical task: the solution of retrieval is no rotation, that of index about one over the context.", "label",
     range="retrieval, index", source="PS 4")
 _START = Column("start", "The head's frequency before training.", _UNIT, range="0 .. inf; 0 .. 2 by default",
     source="PS D.1")

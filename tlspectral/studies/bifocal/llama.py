@@ -47,12 +47,12 @@ class LlamaConfig:
 
 @dataclass(frozen=True)
 class SpectralArm:
-    """What of the rotary positions is learned, in every layer; queries and keys keep their fixed rotation underneath.
+    """Which rotary parameters are learned, in every layer, on top of the fixed rotation of queries and keys.
 
     Attributes:
         learned: some of `omega`, `gain`, `phase`; the others stay where they start. None: no spectral module at all.
         half_geometric: only the first half of the heads learns (BA's two modalities side by side).
-        shared_phase: the phase turns queries and keys alike, as the module swap of BA section 3.2 implies; it cancels.
+        shared_phase: the phase rotates queries and keys alike, as BA's module swap (section 3.2) implies; it cancels.
         phase_noise: standard deviation of the phases at the start; BA says N(0, 10^-3).
     """
 
@@ -67,8 +67,8 @@ class SpectralArm:
             raise ValueError(f"{', '.join(unknown)} cannot be learned: choose of {', '.join(SPECTRAL_PARAMETERS)}")
 
 
-# Gain and phase of a trained query projection are gauge: W_Q can take them in. So the placebo has parameters to learn,
-# a rate of its own for them, and nothing new that it can compute.
+# Gain and phase of a trained query projection are gauge: W_Q can take them in. So the placebo learns more parameters,
+# and can compute nothing new.
 ARMS = {
     "standard": SpectralArm(),
     "omega": SpectralArm(("omega",)),
@@ -97,7 +97,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention: fixed rotation by the geometric frequencies, then the spectral module's rest, if any."""
+    """Causal attention: fixed rotation by the geometric frequencies, then that of the spectral module, if any."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
@@ -114,14 +114,14 @@ class Attention(nn.Module):
         sin: Float[Tensor, "pos pairs"],
         at: Int64[Tensor, "batch queries"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
-        """What the layer adds to the residual stream, at all positions or at those of `at`."""
+        """Output of the layer, which is added to the residual stream, at all positions or at those of `at`."""
         z = self.head_outputs(x, cos, sin, at)  # batch heads queries d_head
         return self.o_proj(z.transpose(1, 2).flatten(2))
 
     def queries_and_keys(
         self, x: Float[Tensor, "batch pos d_model"], cos: Float[Tensor, "pos pairs"], sin: Float[Tensor, "pos pairs"]
     ) -> tuple[Float[Tensor, "batch pos heads d_head"], Float[Tensor, "batch pos heads d_head"]]:
-        """Rotated queries and keys, as the scores see them."""
+        """Queries and keys after all rotations."""
         q, k = (
             _rotated(project(x).unflatten(-1, (self.n_heads, self.d_head)), cos, sin)
             for project in (self.q_proj, self.k_proj)
@@ -159,7 +159,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(config.d_mlp, config.d_model, bias=False)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """What the layer adds to the residual stream."""
+        """Output of the layer, which is added to the residual stream."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -196,7 +196,7 @@ class SpectralLlama(nn.Module):
 
     Args:
         config: sizes.
-        arm: what of the rotary positions is learned.
+        arm: which rotary parameters are learned.
         seed: of the weights, and of the phases where they start with noise; the global random state is not used.
     """
 
@@ -227,7 +227,7 @@ class SpectralLlama(nn.Module):
     def forward(
         self, tokens: Int64[Tensor, "batch pos"], at: Int64[Tensor, "batch queries"] | None = None
     ) -> Float[Tensor, "batch queries d_vocab"]:
-        """Logits at all positions, or at those of `at` only, which saves the rest of the last layer.
+        """Logits at all positions, or at those of `at` only, which saves work in the last layer.
 
         Raises:
             ValueError: more tokens than n_ctx.
@@ -238,14 +238,14 @@ class SpectralLlama(nn.Module):
         return self.unembed(self.norm(x))
 
     def head_outputs(self, tokens: Int64[Tensor, "batch pos"]) -> list[Float[Tensor, "batch heads pos d_head"]]:
-        """Of each layer, what its heads read from the values, before the output projection."""
+        """Mixed values of each layer's heads, before the output projection."""
         x, cos, sin = self._start(tokens)
-        found = []
+        outputs = []
         for block in self.blocks:
             assert isinstance(block, Block)
-            found.append(block.attention.head_outputs(block.attention_norm(x), cos, sin, None))
+            outputs.append(block.attention.head_outputs(block.attention_norm(x), cos, sin, None))
             x = block(x, cos, sin)  # batch pos d_model
-        return found
+        return outputs
 
     def _start(
         self, tokens: Int64[Tensor, "batch pos"]
@@ -257,7 +257,7 @@ class SpectralLlama(nn.Module):
 
 
 def parameter_counts(config: LlamaConfig, arm: SpectralArm) -> dict[str, int]:
-    """Numbers that are learned: `backbone` and `spectral`; spectral rows of geometric heads do not count."""
+    """Count the trained parameters, `backbone` and `spectral`; spectral rows of geometric heads do not count."""
     model = SpectralLlama(config, SpectralArm())
     heads = config.n_heads // 2 if arm.half_geometric else config.n_heads
     spectral = config.n_layers * heads * (config.d_head // 2) * len(arm.learned)
@@ -289,7 +289,7 @@ def _spectral_module(
 def _rotated(
     x: Float[Tensor, "batch pos heads d_head"], cos: Float[Tensor, "pos pairs"], sin: Float[Tensor, "pos pairs"]
 ) -> Float[Tensor, "batch pos heads d_head"]:
-    """Each pair of columns (t, t + d_head/2) turned by position * theta_t."""
+    """Rotate each pair of columns (t, t + d_head/2) by position * theta_t."""
     real, imag = x.chunk(2, dim=-1)  # batch pos heads pairs
     cos, sin = cos[:, None], sin[:, None]  # pos 1 pairs
     return torch.cat(times_phase(real, imag, cos, sin), dim=-1)

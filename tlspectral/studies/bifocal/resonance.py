@@ -1,9 +1,9 @@
 """BA's resonance (sections 2.2 and 5.3): does a frequency move to where cos(Omega N) is 1 at the task's distances N?
 
-Every slow pair has cos(Omega N) near 1 without learning, so that the largest cosine over all pairs starts at 1 and says
-little. It is taken over two sets of pairs: `all`, and `turning`, those that start with at least half a turn over the
-longest distance and could gain. A gain is held against moves of the same size with random signs: where resonance pays,
-what was learned beats them.
+Every slow pair has cos(Omega N) near 1 without learning, so the largest cosine over all pairs starts near 1 and cannot
+grow. It is taken over two sets of pairs: `all`, and `turning`, those that start with at least half a rotation over the
+longest distance. A gain is compared with that of moves of the same size with random signs: if resonance is learned, it
+exceeds them.
 """
 
 import math
@@ -27,7 +27,7 @@ _DRAWS = 1000
 def resonance(
     omega: Float64[np.ndarray, "rows pairs"], distances: Float64[np.ndarray, "distances"]
 ) -> Float64[np.ndarray, "rows"]:
-    """Mean over distances of the largest cos(omega N) over the pairs; 1 where some pair returns at each distance.
+    """Mean over distances N of the largest cos(omega N) over the pairs; 1 if some pair is back at its start at each N.
 
     Args:
         omega: radians per token.
@@ -50,16 +50,16 @@ def resonance_over_training(trajectory: pd.DataFrame, distances: list[int]) -> p
         omega = head.pivot_table(index=["step", "layer", "head"], columns="frequency", values="omega").sort_index()
         values = omega.to_numpy()  # steps pairs; the first step is the start
         for pairs in PAIR_SETS:
-            kept = _kept(values[0], reach, pairs)
-            found = omega.index.to_frame(index=False).assign(pairs=pairs)
-            tables.append(found.assign(resonance=resonance(values[:, kept], reach)))
+            mask = _pair_mask(values[0], reach, pairs)
+            table = omega.index.to_frame(index=False).assign(pairs=pairs)
+            tables.append(table.assign(resonance=resonance(values[:, mask], reach)))
     return pd.concat(tables, ignore_index=True)
 
 
 def resonance_gain(
     trajectory: pd.DataFrame, distances: list[int], *, draws: int = _DRAWS, seed: int = 0
 ) -> pd.DataFrame:
-    """What training added to the resonance of each head, and what moves of the same size with random signs would.
+    """Compute the gain of resonance over training of each head, and that of moves of the same size with random signs.
 
     Args:
         trajectory: of `evolve`, of one run.
@@ -76,21 +76,21 @@ def resonance_gain(
     reach = _positive(distances)
     steps = trajectory["step"]
     rows = []
-    for place, head in trajectory[steps.isin([steps.min(), steps.max()])].groupby(["layer", "head"]):
-        assert isinstance(place, tuple)
+    for key, head in trajectory[steps.isin([steps.min(), steps.max()])].groupby(["layer", "head"]):
+        assert isinstance(key, tuple)
         omega = head.pivot_table(index="step", columns="frequency", values="omega").sort_index().to_numpy()
         start, end = omega[0], omega[-1]
-        generator = np.random.default_rng([seed, *map(int, place)])
+        generator = np.random.default_rng([seed, *map(int, key)])
         moved = start + (end - start) * generator.choice([-1.0, 1.0], size=(draws, len(start)))  # draws pairs
         for pairs in PAIR_SETS:
-            kept = _kept(start, reach, pairs)
-            before, after = resonance(np.stack([start, end])[:, kept], reach).tolist()
-            random = resonance(moved[:, kept], reach) - before
+            mask = _pair_mask(start, reach, pairs)
+            before, after = resonance(np.stack([start, end])[:, mask], reach).tolist()
+            random = resonance(moved[:, mask], reach) - before
             gain = after - before
             rows.append(
                 {
-                    "layer": int(place[0]),
-                    "head": int(place[1]),
+                    "layer": int(key[0]),
+                    "head": int(key[1]),
                     "pairs": pairs,
                     "start": before,
                     "end": after,
@@ -105,7 +105,7 @@ def resonance_gain(
 
 
 def phase_drift(trajectory: pd.DataFrame) -> pd.DataFrame:
-    """How far phases stand from 0 and from where they started, after each recorded step.
+    """Measure how far phases are from 0 and from their start, after each recorded step.
 
     Args:
         trajectory: of `evolve`, of one run.
@@ -119,22 +119,22 @@ def phase_drift(trajectory: pd.DataFrame) -> pd.DataFrame:
     scales up.
     """
     rows = []
-    for place, head in trajectory.groupby(["layer", "head"]):
-        assert isinstance(place, tuple)
+    for key, head in trajectory.groupby(["layer", "head"]):
+        assert isinstance(key, tuple)
         phase = head.pivot_table(index="step", columns="frequency", values="phase").sort_index()
         start = phase.to_numpy()[0]
         for step, values in zip(phase.index, phase.to_numpy(), strict=True):
             increments = np.diff(values)
-            turns = increments[:-1] * increments[1:]
+            products = increments[:-1] * increments[1:]
             rows.append(
                 {
                     "step": int(step),
-                    "layer": int(place[0]),
-                    "head": int(place[1]),
+                    "layer": int(key[0]),
+                    "head": int(key[1]),
                     "mean_abs": float(np.abs(values).mean()),
                     "start_abs": float(np.abs(start).mean()),
                     "drift": float(np.abs(values - start).mean()),
-                    "zigzag": float((turns < 0).mean()) if np.abs(turns).any() else math.nan,
+                    "zigzag": float((products < 0).mean()) if np.abs(products).any() else math.nan,
                 }
             )
     return pd.DataFrame(rows).sort_values(["step", "layer", "head"], ignore_index=True)
@@ -190,7 +190,7 @@ def resonance_experiment(
 
 
 def _spectral_heads(arm: str, trajectory: pd.DataFrame) -> pd.DataFrame:
-    """Without the heads that the arm leaves geometric."""
+    """Leave out the heads that the arm leaves geometric."""
     if not _ARMS[arm].half_geometric:
         return trajectory
     return trajectory.loc[trajectory["head"] <= trajectory["head"].max() // 2]
@@ -202,8 +202,8 @@ def _per_step(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.Dat
 
 def _over_seeds(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
     by_seed = pd.DataFrame(table.groupby([*by, "seed"], sort=False)[measures].mean()).reset_index()
-    found = [intervals(by_seed, by, measure).assign(measure=measure) for measure in measures]
-    return pd.concat(found, ignore_index=True)
+    tables = [intervals(by_seed, by, measure).assign(measure=measure) for measure in measures]
+    return pd.concat(tables, ignore_index=True)
 
 
 def _positive(distances: list[int]) -> Float64[np.ndarray, "distances"]:
@@ -213,5 +213,7 @@ def _positive(distances: list[int]) -> Float64[np.ndarray, "distances"]:
     return reach
 
 
-def _kept(start: Float64[np.ndarray, "pairs"], distances: Float64[np.ndarray, "distances"], pairs: str) -> np.ndarray:
+def _pair_mask(
+    start: Float64[np.ndarray, "pairs"], distances: Float64[np.ndarray, "distances"], pairs: str
+) -> np.ndarray:
     return np.ones(len(start), dtype=bool) if pairs == "all" else np.abs(start) * distances.max() >= math.pi

@@ -1,7 +1,7 @@
-"""What is run on the formal languages, fixed before any of it: sizes, seeds, learning rates; and a smoke preset.
+"""Schedule of the experiments on formal languages, fixed before any run: sizes, seeds, rates; and a smoke preset.
 
-BA gives 400 steps and no more. Batch sizes are such that the whole takes about an hour of one core. The grid of rates
-is the same for all arms, and so is what is spent on it.
+BA gives 400 steps and no more. Batch sizes are such that the whole takes about an hour of one core. All arms have
+the same grid of rates and the same number of tuning runs.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Form
 
 @dataclass(frozen=True)
 class LanguagePlan:
-    """How much of one language is drawn.
+    """Numbers of sequences drawn from one language.
 
     Attributes:
         language: what is trained and held out.
@@ -33,7 +33,7 @@ class LanguagePlan:
 
 @dataclass(frozen=True)
 class LanguageSchedule:
-    """All language experiments.
+    """Schedule of all experiments on languages.
 
     Attributes:
         plans: one per language.

@@ -10,20 +10,20 @@ _LEVEL = 0.95
 
 
 def t_interval(values: pd.Series) -> dict[str, float]:
-    """`mean, low, high, n`: Student's 95 % interval of the mean of independent seeds; NaN ends for a single one."""
-    found = np.asarray(values, dtype=float)
-    n = len(found)
-    mean = float(found.mean()) if n else math.nan
+    """`mean, low, high, n`: Student's 95 % interval of the mean of independent seeds; NaN ends for one seed."""
+    numbers = np.asarray(values, dtype=float)
+    n = len(numbers)
+    mean = float(numbers.mean()) if n else math.nan
     if n < 2:
         return {"mean": mean, "low": math.nan, "high": math.nan, "n": n}
-    reach = float(scipy.stats.t.ppf(0.5 + _LEVEL / 2, n - 1) * found.std(ddof=1) / math.sqrt(n))
+    reach = float(scipy.stats.t.ppf(0.5 + _LEVEL / 2, n - 1) * numbers.std(ddof=1) / math.sqrt(n))
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "n": n}
 
 
 def intervals(table: pd.DataFrame, by: list[str], measure: str) -> pd.DataFrame:
     """`t_interval` of a column over the seeds of each group: columns `by`, `mean, low, high, n`."""
-    found = [t_interval(group[measure]) for _, group in table.groupby(by, sort=False)]
-    return table[by].drop_duplicates(ignore_index=True).join(pd.DataFrame(found))
+    rows = [t_interval(group[measure]) for _, group in table.groupby(by, sort=False)]
+    return table[by].drop_duplicates(ignore_index=True).join(pd.DataFrame(rows))
 
 
 def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, reference: str) -> pd.DataFrame:
@@ -33,12 +33,12 @@ def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, refe
         table: columns `arm, seed`, `by` and `measure`; one row per arm, seed and group.
         by: what else must agree in a pair.
         measure: the column that is compared.
-        reference: the arm that is taken off; it has no rows in the result.
+        reference: the arm that is subtracted; it has no rows in the result.
 
     Returns:
         Columns `by`, `arm`, `mean, low, high, n`.
 
-    What it does not establish: no difference where the interval holds 0. With five seeds it shows large ones only.
+    What it does not establish: no difference where the interval holds 0. Five seeds show large ones only.
     """
     other = table.loc[table["arm"] == reference, [*by, "seed", measure]]
     paired = table[table["arm"] != reference].merge(other, on=[*by, "seed"], suffixes=("", "_reference"))
@@ -48,5 +48,5 @@ def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, refe
 
 def share_interval(successes: int, runs: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of independent runs."""
-    found = scipy.stats.binomtest(successes, runs).proportion_ci(_LEVEL, method="wilson")
-    return float(found.low), float(found.high)
+    interval = scipy.stats.binomtest(successes, runs).proportion_ci(_LEVEL, method="wilson")
+    return float(interval.low), float(interval.high)

@@ -1,4 +1,4 @@
-"""The steps that a training run kept, as checkpoints for `head_history`."""
+"""Weights that a training run kept, as checkpoints for `head_history`."""
 
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +14,7 @@ from tlspectral.studies.common.trainer import TrainingRun
 
 
 def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
-    """The steps that a training run kept, as TransformerLens models.
+    """Return the weights that a run kept as TransformerLens models, `(step, checkpoint)` by step.
 
     Args:
         run: of `train(..., keep_steps=...)`.

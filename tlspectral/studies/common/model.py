@@ -3,9 +3,9 @@
 Parameters have the names and shapes of TransformerLens, and are made in its order, so that the same seed gives the
 initial weights of a HookedTransformer. The architecture is one that TransformerLens' native model and HookedTransformer
 both compute: LayerNorm with gain and bias in front of every layer and of the unembedding, biases on q, k, v and o. By
-default there is no bias on the logits and rotary pairs are (0, 1), (2, 3), ... . HookedTransformer by itself has the
-bias, and pairs columns t and t + d_head/2: the same model with the columns of W_Q, W_K and their biases in another
-order, which training from one and the same seed tells apart all the same.
+default there is no bias on the logits and rotary pairs are (0, 1), (2, 3), ... . HookedTransformer has the bias by
+default and pairs columns t and t + d_head/2. That is the same model with the columns of W_Q, W_K and their biases in
+another order, but training from the same seed gives other weights.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class TransformerConfig:
     """Sizes and positions, named as TransformerLens names them.
 
     `positional_embedding_type` is `"rotary"` (RoPE on whole heads) or `"standard"` (learned absolute positions). With
-    `rotary_adjacent_pairs` columns (0, 1), (2, 3), ... turn together, else t and t + d_head/2. With `unembed_bias` the
-    logits have a trained bias, as HookedTransformer's have.
+    `rotary_adjacent_pairs` columns (0, 1), (2, 3), ... are rotated together, else t and t + d_head/2. With
+    `unembed_bias` the logits have a trained bias, as HookedTransformer's have.
     """
 
     n_layers: int = 2
@@ -46,7 +46,7 @@ class TransformerConfig:
                 f"positional_embedding_type={self.positional_embedding_type!r} is neither 'rotary' nor 'standard'"
             )
         if self.positional_embedding_type == "rotary" and self.d_head % 2:
-            raise ValueError(f"rotary positions turn pairs of columns, but d_head={self.d_head} is odd")
+            raise ValueError(f"rotary positions rotate pairs of columns, but d_head={self.d_head} is odd")
 
 
 class Embed(nn.Module):
@@ -69,7 +69,7 @@ class PosEmbed(nn.Module):
         self.W_pos = nn.Parameter(torch.empty(config.n_ctx, config.d_model))
 
     def forward(self, n_positions: int) -> Float[Tensor, "pos d_model"]:
-        """The first positions' vectors."""
+        """Vectors of the first positions."""
         return self.W_pos[:n_positions]
 
 
@@ -88,7 +88,7 @@ class LayerNorm(nn.Module):
 
 
 class Attended(NamedTuple):
-    """What the heads of a layer do: scaled scores, -inf on later keys, and the pattern that they give."""
+    """Scaled scores of a layer's heads, -inf on later keys, and their attention pattern."""
 
     scores: Float[Tensor, "batch heads query key"]
     pattern: Float[Tensor, "batch heads query key"]
@@ -119,7 +119,7 @@ class Attention(nn.Module):
             self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
-        """What the layer adds to the residual stream, and its attention."""
+        """Output of the layer, which is added to the residual stream, and its attention."""
         n = x.shape[1]
         q = torch.einsum("bpd,hdk->bhpk", x, self.W_Q) + self.b_Q[:, None]  # batch heads pos d_head
         k = torch.einsum("bpd,hdk->bhpk", x, self.W_K) + self.b_K[:, None]  # batch heads pos d_head
@@ -133,12 +133,12 @@ class Attention(nn.Module):
         return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O, Attended(scores, pattern)  # batch pos d_model
 
     def rotated(self, x: Float[Tensor, "batch heads pos d_head"]) -> Float[Tensor, "batch heads pos d_head"]:
-        """Each pair of columns turned by position * theta_t."""
+        """Rotate each pair of columns by position * theta_t."""
         n = x.shape[-2]
         cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]  # pos pairs
         real, imag = (x[..., 0::2], x[..., 1::2]) if self.adjacent else x.chunk(2, dim=-1)  # batch heads pos pairs
-        turned = times_phase(real, imag, cos, sin)  # batch heads pos pairs
-        return torch.stack(turned, dim=-1).flatten(-2) if self.adjacent else torch.cat(turned, dim=-1)
+        pairs = times_phase(real, imag, cos, sin)  # batch heads pos pairs
+        return torch.stack(pairs, dim=-1).flatten(-2) if self.adjacent else torch.cat(pairs, dim=-1)
 
 
 class Block(nn.Module):

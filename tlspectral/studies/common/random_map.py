@@ -1,6 +1,6 @@
 """The random-map task: every sequence follows a map of its own, which can only be learned from the sequence itself.
 
-Also what a model in training has learned of it: losses, and the best head of each kind.
+Also measures of a model on the task: losses, and the attention of the best head of each kind.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class RandomMapTask:
             )
 
     def sample(self, n_sequences: int, generator: torch.Generator) -> RandomMapBatch:
-        """Draw sequences on the CPU: first the maps, then the first tokens, the places of noise, the noise tokens."""
+        """Draw sequences on the CPU: the maps, then the first tokens, the positions of noise, the noise tokens."""
         n_steps = self.length - 1
         maps = torch.randint(0, self.vocabulary, (n_sequences, self.vocabulary), generator=generator)
         first = torch.randint(0, self.vocabulary, (n_sequences,), generator=generator)
@@ -124,5 +124,5 @@ def follows_a_copy(tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch p
     same = tokens[:, :, None] == tokens[:, None, :]  # batch query key
     after = torch.zeros_like(same)
     after[:, :, 1:] = same[:, :, :-1]
-    # The key must lie before the query: at it, the copy would be its previous token, and the key the query itself.
+    # The key must lie before the query: the query as its own key would count where its previous token is a copy.
     return (after & torch.ones_like(same[0]).tril(-1)).to(torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.nulls import one_thread
-from tlspectral.tables import PieceFolder, WorkPart, bundled, finished_parts, open_pieces, unbundled
+from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
 from tlspectral.version import __version__
 
 
@@ -20,29 +20,29 @@ class RunFolder:
     """A folder whose runs were all made with the same settings.
 
     Attributes:
-        pieces: the folder, a piece per run.
-        provenance: what goes into `attrs` of every table: command, versions.
+        parts: the folder, with one part file per run.
+        provenance: command and versions, for `attrs` of every table.
     """
 
-    pieces: PieceFolder
+    parts: PartFolder
     provenance: dict[str, Any]
 
 
 def open_run_folder(path: Path, settings: dict[str, Any], *, command: str) -> RunFolder:
-    """Make the folder, or check that the one that is there was made with the same settings and versions of torch.
+    """Make the folder, or check that an existing one was made with the same settings and versions.
 
     Args:
         path: the folder; its parents are made if needed.
         settings: everything that the numbers depend on, as JSON.
-        command: that makes them, for the record.
+        command: recorded in `attrs` of every table.
 
     Raises:
         IncompatibleCheckpoint: the folder holds runs of other settings or versions, or other files.
     """
-    # What rounds differently: a run of another torch would not be identical. Our own version is for the record alone.
+    # Another torch rounds differently, so its runs would not be identical. Our own version is recorded, not compared.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
-    pieces = open_pieces(path, {"settings": settings, "versions": rounding})
-    return RunFolder(pieces, {"command": command, "versions": versions()})
+    parts = open_parts(path, {"settings": settings, "versions": rounding})
+    return RunFolder(parts, {"command": command, "versions": versions()})
 
 
 def finish_runs(
@@ -52,11 +52,11 @@ def finish_runs(
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """Tables of all runs: those that are in the folder are read, the others made, each on one thread.
+    """Return the tables of all runs: finished ones are read from the folder, the others made, each on one thread.
 
     Args:
-        folder: where each run is kept as soon as it is finished.
-        runs: by name, the seed and what makes the tables.
+        folder: where each run is written as soon as it is finished.
+        runs: by name, the seed and the function that makes the tables.
         n_jobs: processes; the tables do not depend on it.
         show_progress: a bar over the runs.
     """
@@ -64,14 +64,14 @@ def finish_runs(
         WorkPart(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
         for name, (seed, make) in runs.items()
     ]
-    found = finished_parts(
-        parts, folder.pieces, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
+    finished = finished_parts(
+        parts, folder.parts, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
     )
-    return {name: unbundled(table) for name, table in found.items()}
+    return {name: unbundled(table) for name, table in finished.items()}
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Versions that the numbers depend on."""
     return {"tlspectral": __version__, "python": platform.python_version(), "torch": version("torch")}
 
 

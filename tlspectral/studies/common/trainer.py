@@ -1,4 +1,4 @@
-"""The training loop: AdamW on fresh sequences of the task, one evaluation every so many steps."""
+"""Training on the random-map task: AdamW on fresh sequences, one evaluation every so many steps."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.studies.common.columns import TRAIN_HISTORY
+from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 from tlspectral.tables import named
@@ -19,7 +20,7 @@ _TRAINING_STREAM = 10_000  # training sequences come from a generator with this 
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared
 
 Penalty = Callable[[AttentionOnlyTransformer], Float[Tensor, ""]]
-"""What is added to the loss of a step, times its weight: a function of the model as it is, which gradients pass."""
+"""A differentiable function of the model. Its value times a weight is added to the loss of each step."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class TrainingSettings:
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
+        warm = warm_up(step, self.warmup_steps)
         decay_from = self.steps - round(self.decay_share * self.steps)
         if step < decay_from:
             return self.learning_rate * warm
@@ -60,7 +61,7 @@ class TrainingSettings:
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
 
     def evaluates_after(self, done: int) -> bool:
-        """Whether there is an evaluation after so many steps."""
+        """Whether the model is evaluated after `done` steps."""
         return done % self.evaluate_every == 0 or done == self.steps
 
 
@@ -68,8 +69,8 @@ class TrainingSettings:
 class TrainingRun:
     """A trained model and its history: one row per evaluation, columns `step` and those of `evaluate`.
 
-    With a penalty there is its value as well, `penalty`, without the weight. `checkpoints` holds a copy of the weights
-    after every step that was to be kept, under the model's parameter names.
+    With a penalty the column `penalty` holds its value without the weight. `checkpoints` holds a copy of the weights
+    after every step of `keep_steps`, under the model's parameter names.
     """
 
     model: AttentionOnlyTransformer
@@ -98,8 +99,8 @@ def train(
         settings: how; None takes the defaults.
         penalty: added to the loss of every step; see `tlspectral.studies.fingerprint.constrained`.
         penalty_weight: factor on it.
-        keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. They change
-            nothing in the training.
+        keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. The training
+            does not depend on them.
         show_progress: a bar over steps.
 
     Raises:
@@ -107,8 +108,8 @@ def train(
             keep that the training does not reach.
     """
     settings = settings or TrainingSettings()
-    kept = set(keep_steps)
-    if beyond := sorted(kept - set(range(settings.steps + 1))):
+    steps_to_keep = set(keep_steps)
+    if beyond := sorted(steps_to_keep - set(range(settings.steps + 1))):
         raise ValueError(f"keep_steps holds {beyond}; training reaches the whole numbers from 0 to {settings.steps}")
     model = AttentionOnlyTransformer(config, seed=settings.seed)
     held_out = held_out_sequences(task, settings)
@@ -116,19 +117,19 @@ def train(
     with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
         for done in training_steps(model, task, settings, penalty=penalty, penalty_weight=penalty_weight):
             bar.update(done - bar.n)
-            if done in kept:
+            if done in steps_to_keep:
                 checkpoints[done] = {name: value.detach().clone() for name, value in model.state_dict().items()}
             if settings.evaluates_after(done):
-                found = evaluate(model, held_out)
+                measures = evaluate(model, held_out)
                 if penalty is not None:
-                    found["penalty"] = penalty(model).item()
-                history.append({"step": done, **found})
-                bar.set_postfix({name: f"{value:.3f}" for name, value in found.items()})
+                    measures["penalty"] = penalty(model).item()
+                history.append({"step": done, **measures})
+                bar.set_postfix({name: f"{value:.3f}" for name, value in measures.items()})
     return TrainingRun(model, named(pd.DataFrame(history), TRAIN_HISTORY), checkpoints)
 
 
 def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> RandomMapBatch:
-    """The sequences of every evaluation, the same whatever the seed."""
+    """Draw the sequences of every evaluation; they do not depend on the seed."""
     return task.sample(settings.evaluation_sequences, torch.Generator().manual_seed(_EVALUATION_STREAM))
 
 
@@ -140,7 +141,7 @@ def training_steps(
     penalty: Penalty | None = None,
     penalty_weight: float = 0.0,
 ) -> Iterator[int]:
-    """Train a model in place; yields how many steps are done, 0 first, so that the caller can look, and stop.
+    """Train a model in place; yields how many steps are done, 0 first, so that the caller can measure, or stop.
 
     Args:
         model: with its initial weights.
@@ -160,16 +161,20 @@ def training_steps(
         )
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + settings.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    yield 0
-    for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate_at(step)
+
+    def batch_loss(_: int) -> Float[Tensor, ""]:
         tokens = task.sample(settings.batch_size, stream).tokens
         loss = token_losses(model(tokens), tokens).mean()
-        if penalty is not None:
-            loss = loss + penalty_weight * penalty(model)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizer.step()
-        yield step + 1
+        return loss if penalty is None else loss + penalty_weight * penalty(model)
+
+    losses = gradient_steps(
+        optimizer,
+        batch_loss,
+        steps=settings.steps,
+        rates_at=lambda step: [settings.learning_rate_at(step)],
+        clipped=[list(model.parameters())],
+        clip=settings.clip,
+    )
+    yield 0
+    for done, _ in enumerate(losses, start=1):
+        yield done

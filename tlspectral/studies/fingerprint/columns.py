@@ -99,13 +99,13 @@ _RANKS = (
         source="FP 9, Q3"),
     Column("percentile", "Percentile of the eventual head within the model of that step.", "share", range="1/n .. 1",
         source="FP 9, Q3", does_not_establish=_AFTERWARDS),
-    Column("rank", "Place of the eventual head among all heads; 1 has the largest value, ties stand in the middle.",
+    Column("rank", "Rank of the eventual head among all heads; 1 has the largest value, ties have their mean rank.",
         "index", range="1 .. n_heads, halves for ties", source="FP 9, Q3",
         does_not_establish=_AFTERWARDS + " The last step is no test of the behaviour by which the head was chosen."),
     N_HEADS,
-    Column("top_share", "rank / n_heads: how often a head picked at random stands as high.", "share", range="1/n .. 1",
+    Column("top_share", "rank / n_heads: how often a random head ranks as high.", "share", range="1/n .. 1",
         source="FP 9, Q3", does_not_establish=_AFTERWARDS),
-    Column("chance", "1 / n_heads: how often a head picked at random is the first.", "share", range="0 .. 1",
+    Column("chance", "1 / n_heads: how often a random head has rank 1.", "share", range="0 .. 1",
         source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
 )
 

@@ -42,7 +42,7 @@ def replicate(
     from tlspectral.studies.fingerprint import replication
     from tlspectral.tables import read_table, write_table
 
-    own = None if grid is None else replication.side_by_side(read_table(grid))
+    compared = None if grid is None else replication.side_by_side(read_table(grid))
     began = time.perf_counter()
     table = replication.replicate()
     seconds = time.perf_counter() - began
@@ -53,11 +53,11 @@ def replicate(
             here = "" if math.isnan(ours) else f", here {ours:.4g}"
             typer.echo(f"  {where}: {what}: printed {published}{here}" + (f"\n      {why}" if why else ""))
         typer.echo("")
-    if own is not None:
+    if compared is not None:
         typer.echo(
             "Formation in steps, over runs that formed: published, and your grid by the loss and by both criteria"
         )
-        typer.echo(own.round(2).to_string(index=False) + "\n")
+        typer.echo(compared.round(2).to_string(index=False) + "\n")
     typer.echo(_counts(table, seconds))
     if output is not None:
         from tlspectral.studies.fingerprint.figures.replication import published_figures
@@ -121,7 +121,7 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
     from tlspectral.tables import read_table
     from tlspectral.tables.published import published_heads
 
-    again = [given for place, given in enumerate(tables) if given in tables[:place]]
+    again = [given for index, given in enumerate(tables) if given in tables[:index]]
     if again:
         raise ValueError(f"{again[0]} is named twice, and would count as two models")
     named: dict[str, pd.DataFrame] = {}
@@ -174,7 +174,7 @@ def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
 ) -> None:
-    """Draw what `tlspectral study constrained` found: curves, times, dissociation, kernels.
+    """Draw the tables of `tlspectral study constrained`: curves, times, dissociation, kernels.
 
     Example: tlspectral study formation out/constrained -o formation.png
     """

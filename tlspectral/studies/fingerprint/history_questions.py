@@ -1,6 +1,7 @@
-"""Questions put to the history of a head: what came first, when the population moved, who could have told.
+"""Questions about the history of a head: what forms first, when the median leaves its null, how the head ranks early.
 
-All take a table of one row per step: `HeadHistory.track()`, or a published one with its column names as arguments.
+All functions take a table of one row per step: `HeadHistory.track()`, or a published one with its column names as
+arguments.
 "Fingerprint, Not Blueprint" (FP, section 9) asks them as Q1, Q2 and Q3.
 """
 
@@ -22,7 +23,7 @@ from tlspectral.tables.required import require
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a series first reaches a level, as finely as its grid of steps can tell: in (`after`, `step`].
+    """First crossing of a level by a series: between `after`, excluded, and `step`, included.
 
     Attributes:
         step: first step at or above the level; None if there is none.
@@ -41,7 +42,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class FormationCrossing:
-    """Where a head's behaviour and its phase percentile cross their levels."""
+    """Crossings of a head's behaviour and of its phase percentile."""
 
     _repr_html_ = html_summary
 
@@ -75,7 +76,7 @@ class FormationCrossing:
 
 @dataclass(frozen=True)
 class Departure:
-    """Since when a median lies outside its null: from some step in (`after`, `step`] to the end.
+    """Start of the stretch in which a median is outside its null until the end: after `after`, by `step`.
 
     Attributes:
         step: first step of the stretch outside that lasts to the end; None if the last step lies inside.
@@ -107,7 +108,7 @@ def formation_crossing(
     Args:
         track: one row per step, steps rising, of one head.
         behaviour, phase: columns of the head's detector score and of its percentile within the model.
-        behaviour_level, phase_level: what counts as formed; say them with the answer.
+        behaviour_level, phase_level: levels that count as formed; report them with the answer.
         step: column of training steps.
 
     Returns:
@@ -119,8 +120,8 @@ def formation_crossing(
 
     Source: "Fingerprint, Not Blueprint" (FP, section 9, Q1).
 
-    What it does not establish: cause. The order, too, hangs on the levels: a percentile passes .9 by chance in a tenth
-    of all heads, a phase of another level may cross elsewhere, and `lowest_later` says whether it stayed.
+    What it does not establish: cause. The order depends on the levels too: a percentile is above .9 by chance in a
+    tenth of all heads, another level may be crossed at another step, and `lowest_later` tells whether it held.
     """
     steps = _steps(track, step)
     return FormationCrossing(
@@ -166,13 +167,13 @@ def median_leaves_null(
     if last == 0:
         return Departure(None, None, None, None, None)
     others = np.flatnonzero(sides != last)
-    at = int(others[-1]) + 1 if len(others) else 0
+    start = int(others[-1]) + 1 if len(others) else 0
     return Departure(
-        step=steps[at],
-        after=steps[at - 1] if at else None,
+        step=steps[start],
+        after=steps[start - 1] if start else None,
         side="above" if last > 0 else "below",
-        value=float(values[at]),
-        null=float(ends[1 if last > 0 else 0][at]),
+        value=float(values[start]),
+        null=float(ends[1 if last > 0 else 0][start]),
     )
 
 
@@ -183,7 +184,7 @@ def eventual_head_rank(
     n_heads: str | int = "n_heads",
     step: str = "step",
 ) -> pd.DataFrame:
-    """Q3: where among all heads does the eventual one stand at each step, and how often would a random head?
+    """Q3: how does the eventual head rank among all heads at each step, and how often does a random one rank as high?
 
     Args:
         track: one row per step, steps rising, of the head that is known from the last step.
@@ -192,8 +193,8 @@ def eventual_head_rank(
         step: column of training steps.
 
     Returns:
-        DataFrame `step, column, percentile, rank, n_heads, top_share, chance`: rank 1 is the largest value, ties stand
-        in the middle of theirs; `top_share` = rank / n is how often a head picked at random stands as high, `chance` =
+        DataFrame `step, column, percentile, rank, n_heads, top_share, chance`: rank 1 is the largest value, ties
+        have their mean rank; `top_share` = rank / n is how often a random head ranks as high, `chance` =
         1 / n how often it is the first.
 
     Raises:
@@ -207,11 +208,11 @@ def eventual_head_rank(
     """
     steps = _steps(track, step)
     counted = np.full(len(steps), float(n_heads)) if isinstance(n_heads, int) else _values(track, n_heads)
-    pieces = []
+    tables = []
     for column in percentiles:
         percentile = _values(track, column)
         rank = np.round((1.0 - percentile) * counted + 1.0, 6)  # rankdata is a multiple of 1/2
-        pieces.append(
+        tables.append(
             pd.DataFrame(
                 {
                     "step": steps,
@@ -224,19 +225,21 @@ def eventual_head_rank(
                 }
             )
         )
-    return named(pd.concat(pieces, ignore_index=True), EVENTUAL_HEAD_RANK)
+    return named(pd.concat(tables, ignore_index=True), EVENTUAL_HEAD_RANK)
 
 
 def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: float) -> Crossing:
     reached = np.flatnonzero(values >= level)
     if len(reached) == 0:
         return Crossing(None, None, None, None)
-    at = int(reached[0])
-    return Crossing(steps[at], steps[at - 1] if at else None, float(values[at]), float(values[at:].min()))
+    first = int(reached[0])
+    return Crossing(
+        steps[first], steps[first - 1] if first else None, float(values[first]), float(values[first:].min())
+    )
 
 
 def _steps(table: pd.DataFrame, column: str) -> list[int]:
-    """The steps of a table, checked."""
+    """Return the steps of a table; they must rise."""
     steps = [int(step) for step in _values(table, column)]
     for before, after in pairwise(steps):
         if before == after:
@@ -250,9 +253,9 @@ def _values(table: pd.DataFrame, column: str) -> Float64[np.ndarray, " steps"]:
     require(table, [column], "HeadHistory.track()")
     values = table[column].to_numpy(dtype=float)
     if np.isnan(values).any():
-        at = int(np.flatnonzero(np.isnan(values))[0])
+        row = int(np.flatnonzero(np.isnan(values))[0])
         raise ValueError(
-            f"column {column!r} is NaN in row {at}: was it measured (detectors), and does the model have it (rotary "
+            f"column {column!r} is NaN in row {row}: was it measured (detectors), and does the model have it (rotary "
             "positions)?"
         )
     return values

@@ -1,8 +1,8 @@
-"""Makes the packaged checkpoints: `python -m tlspectral.studies.fingerprint.packaged_models tiny-rope`.
+"""Make the packaged checkpoints: `python -m tlspectral.studies.fingerprint.packaged_models tiny-rope`.
 
-A checkpoint is trained, turned into the TransformerBridge that `load_model` will make of it, measured there, and
-written as a file of weights and a record of what it is. On the machine and versions of the record, a second run writes
-the same files again.
+A checkpoint is trained, loaded into the TransformerBridge that `load_model` will return, measured there, and written
+as a file of weights and a record of settings and measures. On the machine and versions of the record, a second run
+writes the same files again.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _PARITY = 1e-4
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what a checkpoint becomes."""
+    """Everything that a checkpoint depends on."""
 
     config: TransformerConfig
     task: RandomMapTask = field(default_factory=RandomMapTask)
@@ -61,7 +61,7 @@ RECIPES = {
     "tiny-rope-imag": _constrained(ARMS["rope_imag"], seed=0),
     "tiny-rope-sym": _constrained(ARMS["rope_sym"], seed=1),  # with seed 0 no circuit had formed by step 2100
 }
-# Left out of a record at their defaults, as they are in those of the first checkpoints.
+# Fields that are left out of a record at their defaults: the records of the first checkpoints lack them.
 _NEWER_FIELDS = ("rotary_adjacent_pairs", "unembed_bias")
 
 
@@ -71,7 +71,7 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, sh
     Args:
         name: one of `RECIPES`, or any name where `recipe` is given.
         folder: where to write; made if needed.
-        recipe: what to train, in place of the one of that name.
+        recipe: what to train; None takes the one of that name.
         show_progress: a bar over steps.
 
     Raises:
@@ -134,7 +134,7 @@ def _weights(run: TrainingRun) -> dict[str, Tensor]:
 def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -> dict[str, Any]:
     """Final losses, how far TransformerLens' logits are from the trained model's, and the detector scores.
 
-    Of a constrained model also `spectra`: what is left of each head's antisymmetric part, and of its phase.
+    Of a constrained model also `spectra`: `dir_frac` and `rope_imag_frac` of each head.
     """
     config = {**asdict(recipe.config), "model_name": name}
     bridge = bridge_from_weights(config, _weights(run), torch.device("cpu"), torch.float32)
@@ -147,7 +147,7 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -
         )
     heads = detect_heads(bridge, show_progress=show_progress)
     last = run.history.iloc[-1].drop("step").round(_DIGITS)
-    found = {
+    metrics = {
         **last.to_dict(),
         "logit_difference": difference,
         "detectors": {key: value for key, value in heads.attrs.items() if key != "table"},
@@ -157,8 +157,8 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -
         spectra = spectral_columns(run.model, folded=True)
         for column in ("dir_frac", "rope_imag_frac"):
             heads[column] = spectra[column].flatten()  # both by layer, then head
-        found["spectra"] = _rounded(heads.dropna(axis=1), ["layer", "head", "dir_frac", "rope_imag_frac"])
-    return found
+        metrics["spectra"] = _rounded(heads.dropna(axis=1), ["layer", "head", "dir_frac", "rope_imag_frac"])
+    return metrics
 
 
 def _rounded(heads: pd.DataFrame, columns: list[str]) -> list[dict[str, Any]]:

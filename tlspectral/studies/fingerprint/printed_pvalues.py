@@ -18,7 +18,7 @@ _FEW = 8  # with so many values or fewer in a group, FP's Mann-Whitney p is exac
 
 
 def partial_pvalue(found: PartialCorrelation) -> float:
-    """p of a partial correlation with n - 2 degrees of freedom: FP does not count controls (Tables 2 and 3)."""
+    """p of a partial correlation with n - 2 degrees of freedom: FP ignores the controls (Tables 2 and 3)."""
     return student_pvalue(found.statistic, found.n - 2)
 
 
@@ -53,8 +53,8 @@ def gap_pvalue(x: Float64[np.ndarray, "n_x"], y: Float64[np.ndarray, "n_y"]) -> 
     """
     if min(y) - max(x) > min(x) - max(y):
         x, y = y, x
-    values, places = np.concatenate([x, y]), range(len(x) + len(y))
-    gaps = [values[list(upper)].min() - np.delete(values, upper).max() for upper in combinations(places, len(x))]
+    values, indices = np.concatenate([x, y]), range(len(x) + len(y))
+    gaps = [values[list(upper)].min() - np.delete(values, upper).max() for upper in combinations(indices, len(x))]
     return float((np.array(gaps) >= min(x) - max(y)).mean())
 
 

@@ -32,7 +32,7 @@ class CanonicalBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class CanonicalTask:
-    """A task whose answer stands in the context, to be found by its position, by its symbol, or by both (PS section 4).
+    """A task whose answer is in the context, found by its position, by its symbol, or by both (PS section 4).
 
     `"index"`: the query names a position, the answer is the symbol there. `"retrieval"`: the query names a symbol that
     the context has exactly once, the answer is its integer. `"partial_induction"`: the query names a symbol that the
@@ -57,10 +57,10 @@ class CanonicalTask:
         if self.name not in TASKS:
             raise ValueError(f"{self.name!r} is no canonical task; there are {', '.join(map(repr, TASKS))}")
         least = {"index": (1, 1, 1), "retrieval": (1, 2, 1), "partial_induction": (2, 2, 2)}[self.name]
-        found = (self.length, self.n_symbols, self.n_integers)
-        if any(one < needed for one, needed in zip(found, least, strict=True)):
+        sizes = (self.length, self.n_symbols, self.n_integers)
+        if any(size < minimum for size, minimum in zip(sizes, least, strict=True)):
             raise ValueError(
-                f"the {self.name} task needs length, n_symbols and n_integers of at least {least}, found {found}"
+                f"the {self.name} task needs length, n_symbols and n_integers of at least {least}, found {sizes}"
             )
 
     @property
@@ -81,7 +81,7 @@ class CanonicalTask:
 
     @property
     def n_answers(self) -> int:
-        """Number of classes; guessing is right once in so many."""
+        """Number of classes; a guess is right with probability 1 / n_answers."""
         return self.n_symbols if self.name == "index" else self.n_integers
 
     def sample(self, n: int, generator: torch.Generator) -> CanonicalBatch:

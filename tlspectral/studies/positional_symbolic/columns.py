@@ -15,7 +15,8 @@ _HEADS = (
         does_not_establish="That the head uses what the task is about: there may be another way to be right."),
     Column("n_frequencies", "Rotary frequencies of the head: 1 is the angle alone, 2 is 0 and the angle.", "count",
         range="1, 2", source="PS 5"),
-    Column("angle", "The head's rotary frequency in units of pi/33; 2 turns once in the 33 tokens of a prompt.",
+    Column("angle",
+        "The head's rotary frequency in units of pi/33; 2 is one full rotation over the 33 tokens of a prompt.",
         "pi/33 rad/token", range="0 .. inf; 0 .. 2 by default", source="PS D.1", also_known_as="base angle",
         does_not_establish=_SCHEDULE),
     Column("theta", "The same frequency in radians per token.", "rad/token", range="0 .. inf", source="PS D.1",
@@ -36,7 +37,8 @@ _CHANCE = Column("chance", "1 over the number of classes of the task.", "share",
     does_not_establish="What a head reaches with a part of the prompt: it is the guess that looks at nothing.")
 
 _PLANE = (
-    "That other seeds arrange their vectors at the same angles: a common turn of all queries and keys changes no score."
+    "That other seeds arrange their vectors at the same angles: a common rotation of all queries and keys changes no "
+    "score."
 )
 _TRAJECTORIES = (
     _HEADS[2], SEED, STEP,
@@ -49,7 +51,7 @@ _TRAJECTORIES = (
         source="PS figure 3B", does_not_establish=_PLANE),
     Column("y",
         "Second column of the same. The score at distance d is the scalar product of q and k after the query was "
-        "turned by d x angle x pi/33.", "units of the head", range="-inf .. inf", source="PS figure 3B",
+        "rotated by d x angle x pi/33.", "units of the head", range="-inf .. inf", source="PS figure 3B",
         does_not_establish=_PLANE),
 )
 

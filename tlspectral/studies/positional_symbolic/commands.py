@@ -35,12 +35,12 @@ def canonical(
 
     sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
     trajectories = query_key_trajectories(preset=preset)
-    for name, one in (
+    for name, table in (
         ("accuracy", sweep.accuracy),
         ("by_position", sweep.by_position),
         ("trajectories", trajectories),
     ):
-        write_table(one, output / f"{name}.parquet")
+        write_table(table, output / f"{name}.parquet")
     figures = {
         "accuracy_against_angle": accuracy_against_angle(sweep.accuracy),
         "accuracy_against_position": accuracy_against_position(sweep.by_position),

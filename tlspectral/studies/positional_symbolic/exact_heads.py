@@ -1,4 +1,4 @@
-"""Heads written down by hand that solve the canonical tasks: positional, symbolic and mixed.
+"""Heads with weights set by hand that solve the canonical tasks: positional, symbolic and mixed.
 
 The constructions are those of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendices C.3, C.5 and
 C.8): one-hot embeddings, no value matrix, no activation function, and the answer is the token that got most attention.
@@ -9,8 +9,8 @@ As printed they do not always answer correctly. What is different here:
 * `v = (1, 1) / sqrt 2` has norm 1; the printed `(1/2, 1/2)` halves the logits of position.
 * Symbol i of m has angle `2 pi (i - 1) / m`; with the printed `2 pi i / m` from i = 2 on, symbols 1 and m coincide.
 * `H_SYM^theta` needs `theta < 2 pi / (m (n - 1))`; the printed bound is `2 pi / m`.
-* `H_MIX` turns by `pi / (2 n)` at an amplitude of half the gap between symbols. The printed bounds, `2 pi / (n |S|)` in
-  Lemma 6 and a further n below it before, leave gaps between positions at the rounding of float32.
+* `H_MIX` rotates by `pi / (2 n)` at an amplitude of half the gap between symbols. The printed bounds, `2 pi / (n |S|)`
+  in Lemma 6 and this over n before it, leave gaps between positions at the rounding of float32.
 * `H_POS` gives the query token the same key as any other; PS does not define it.
 
 A head's pair of columns is one complex coordinate, as in `tlspectral.rotary`.
@@ -40,7 +40,7 @@ class ExactHead:
 
     Attributes:
         query, key: complex coordinates of each token before rotation.
-        theta: radians per token of each pair; 0 for one that does not turn (NoPE).
+        theta: radians per token of each pair; 0 for a non-rotary pair (NoPE).
         logit_scale: factor on every logit.
     """
 
@@ -51,15 +51,15 @@ class ExactHead:
 
     def logits(self, tokens: Int64[Tensor, "*batch pos"]) -> Float64[Tensor, "*batch pos"]:
         """Logits of the last token's attention to every token."""
-        products, turns = self._products(tokens), self._turns(tokens)
-        return (products.real * turns.real - products.imag * turns.imag).sum(-1)
+        products, rotations = self._products(tokens), self._rotations(tokens)
+        return (products.real * rotations.real - products.imag * rotations.imag).sum(-1)
 
     def attention(self, tokens: Int64[Tensor, "*batch pos"]) -> Float64[Tensor, "*batch pos"]:
         """Weights of the last token's attention to every token."""
         return self.logits(tokens).softmax(-1)
 
     def attended(self, tokens: Int64[Tensor, "*batch pos"]) -> Float64[Tensor, "*batch tokens"]:
-        """Output of the head: the weight on each token of the vocabulary, added up over the places where it stands."""
+        """Output of the head: the weight on each token of the vocabulary, summed over its positions."""
         weights = self.attention(tokens)
         return weights.new_zeros(*tokens.shape[:-1], len(self.key)).scatter_add(-1, tokens, weights)
 
@@ -72,17 +72,17 @@ class ExactHead:
 
         Entries of equal factors are equal to the last bit, so that `exclusion_split` is exactly 0 where it should be.
         """
-        products, turns = self._products(tokens)[..., :-1, None, :], self._turns(tokens)[:-1]
-        return (products.real * turns.real - products.imag * turns.imag).sum(-1)
+        products, rotations = self._products(tokens)[..., :-1, None, :], self._rotations(tokens)[:-1]
+        return (products.real * rotations.real - products.imag * rotations.imag).sum(-1)
 
     def _products(self, tokens: Int64[Tensor, "*batch pos"]) -> Complex128[Tensor, "*batch pos pairs"]:
         """Scaled products of the query with every key, before rotation."""
         return self.logit_scale * self.query[tokens[..., -1:]] * self.key[tokens].conj()
 
-    def _turns(self, tokens: Int64[Tensor, "*batch pos"]) -> Complex128[Tensor, "pos pairs"]:
+    def _rotations(self, tokens: Int64[Tensor, "*batch pos"]) -> Complex128[Tensor, "pos pairs"]:
         """Rotation between the query and every position."""
         offset = torch.arange(tokens.shape[-1] - 1, -1, -1, dtype=torch.float64)
-        return _turned(offset[:, None] * self.theta)
+        return _unit_vectors(offset[:, None] * self.theta)
 
 
 def sufficient_logit_scale(n_keys: int, gap: float) -> float:
@@ -134,7 +134,7 @@ def positional_head(task: CanonicalTask, *, theta: float | None = None, as_print
     v = (1 + 1j) / 2 if as_printed else (1 + 1j) / math.sqrt(2)
     key = torch.full((task.n_tokens, 1), v, dtype=torch.complex128)
     query = torch.zeros_like(key)
-    query[task.n_pairs : task.n_pairs + n, 0] = v * _turned(theta * (torch.arange(n, dtype=torch.float64) - n))
+    query[task.n_pairs : task.n_pairs + n, 0] = v * _unit_vectors(theta * (torch.arange(n, dtype=torch.float64) - n))
     # The nearest rival is another position, or the query's own key, n tokens from position 0.
     gap = 1 - max(math.cos(theta * distance) for distance in range(1, n + 1))
     scale = 1.0 if as_printed else sufficient_logit_scale(n, gap)
@@ -174,7 +174,7 @@ def symbolic_head(task: CanonicalTask, *, theta: float = 0.0, as_printed: bool =
 
 
 def mixed_head(task: CanonicalTask, *, as_printed: bool = False) -> ExactHead:
-    """`H_MIX`: finds the symbol with a pair that does not turn and its last occurrence with a slow one.
+    """`H_MIX`: finds the symbol with a non-rotary pair and its last occurrence with a slow pair.
 
     `logit = cos(a_s - a_query) + c cos(theta_2 (n - t))`, where the second term, `c = (1 - cos(2 pi / m)) / 2` and
     `theta_2 = pi / (2 n)`, prefers late positions and changes less over the context than the first between symbols.
@@ -196,15 +196,15 @@ def mixed_head(task: CanonicalTask, *, as_printed: bool = False) -> ExactHead:
     n, m = task.length, task.n_symbols
     symbol_gap = 1 - math.cos(2 * math.pi / m)
     if as_printed:
-        theta, place, scale = 2 * math.pi / (n * (task.n_pairs + m)), (1 + 1j) / 2, 1.0
+        theta, late, scale = 2 * math.pi / (n * (task.n_pairs + m)), (1 + 1j) / 2, 1.0
     else:
         theta = math.pi / (2 * n)
         amplitude = symbol_gap / 2
-        place = math.sqrt(amplitude) * (1 + 1j) / math.sqrt(2)
+        late = math.sqrt(amplitude) * (1 + 1j) / math.sqrt(2)
         # Two neighbouring occurrences, the later next to the query: less than what is left of the gap between symbols.
         scale = sufficient_logit_scale(n, amplitude * (math.cos(theta) - math.cos(2 * theta)))
     symbols = _symbol_vectors(m, as_printed)
-    vectors = torch.stack([symbols, torch.full_like(symbols, place)], dim=1)
+    vectors = torch.stack([symbols, torch.full_like(symbols, late)], dim=1)
     return _symbol_head(task, vectors, vectors, [0.0, theta], scale)
 
 
@@ -223,8 +223,8 @@ def _symbol_head(
     return ExactHead(query, key, torch.tensor(theta, dtype=torch.float64), scale)
 
 
-def _turned(angle: Float64[Tensor, "*shape"]) -> Complex128[Tensor, "*shape"]:
-    """The unit vector at each angle."""
+def _unit_vectors(angle: Float64[Tensor, "*shape"]) -> Complex128[Tensor, "*shape"]:
+    """The complex number of modulus 1 at each angle."""
     return torch.polar(torch.ones_like(angle), angle)
 
 
@@ -233,7 +233,7 @@ def _symbol_vectors(m: int, as_printed: bool) -> Complex128[Tensor, "symbols"]:
     step = torch.arange(m, dtype=torch.float64)
     if as_printed:
         step[1:] += 1
-    return _turned(2 * math.pi / m * step)
+    return _unit_vectors(2 * math.pi / m * step)
 
 
 COUNTEREXAMPLE_TASK = CanonicalTask("retrieval", length=2, n_symbols=2, n_integers=2)
@@ -271,11 +271,11 @@ def counterexample_answer(attended: Float64[Tensor, "*batch tokens"]) -> Int64[T
     What it does not establish: that trained heads and MLPs divide work like this; PS calls the example artificial.
     """
     task = COUNTEREXAMPLE_TASK
-    first, second, own = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64).softmax(0)
+    first, second, query = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64).softmax(0)
     pairs = attended[..., : task.n_pairs]
-    asked = _equal(attended[..., -task.n_symbols :], own).repeat_interleave(task.n_integers, dim=-1)
+    is_asked_for = _equal(attended[..., -task.n_symbols :], query).repeat_interleave(task.n_integers, dim=-1)
     occurs_once = _equal(pairs, first) | _equal(pairs, second)
-    return (asked & occurs_once).long().argmax(-1)
+    return (is_asked_for & occurs_once).long().argmax(-1)
 
 
 def _equal(values: Float64[Tensor, "*shape"], value: Float64[Tensor, ""]) -> Bool[Tensor, "*shape"]:

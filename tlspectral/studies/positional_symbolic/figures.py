@@ -1,4 +1,4 @@
-"""What one head learns of the canonical tasks: accuracy by frequency and by position, queries and keys on their way."""
+"""Figures of the canonical tasks: accuracy by frequency and by position, queries and keys during training."""
 
 from itertools import pairwise
 
@@ -153,17 +153,17 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
         _name_lines(axes, ends)
     for axes in all_axes[len(arms) :]:
         axes.remove()
-    for place, axes in enumerate(all_axes[: len(arms)]):
-        if place % columns == 0:
+    for index, axes in enumerate(all_axes[: len(arms)]):
+        if index % columns == 0:
             axes.set_ylabel("accuracy", color=INK)
-        if place + columns >= len(arms):
+        if index + columns >= len(arms):
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("position of the answer (0: first of the context)", color=INK)
     return figure
 
 
 def query_key_paths(trajectories: pd.DataFrame) -> Figure:
-    """Draw queries and keys of a head of one frequency in its rotary plane, on their way through training (PS 3B).
+    """Draw queries and keys of a head of one frequency in its rotary plane over its training (PS Figure 3B).
 
     A panel per angle. Thin lines are paths from the first to the last step that is in the table. Dots are the queries
     where they end, coloured by the position they ask for; crosses are the keys of all pairs where they end.
@@ -188,8 +188,8 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
     angles = np.unique(trajectories["angle"])
     figure = new_figure(3.1 * len(angles) + 0.8, 3.5)
     all_axes = np.atleast_1d(figure.subplots(1, len(angles)))
-    asked = trajectories.loc[trajectories["kind"] == "query", "label"]
-    palette = ScalarMappable(Normalize(0, max(int(asked.max()), 1)), colormaps["viridis"])
+    positions = trajectories.loc[trajectories["kind"] == "query", "label"]
+    palette = ScalarMappable(Normalize(0, max(int(positions.max()), 1)), colormaps["viridis"])
     for axes, angle in zip(all_axes, angles, strict=True):
         rows = trajectories.query("angle == @angle").sort_values(["kind", "token", "step"])
         for kind, colour in (("key", _KEY), ("query", _PATH)):
@@ -228,11 +228,11 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
 
 def _arms_in(table: pd.DataFrame, needed: tuple[str, ...]) -> list[tuple[str, int]]:
     require(table, needed, "the canonical sweep")
-    found = {(str(task), int(count)) for task, count in zip(table["task"], table["n_frequencies"], strict=True)}
-    unknown = sorted(found - set(_ARMS))
+    in_table = {(str(task), int(count)) for task, count in zip(table["task"], table["n_frequencies"], strict=True)}
+    unknown = sorted(in_table - set(_ARMS))
     if unknown:
         raise ValueError(f"task and number of frequencies {unknown[0]} are not among {', '.join(map(str, _ARMS))}")
-    return [arm for arm in _ARMS if arm in found]
+    return [arm for arm in _ARMS if arm in in_table]
 
 
 def _rows_of(table: pd.DataFrame, arm: tuple[str, int]) -> pd.DataFrame:

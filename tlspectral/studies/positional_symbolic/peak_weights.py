@@ -1,4 +1,4 @@
-"""The weight on the answer as a function of where the answer stands: lost in the middle, or lost at the ends.
+"""The attention weight on the answer by the position of the answer: small in the middle, or small at the ends.
 
 Closed forms of Theorems 7 and 8 of "Decoupling Positional and Symbolic Attention Behavior" (PS, section 5 and appendix
 D.2), for heads whose frequency is too low for a positional task or too high for a symbolic one.
@@ -42,10 +42,10 @@ def symbolic_peak_weight(n: int) -> Float64[Tensor, "answers"]:
     Returns:
         `v_1(l) / (S + v_1(l) - v_0(l))` for l = 1 .. n - 1, with `v_1(j) = exp(sin(pi j / n))`, `v_0 = 1 / v_1` and
         `S = sum_j v_0(j)`: an inverted U (PS, Theorem 8). PS assumes n >= 5 and, in the proof, n odd. It
-        was found to hold for n = 4 .. 299, even and odd, and with the query among the keys too.
+        was checked for n = 4 .. 299, even and odd, and with the query among the keys too.
 
-    What it does not establish: an accuracy, nor anything about two symbols that differ by less than half a turn, which
-    is what a vocabulary of more than two needs.
+    What it does not establish: an accuracy, nor anything about two symbols less than pi apart, which a vocabulary
+    of more than two needs.
     """
     position = torch.arange(1, n, dtype=torch.float64)
     answer = (math.pi * position / n).sin().exp()

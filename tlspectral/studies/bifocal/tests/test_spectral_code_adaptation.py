@@ -84,7 +84,7 @@ def test_a_frozen_model_adapts_and_is_left_as_it_was(package, tmp_path):
     )  # fmt: skip
     folder = open_run_folder(tmp_path / "runs", schedule.settings(), command="")
     found = code_adaptation.code_experiment(folder, schedule, load=lambda _: model)
-    assert {path.stem for path in folder.pieces.path.glob("*.parquet")} == set(code_adaptation.CODE_ARMS)
+    assert {path.stem for path in folder.parts.path.glob("*.parquet")} == set(code_adaptation.CODE_ARMS)
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
         assert value.requires_grad == flags[name]

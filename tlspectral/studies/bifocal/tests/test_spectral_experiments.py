@@ -38,7 +38,7 @@ def test_a_run_of_several_tables_is_one_file(tmp_path):
         assert list(found) == list(tables)
         for name, table in tables.items():
             pd.testing.assert_frame_equal(found[name], table)
-    attrs = read_table(folder.pieces.path / "one.parquet").attrs
+    attrs = read_table(folder.parts.path / "one.parquet").attrs
     assert (attrs["command"], attrs["seed"], attrs["run"]) == ("x", 4, "one")
     assert set(attrs["versions"]) == {"tlspectral", "python", "torch"}
 
@@ -46,13 +46,13 @@ def test_a_run_of_several_tables_is_one_file(tmp_path):
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     folder = open_run_folder(tmp_path / "runs", {"a": 1}, command="")
     with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
-        open_run_folder(folder.pieces.path, {"a": 2}, command="")
+        open_run_folder(folder.parts.path, {"a": 2}, command="")
     with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
         open_run_folder(tmp_path, {"a": 1}, command="")
-    manifest = folder.pieces.path / "settings.json"
+    manifest = folder.parts.path / "settings.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "versions": {"torch": "0.1"}}))
     with pytest.raises(IncompatibleCheckpoint, match="other versions"):
-        open_run_folder(folder.pieces.path, {"a": 1}, command="")
+        open_run_folder(folder.parts.path, {"a": 1}, command="")
 
 
 @pytest.fixture(scope="module")

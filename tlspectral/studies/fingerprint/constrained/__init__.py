@@ -6,8 +6,7 @@ trains the grid.
 """
 
 from tlspectral.studies.fingerprint.constrained.cell import CellRun, train_cell
-from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
-from tlspectral.studies.fingerprint.constrained.formation import formation
+from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
 from tlspectral.studies.fingerprint.constrained.grid import constrained_grid
 from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset

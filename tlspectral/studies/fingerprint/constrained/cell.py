@@ -61,14 +61,14 @@ def train_cell(preset: Preset, arm: Arm, seed: int, *, show_progress: bool = Fal
             bar.update(done - bar.n)
             if not settings.evaluates_after(done):
                 continue
-            found = measure(model, held_out, arm.penalty)
-            place = {"arm": arm.name, "seed": seed, "step": done}
-            evaluations.append({**place, **found.evaluation})
-            heads += [{**place, **row} for row in found.heads]
-            kernels += [{**place, **row} for row in found.kernels]
+            measurement = measure(model, held_out, arm.penalty)
+            run = {"arm": arm.name, "seed": seed, "step": done}
+            evaluations.append({**run, **measurement.evaluation})
+            heads += [{**run, **row} for row in measurement.heads]
+            kernels += [{**run, **row} for row in measurement.kernels]
             formed = (
-                found.evaluation["ce_pred"] < preset.loss_threshold
-                and found.evaluation["ind_best"] > INDUCTION_THRESHOLD
+                measurement.evaluation["ce_pred"] < preset.loss_threshold
+                and measurement.evaluation["ind_best"] > INDUCTION_THRESHOLD
             )
             if formed_at is None and formed:
                 formed_at = done

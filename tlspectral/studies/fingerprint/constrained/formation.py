@@ -1,22 +1,31 @@
-"""When the circuit formed: the first evaluation at which the loss, or the loss and the induction score, say so."""
+"""When the circuit formed, by the loss or by loss and induction score, and tests of the predictions about it.
+
+The tests are Table 4 of "Fingerprint, Not Blueprint" (FP, section 10).
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
+from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 
 CRITERIA = ("both", "loss")
+_LEVEL = 0.05
 
 
 def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
-    """Step at which each run formed its circuit, by two criteria.
+    """Find the step at which each run formed its circuit, by two criteria.
 
     `loss`: the first evaluation with `ce_pred` below half of ln V + 0.15 nats, as in "Fingerprint, Not Blueprint" (FP,
-    section 10). Rotary models rest for long just above that before any induction head works, and may dip below it. So
-    `both` asks of the same evaluation that `ind_best` exceeds 0.5, too.
+    section 10). The loss of rotary models stays just above that for long before any induction head works, and may
+    fall below it. So `both` also requires that `ind_best` exceeds 0.5 at the same evaluation.
 
     Args:
         evaluations: of a grid or the published tables: `arm, seed, step, ce_pred, ind_best`.
@@ -43,16 +52,16 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
         run = run.sort_values("step")
         steps, losses, induction = (run[name].to_numpy(dtype=np.float64) for name in ("step", "ce_pred", "ind_best"))
         below = losses < threshold
-        at = int(below.argmax()) if below.any() else None
+        first = int(below.argmax()) if below.any() else None
         both = below & (induction > INDUCTION_THRESHOLD)
         rows.append(
             {
                 "arm": key[0],
                 "seed": key[1],
-                "formed_loss": np.nan if at is None else steps[at],
+                "formed_loss": np.nan if first is None else steps[first],
                 "formed_both": steps[both.argmax()] if both.any() else np.nan,
-                "crossing_loss": np.nan if at is None else _crossing(steps, losses, at, threshold),
-                "ind_at_formed_loss": np.nan if at is None else induction[at],
+                "crossing_loss": np.nan if first is None else _crossing(steps, losses, first, threshold),
+                "ind_at_formed_loss": np.nan if first is None else induction[first],
                 "last_step": int(steps[-1]),
             }
         )
@@ -70,9 +79,127 @@ def refuse_mixed_runs(table: pd.DataFrame, keys: list[str]) -> None:
         )
 
 
-def _crossing(steps: np.ndarray, losses: np.ndarray, at: int, threshold: float) -> float:
-    """Where the line to evaluation `at` from the one before crosses the threshold."""
-    if at == 0:
+def _crossing(steps: np.ndarray, losses: np.ndarray, index: int, threshold: float) -> float:
+    """Step at which the line between evaluation `index` and the one before crosses the threshold."""
+    if index == 0:
         return float(steps[0])
-    share = (losses[at - 1] - threshold) / (losses[at - 1] - losses[at])
-    return float(steps[at - 1] + share * (steps[at] - steps[at - 1]))
+    share = (losses[index - 1] - threshold) / (losses[index - 1] - losses[index])
+    return float(steps[index - 1] + share * (steps[index] - steps[index - 1]))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A prediction about two arms: the first forms later than the second, or never, or just as early."""
+
+    prediction: str
+    slower: str
+    faster: str
+    predicted: str
+
+
+# In the order of FP's Table 4, on which its q-values depend. FP states the predictions only with their outcomes.
+CONTRASTS = (
+    Contrast("P1", "rope_free", "ape_free", "delay"),
+    Contrast("P3", "ape_sym", "ape_free", "no delay"),
+    Contrast("P4", "rope_sym", "rope_free", "no delay"),
+    Contrast("P2", "rope_imag", "rope_free", "no formation"),
+)
+
+
+def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
+    """Test whether arms form later than others, for the predictions P1 to P4 (FP, Table 4), by both criteria.
+
+    One-sided Mann-Whitney tests of steps over seeds, exact with ties, and Benjamini-Hochberg over the contrasts of a
+    criterion. A run that had not formed counts as formed at its last step: as late as any other, so that ranks are
+    right where all runs have the same number of steps, and shifts are lower bounds.
+
+    Args:
+        formation: of `formation`, of a grid or of the published tables: `arm, seed, formed_both, formed_loss,
+            last_step`.
+
+    Returns:
+        A row per criterion (`both`, `loss`) and contrast whose arms are both there: `criterion, prediction, slower,
+        faster, n_slower, n_faster, not_formed_slower, not_formed_faster, mean_slower, mean_faster` and `sd_slower,
+        sd_faster` (steps; sd with n - 1), `ratio` (of means), `statistic` (U), `pvalue, q`, `pvalue_paper, q_paper`
+        (as FP computed them: exact as if there were no ties; adjusted without the cumulative minimum),
+        `rank_biserial`, `hodges_lehmann` (steps), `predicted`, `verdict`.
+
+        Predictions: P1, `delay`: rotary models form later than learned-absolute ones. P2, `no formation`: without
+        Im(M_t) no circuit forms (the strong form). P3 and P4, `no delay`: a symmetric M costs neither learned-absolute
+        nor rotary models time. Verdicts at q < 0.05: a `delay` `holds` or is `not shown`; `no delay` is `falsified` or
+        `not falsified`; `no formation` `holds` where no run formed, is `falsified` where all did, else `some formed`.
+
+    Raises:
+        ValueError: a missing column, or a contrast with an arm of fewer than two seeds.
+
+    What it does not establish: more than an order of these arms at these sizes. With five seeds no p-value is below
+    1/252; P4's other half, that the circuit works through phase under a symmetric M, is left to `rerouting`.
+    """
+    needed = ("arm", "seed", "last_step", *(f"formed_{criterion}" for criterion in CRITERIA))
+    require(formation, needed, "formation", name="table of formation")
+    present = set(formation["arm"])
+    contrasts = [contrast for contrast in CONTRASTS if {contrast.slower, contrast.faster} <= present]
+    rows = []
+    for criterion in CRITERIA:
+        family = [_row(formation, contrast, criterion) for contrast in contrasts]
+        qvalues = benjamini_hochberg(np.array([row["pvalue"] for row in family])).q
+        paper_qvalues = q_without_minimum(np.array([row["pvalue_paper"] for row in family]))
+        for row, q, q_paper in zip(family, qvalues, paper_qvalues, strict=True):
+            row |= {"q": float(q), "q_paper": float(q_paper)}
+            rows.append({**row, "verdict": _verdict(row)})
+    return named(pd.DataFrame(rows, columns=list(_COLUMNS)), GRID["table4"])
+
+
+_COLUMNS = (
+    "criterion",
+    "prediction",
+    "slower",
+    "faster",
+    *(f"{name}_{arm}" for name in ("n", "not_formed", "mean", "sd") for arm in ("slower", "faster")),
+    "ratio",
+    "statistic",
+    "pvalue",
+    "q",
+    "pvalue_paper",
+    "q_paper",
+    "rank_biserial",
+    "hodges_lehmann",
+    "predicted",
+    "verdict",
+)
+
+
+def _row(formation: pd.DataFrame, contrast: Contrast, criterion: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "criterion": criterion,
+        "prediction": contrast.prediction,
+        "slower": contrast.slower,
+        "faster": contrast.faster,
+        "predicted": contrast.predicted,
+    }
+    steps = {}
+    for name in ("slower", "faster"):
+        runs = formation.loc[formation["arm"] == row[name]]
+        if len(runs) < 2:
+            raise ValueError(
+                f"{contrast.prediction} compares {contrast.slower} with {contrast.faster} over seeds, and {row[name]} "
+                f"has {len(runs)}: two at least are needed"
+            )
+        formed, last = (runs[column].to_numpy(dtype=np.float64) for column in (f"formed_{criterion}", "last_step"))
+        steps[name] = np.where(np.isnan(formed), last, formed)
+        row[f"n_{name}"], row[f"not_formed_{name}"] = len(runs), int(np.isnan(formed).sum())
+        row[f"mean_{name}"], row[f"sd_{name}"] = float(steps[name].mean()), float(steps[name].std(ddof=1))
+    test = mann_whitney(steps["slower"], steps["faster"], alternative="greater")
+    row["pvalue_paper"] = mann_whitney_pvalue(steps["slower"], steps["faster"], "greater")
+    row["ratio"] = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
+    return row | {name: getattr(test, name) for name in ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")}
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["predicted"] == "no formation":
+        formed = row["n_slower"] - row["not_formed_slower"]
+        return "holds" if formed == 0 else "falsified" if formed == row["n_slower"] else "some formed"
+    later = row["q"] < _LEVEL
+    if row["predicted"] == "delay":
+        return "holds" if later else "not shown"
+    return "falsified" if later else "not falsified"

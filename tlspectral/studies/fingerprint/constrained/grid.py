@@ -1,4 +1,4 @@
-"""The grid of constrained training: arms x seeds, one resumable cell each, and the tables that are made of them."""
+"""The grid of constrained training: one resumable cell per arm and seed, and the tables made from them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,8 +9,7 @@ import pandas as pd
 from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.studies.fingerprint.constrained.cell import train_cell
 from tlspectral.studies.fingerprint.constrained.columns import GRID
-from tlspectral.studies.fingerprint.constrained.contrasts import formation_tests
-from tlspectral.studies.fingerprint.constrained.formation import formation
+from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
 from tlspectral.tables import named, write_table
@@ -39,16 +38,16 @@ def constrained_grid(
         seeds: how many, 0, 1, ...; two at least, since contrasts and spreads are over seeds.
         n_jobs: workers among which cells are shared out, by joblib (processes with one thread each) or whatever
             `joblib.parallel_config` says, Dask included. The tables do not depend on it.
-        command: for the record in the tables' `attrs`.
+        command: recorded in the tables' `attrs`.
         show_progress: a bar over cells.
 
     Returns:
-        The tables, which lie in `output` as parquet files of these names too: `evaluations`, `heads` and `kernels` (see
-        `CellRun`), `formation`, `table4` (of `formation_tests`: a row where both arms of a contrast are there),
-        `rerouting`.
+        The tables, which are also written to `output` as parquet files of these names: `evaluations`, `heads` and
+        `kernels` (see `CellRun`), `formation`, `table4` (of `formation_tests`: a row where both arms of a contrast are
+        there), `rerouting`.
 
     Raises:
-        ValueError: an unknown preset or arm, an arm that comes twice or takes the name of another one, fewer than two
+        ValueError: an unknown preset or arm, an arm that is given twice or has the name of another one, fewer than two
             seeds.
         IncompatibleCheckpoint: the folder's cells were made with other settings or another version of torch.
 
@@ -65,12 +64,12 @@ def constrained_grid(
         for arm in chosen
     }
     cells = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
-    order = {arm.name: place for place, arm in enumerate(chosen)}
+    order = {arm.name: index for index, arm in enumerate(chosen)}
     tables = {}
     for name in ("evaluations", "heads", "kernels"):
         joined = pd.concat([cells[run][name] for run in runs])
         tables[name] = joined.sort_values(
-            ["arm", "seed"], key=partial(_placed, order), kind="stable", ignore_index=True
+            ["arm", "seed"], key=partial(_in_grid_order, order), kind="stable", ignore_index=True
         )
     tables["formation"] = formation(tables["evaluations"], vocabulary=preset.task.vocabulary)
     tables["table4"] = formation_tests(tables["formation"])
@@ -97,8 +96,8 @@ def _cell_tables(preset: Preset, arm: Arm, seed: int) -> dict[str, pd.DataFrame]
     return train_cell(preset, arm, seed).tables()
 
 
-def _placed(order: dict[str, int], column: pd.Series) -> pd.Series:
-    """Arms by their place in the grid, numbers as they are."""
+def _in_grid_order(order: dict[str, int], column: pd.Series) -> pd.Series:
+    """Sort key: arms by their index in the grid, numbers as they are."""
     return column.map(order) if column.name == "arm" else column
 
 

@@ -1,4 +1,4 @@
-"""What is written down at each evaluation of a constrained run: losses, attention, kernels, spectra of every head."""
+"""Measures of a constrained run at an evaluation: losses, and attention, kernels and spectra of every head."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -35,12 +35,12 @@ class Measurement:
 
 @torch.no_grad()
 def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Penalty | None) -> Measurement:
-    """Look at a model in training on sequences of the task (FP section 10).
+    """Measure a model on sequences of the task (FP section 10).
 
     Args:
         model: as it is; nothing of it is changed.
         batch: the sequences.
-        penalty: whose value is to be written down; None leaves NaN.
+        penalty: its value is recorded; NaN for None.
 
     Returns:
         `evaluation`: `loss` over all targets, `ce_pred` over predictable ones, `ce_unpred` over noise, `prev_best` and
@@ -56,7 +56,7 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
     prev, ind = previous_token_attention(layers), induction_attention(layers, batch.tokens)
     kernels = position_kernels(layers)
     spectra = {**spectral_columns(model, folded=True), **spectral_columns(model, folded=False)}
-    places = list(product(range(model.config.n_layers), range(model.config.n_heads)))
+    heads = list(product(range(model.config.n_layers), range(model.config.n_heads)))
     return Measurement(
         {
             "loss": losses.mean().item(),
@@ -74,11 +74,11 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
                 "ind": ind[layer, head].item(),
                 **{name: float(values[layer, head]) for name, values in spectra.items()},
             }
-            for layer, head in places
+            for layer, head in heads
         ],
         [
             {"layer": layer, "head": head, "offset": offset, "score": kernels[layer, head, column].item()}
-            for layer, head in places
+            for layer, head in heads
             for column, offset in enumerate(KERNEL_OFFSETS)
         ],
     )
@@ -117,7 +117,7 @@ def spectral_columns(
     """
     config = model.config
     geometry = _pairs(config)
-    found: dict[str, list[Any]] = {name: [] for name in _SPECTRA}
+    columns: dict[str, list[Any]] = {name: [] for name in _SPECTRA}
     for block in model.layers:
         w_q, w_k = (weight.detach().double() for weight in (block.attn.W_Q, block.attn.W_K))
         if folded:
@@ -127,19 +127,19 @@ def spectral_columns(
         metrics = head_metrics(
             w_q, w_k, storage_dtype=torch.float32, effective_dimension=config.d_model - (1 if folded else 0)
         )
-        found["dir_frac"].append(metrics.dir_frac)
-        found["D_head"].append(metrics.D_head)
+        columns["dir_frac"].append(metrics.dir_frac)
+        columns["D_head"].append(metrics.D_head)
         if geometry is None:
-            found["rope_imag_frac"].append(np.full(config.n_heads, np.nan))
+            columns["rope_imag_frac"].append(np.full(config.n_heads, np.nan))
         else:
-            found["rope_imag_frac"].append(
+            columns["rope_imag_frac"].append(
                 phase_metrics(phase_norms(w_q, w_k, geometry), geometry).rope_imag_frac.numpy()
             )
-    return {name if folded else f"{name}_raw": np.stack(values) for name, values in found.items()}
+    return {name if folded else f"{name}_raw": np.stack(values) for name, values in columns.items()}
 
 
 def _pairs(config: TransformerConfig) -> RotaryGeometry | None:
-    """Which columns turn together; how fast they turn does not enter what is measured here."""
+    """Which columns are rotated together, all at rate 1: the measures do not depend on the rates."""
     if config.positional_embedding_type != "rotary":
         return None
     pairs = pair_columns(config.d_head, adjacent=config.rotary_adjacent_pairs)

@@ -1,8 +1,8 @@
 """Soft constraints on the query-key operator during training, from thin factors; nothing d_model x d_model is built.
 
 The penalties of "Fingerprint, Not Blueprint" (FP, section 10). Symmetrising the static `M = W_Q W_K^T` does not touch
-`Im(M_t)`: under rotary positions M holds the real parts of the `M_t` alone, so the two penalties pull on different
-things. Both read the weights as they are stored: no norm gain is folded in and nothing is centred.
+`Im(M_t)`: under rotary positions M holds the real parts of the `M_t` alone, so the two penalties act on different
+parts. Both read the weights as they are stored: no norm gain is folded in and nothing is centred.
 
 A penalty is any function of the model that returns a scalar; a user's own goes wherever these go.
 """

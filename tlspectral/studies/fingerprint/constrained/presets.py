@@ -1,4 +1,4 @@
-"""Arms and sizes of constrained training: which models are trained, under which constraint, for how long."""
+"""Arms and sizes of constrained training: which models are trained, under which constraint, for how many steps."""
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -75,7 +75,7 @@ class Preset:
 
     @property
     def loss_threshold(self) -> float:
-        """Of the task's vocabulary."""
+        """Level of formation for the task's vocabulary, in nats."""
         return loss_threshold(self.task.vocabulary)
 
     def config_of(self, arm: Arm) -> TransformerConfig:
@@ -87,7 +87,7 @@ class Preset:
         return replace(self.training, seed=seed)
 
     def settings(self) -> dict[str, Any]:
-        """All that the numbers depend on beside arm and seed, as JSON."""
+        """Everything beside arm and seed that the numbers depend on, as JSON."""
         settings = asdict(self)
         # Cells have positions and a seed of their own.
         del settings["config"]["positional_embedding_type"], settings["training"]["seed"]

@@ -1,4 +1,4 @@
-"""What became of the previous-token head under a constraint: its operator and its kernel beside those of free runs."""
+"""The previous-token head of each run: its operator, and how far its kernel is from that of free runs."""
 
 import numpy as np
 import pandas as pd
@@ -39,7 +39,7 @@ def previous_token_heads(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
-    """Where the previous-token head's kernel peaks, and how far it is from the free runs' (FP section 10, Fig. 5 c-d).
+    """Find the peak of the previous-token head's kernel and its distance from the free runs' (FP section 10, Fig. 5).
 
     The distance of two kernels is the root mean square, over offsets, of the difference of their scores after each has
     its mean over offsets taken off (a softmax does not see the mean). It is in units of the score.
@@ -73,16 +73,16 @@ def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
     for row in chosen.to_dict(orient="records"):
         run = (str(row["arm"]), int(row["seed"]))
         if run not in by_run:
-            place = f"L{row['layer']}H{row['head']} at step {row['step']}"
-            raise ValueError(f"arm {run[0]}, seed {run[1]}: the table of kernels has none of {place}")
+            head = f"L{row['layer']}H{row['head']} at step {row['step']}"
+            raise ValueError(f"arm {run[0]}, seed {run[1]}: the table of kernels has none of {head}")
         free = {key: _curve(part) for key, part in by_run.items() if key[0] == free_arm(run[0])}
-        own = by_run[run]
-        scores = own["score"].to_numpy(dtype=np.float64)
+        kernel = by_run[run]
+        scores = kernel["score"].to_numpy(dtype=np.float64)
         rows.append(
             {
                 **{name: row[name] for name in (*keys, "prev", *_SPECTRA) if name in row},
-                "peak_offset": int(own["offset"].to_numpy()[scores.argmax()]),
-                "kernel_distance": _mean_distance(run, _curve(own), free),
+                "peak_offset": int(kernel["offset"].to_numpy()[scores.argmax()]),
+                "kernel_distance": _mean_distance(run, _curve(kernel), free),
                 "free_spread": float(np.mean([_mean_distance(key, curve, free) for key, curve in free.items()]))
                 if free
                 else np.nan,
@@ -99,9 +99,9 @@ def free_arm(arm: str) -> str:
 
 
 def _mean_distance(
-    run: tuple[str, int], own: Float64[np.ndarray, "offsets"], free: dict[tuple[str, int], np.ndarray]
+    run: tuple[str, int], curve: Float64[np.ndarray, "offsets"], free: dict[tuple[str, int], np.ndarray]
 ) -> float:
-    distances = [float(np.sqrt(np.mean((own - curve) ** 2))) for key, curve in free.items() if key != run]
+    distances = [float(np.sqrt(np.mean((curve - other) ** 2))) for key, other in free.items() if key != run]
     return float(np.mean(distances)) if len(free) > 1 else np.nan
 
 

@@ -19,7 +19,7 @@ from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_
 from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.tables.required import require
 
-# Colour, dash and marker of each model: apart from one another without colour as well.
+# Colour, dashes and marker of each model: models differ without colour too.
 _LOOKS: tuple[dict[str, Any], ...] = tuple(
     {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 3.5, "linewidth": 1.3}
     for colour, dashes, marker in ((BLUE, "-", "o"), (ORANGE, "--", "s"), (INK, ":", "^"), (GREY, "-.", "D"))
@@ -29,7 +29,7 @@ _WORDS = {
     "rope_imag_frac_pct": "phase percentile within the model",
     "D_head_median": r"median $D_{head}$ of all heads",
 }
-_LOGARITHMIC = 100.0  # a grid whose last step is so many times its first above 0 is one of ratios
+_LOGARITHMIC = 100.0  # last step over the first above 0, from which the axis of steps is logarithmic
 
 
 def checkpoint_acts(
@@ -42,19 +42,19 @@ def checkpoint_acts(
     formed: float = 0.5,
     window: tuple[int | float, int | float] | None = None,
 ) -> Figure:
-    """The three acts of a training: a head's behaviour, its phase percentile, and the median head against its null.
+    """Draw a training in three panels: a head's behaviour, its phase percentile, and the median head against its null.
 
     Args:
         tracks: one row per step with rising `step`, of one head: `HeadHistory.track()`; or several by name.
         behaviour, phase, median: columns of the three panels.
-        null: column of the median's null, or one number for all. Where `D_head_null_low` and `D_head_null_high` go
-            with the column, their range is shaded.
+        null: column of the median's null, or one number for all. If the table also has
+            `D_head_null_low` and `D_head_null_high`, their range is shaded.
         formed: level of the behaviour that counts as formed.
         window: steps to shade as the formation window; None shades those between which the first behaviour of all
             crosses `formed` and those between which the last does, and nothing if none does.
 
     Returns:
-        A figure outside pyplot. Steps whose grid is one of ratios are on a logarithmic axis that begins with 0.
+        A figure outside pyplot. Steps that span two decades are on a logarithmic axis that includes 0.
 
     Raises:
         ValueError: a column is missing or NaN, steps do not rise, no table, or more than four.
@@ -62,7 +62,7 @@ def checkpoint_acts(
     Source: "Fingerprint, Not Blueprint" (FP, Fig. 4), whose formation window is 1 to 4 thousand million tokens.
 
     What it does not establish: an order inside the shaded window, which is as fine as the saved steps are; nor that the
-    head drawn is special, as it is the one that hindsight chose.
+    head drawn is special: it was chosen by its last step.
     """
     named = {"": tracks} if isinstance(tracks, pd.DataFrame) else dict(tracks)
     if not 1 <= len(named) <= len(_LOOKS):
@@ -73,7 +73,11 @@ def checkpoint_acts(
     for name, track in named.items():
         _require_numbers(track, [median, *([null] if isinstance(null, str) else [])], name)
     if window is None:
-        bounds = [(at.behaviour.after or 0, at.behaviour.step) for at in crossings if at.behaviour.step is not None]
+        bounds = [
+            (crossing.behaviour.after or 0, crossing.behaviour.step)
+            for crossing in crossings
+            if crossing.behaviour.step is not None
+        ]
         window = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
     figure = new_figure(10.2, 3.5)
     panels = figure.subplots(1, 3)
@@ -102,7 +106,7 @@ def checkpoint_acts(
 
 
 def _lay_out_steps(axes: Axes, steps: Float64[np.ndarray, " steps"]) -> None:
-    """A linear axis, or for a grid of ratios a logarithmic one that begins with 0 if the grid does."""
+    """Make the axis of steps linear, or logarithmic with 0 for steps that span two decades."""
     low, high, positive = steps.min(), steps.max(), steps[steps > 0]
     axes.set_xlabel("training step")
     if len(positive) and high >= _LOGARITHMIC * positive.min():
@@ -111,7 +115,7 @@ def _lay_out_steps(axes: Axes, steps: Float64[np.ndarray, " steps"]) -> None:
 
 
 def _shade_null(axes: Axes, track: pd.DataFrame, null: str, colour: str) -> bool:
-    """Shade the range that goes with the null's column, if the table has it."""
+    """Shade the range of the null, if the table has it; returns whether it has."""
     low, high = (null.replace("_median", f"_{end}") for end in ("low", "high"))
     if low == null or low not in track or high not in track:
         return False

@@ -1,4 +1,4 @@
-"""Constrained training in one figure: when circuits form, what is left of each spectral channel, and their kernels."""
+"""Figure of constrained training: steps of formation, spectra of the previous-token heads, and their kernels."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, places_around
 from tlspectral.tables.required import require
 
-# Okabe and Ito's colours; markers and dashes say the same to those who see no colour.
+# Okabe and Ito's colours. Markers and dashes tell arms apart without colour.
 _ARMS = {
     "ape_free": ("#0072b2", "o", "-"),
     "ape_sym": ("#56b4e9", "s", "--"),
@@ -20,7 +20,7 @@ _ARMS = {
 }
 _RUN_AND_HEAD = ["arm", "seed", "step", "layer", "head"]
 _OTHERS = (INK, "D", "-.")
-_NO_PHASE = -0.06  # where heads without rotary positions stand in the plane
+_NO_PHASE = -0.06  # ordinate of heads without rotary positions
 
 
 def formation(
@@ -31,7 +31,7 @@ def formation(
     *,
     loss_threshold: float | None = None,
 ) -> Figure:
-    """Four panels as Fig. 5 of "Fingerprint, Not Blueprint" (FP, section 10), of a grid or of the published tables.
+    """Draw Fig. 5 of "Fingerprint, Not Blueprint" (FP, section 10) from a grid or the published tables.
 
     (a) loss on predictable targets over the steps, a thin line per seed, a thick one their mean while all go on; (b)
     the step of formation, filled by both criteria, hollow by the loss alone, an arrow where a run had not formed; (c)
@@ -100,10 +100,10 @@ def _draw_curves(axes: Axes, evaluations: pd.DataFrame, arms: list[str], thresho
 
 
 def _draw_times(axes: Axes, formation: pd.DataFrame, arms: list[str]) -> None:
-    for place, arm in enumerate(arms):
+    for index, arm in enumerate(arms):
         colour, marker, _ = _look(arm)
         runs = formation.loc[formation["arm"] == arm].sort_values("seed")
-        across = places_around(place, len(runs), 0.2)
+        across = places_around(index, len(runs), 0.2)
         last = runs["last_step"].to_numpy(dtype=float)
         both, loss = (runs[name].to_numpy(dtype=float) for name in ("formed_both", "formed_loss"))
         axes.plot(across, loss, marker, color=colour, markerfacecolor="white", markersize=6, linestyle="")
@@ -111,7 +111,7 @@ def _draw_times(axes: Axes, formation: pd.DataFrame, arms: list[str]) -> None:
         never = np.isnan(both)
         axes.plot(across[never], last[never], marker=r"$\uparrow$", color=colour, markersize=10, linestyle="")
         if not never.any():
-            axes.hlines(both.mean(), place - 0.3, place + 0.3, color=INK, linewidth=1.2)
+            axes.hlines(both.mean(), index - 0.3, index + 0.3, color=INK, linewidth=1.2)
     axes.set_xticks(range(len(arms)), [arm.replace("_", "\n", 1) for arm in arms])
     axes.set_xlim(-0.6, len(arms) - 0.4)
     axes.set_ylim(bottom=0)
@@ -120,7 +120,7 @@ def _draw_times(axes: Axes, formation: pd.DataFrame, arms: list[str]) -> None:
 
 def _draw_plane(axes: Axes, rerouting: pd.DataFrame, arms: list[str]) -> None:
     folded = {"dir_frac", "rope_imag_frac"} <= set(rerouting.columns)
-    ending, said = ("", "") if folded else ("_raw", ", raw weights")
+    ending, note = ("", "") if folded else ("_raw", ", raw weights")
     axes.axhspan(2 * _NO_PHASE, _NO_PHASE / 2, color=PALE, alpha=0.5, linewidth=0)
     axes.annotate("no rotary positions", (0.35, _NO_PHASE), ha="center", va="center", color=GREY, size=8)
     for arm in arms:
@@ -138,8 +138,8 @@ def _draw_plane(axes: Axes, rerouting: pd.DataFrame, arms: list[str]) -> None:
         )
     axes.set_xlim(-0.03, 0.8)
     axes.set_ylim(2 * _NO_PHASE, 0.7)
-    axes.set_xlabel(f"dir_frac of the previous-token head{said}")
-    axes.set_ylabel(f"rope_imag_frac{said}")
+    axes.set_xlabel(f"dir_frac of the previous-token head{note}")
+    axes.set_ylabel(f"rope_imag_frac{note}")
 
 
 def _draw_kernels(axes: Axes, rerouting: pd.DataFrame, kernels: pd.DataFrame, arms: list[str]) -> None:

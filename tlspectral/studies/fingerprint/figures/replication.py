@@ -20,7 +20,12 @@ from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
-from tlspectral.studies.fingerprint.replication.contrast import NOT_ROPE, ROPE, SchemeContrast, scheme_contrast
+from tlspectral.studies.fingerprint.replication.positional_schemes import (
+    NOT_ROPE,
+    ROPE,
+    SchemeContrast,
+    scheme_contrast,
+)
 
 _LOOKS = {ROPE: (BLUE, "o"), NOT_ROPE: (ORANGE, "s")}
 _SHOWN = ("model", "scheme", "percentile")
@@ -37,8 +42,7 @@ def published_figures(tables: PublishedTables | None = None) -> dict[str, Figure
         `figure_1` (GPT-2 in the plane of content and direction), `figure_2a`, `figure_2b`, `figure_3`, `figure_4` (a to
         c) and `figure_5` (a to d).
 
-    What it does not establish: anything beyond the tables; what each figure shows stands with the function that draws
-    it.
+    What it does not establish: anything beyond the tables. The function that draws a figure says what it shows.
     """
     tables = PublishedTables() if tables is None else tables
     first = next(iter(tables.checkpoints.values()))
@@ -62,7 +66,7 @@ def published_figures(tables: PublishedTables | None = None) -> dict[str, Figure
 
 
 def scheme_percentiles(contrast: SchemeContrast) -> Figure:
-    """Within-model percentile of D_head of each model's strongest previous-token heads (FP, Fig. 2a).
+    """Draw the within-model percentile of D_head of each model's strongest previous-token heads (FP, Fig. 2a).
 
     A point is a head, a bar the median of its model; the p-value is the exact permutation of models.
 
@@ -79,12 +83,12 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
     axes = figure.subplots()
     for bound in (0.25, 0.8):
         axes.axhline(bound, color=PALE, linewidth=1, zorder=0)
-    for place, (model, scheme, median) in enumerate(zip(*(models[name] for name in _SHOWN), strict=True)):
+    for index, (model, scheme, median) in enumerate(zip(*(models[name] for name in _SHOWN), strict=True)):
         colour, marker = _LOOKS[scheme]
         of_model = contrast.heads.loc[contrast.heads["model"] == model, "percentile"].to_numpy(dtype=float)
-        across = places_around(place, len(of_model), 0.18)
+        across = places_around(index, len(of_model), 0.18)
         axes.plot(across, of_model, marker, color=colour, markersize=5, gid=f"heads of {model}")
-        axes.plot([place - 0.3, place + 0.3], [median] * 2, color=INK, linewidth=2, gid=f"median of {model}")
+        axes.plot([index - 0.3, index + 0.3], [median] * 2, color=INK, linewidth=2, gid=f"median of {model}")
     axes.set_xticks(range(len(models)), models["model"], rotation=25, ha="right")
     axes.set_ylim(0, 1.03)
     axes.set_ylabel(r"percentile of $D_{head}$ within the model")
@@ -101,7 +105,7 @@ def scheme_percentiles(contrast: SchemeContrast) -> Figure:
 
 
 def attenuation_bars(heads: Mapping[str, pd.DataFrame]) -> Figure:
-    """Share of D_head's association that goes with phase controls, by both estimators (FP, Fig. 2b and Table 3).
+    """Draw the share of D_head's association that phase controls remove, by both estimators (FP, Fig. 2b and Table 3).
 
     Args:
         heads: tables of rotary models by name: `D_head, prev, dir_frac, rope_imag_frac, freq_centroid, layer`.
@@ -116,17 +120,17 @@ def attenuation_bars(heads: Mapping[str, pd.DataFrame]) -> Figure:
     """
     figure = new_figure(max(3.4, 1.2 * len(heads) + 1.4), 3.6)
     axes = figure.subplots()
-    width, places = 0.36, np.arange(len(heads))
+    width, positions = 0.36, np.arange(len(heads))
     bars_of: tuple[tuple[float, Method, str, str | None], ...] = (
         (-width / 2, "hybrid", BLUE, None),
         (width / 2, "rank", ORANGE, "//"),
     )
     for offset, method, colour, hatch in bars_of:
         shares = [100 * attenuation(table, method=method).statistic for table in heads.values()]
-        bars = axes.bar(places + offset, shares, width, color=colour, hatch=hatch, edgecolor="white", label=method)
+        bars = axes.bar(positions + offset, shares, width, color=colour, hatch=hatch, edgecolor="white", label=method)
         axes.bar_label(bars, fmt="%.0f", padding=2, color=INK, fontsize=9)
     axes.axhline(0, color=GREY, linewidth=0.8)
-    axes.set_xticks(places, list(heads))
+    axes.set_xticks(positions, list(heads))
     axes.set_ylabel("attenuation by phase controls, %")
     axes.margins(y=0.12)
     dress(axes)
@@ -139,7 +143,7 @@ def attenuation_bars(heads: Mapping[str, pd.DataFrame]) -> Figure:
 
 
 def position_kernels(curves: pd.DataFrame) -> Figure:
-    """Mean scores by relative position: intact heads on the left, ablated beside intact on the right (FP, Fig. 3).
+    """Draw mean scores by relative position: intact heads left, ablated beside intact ones right (FP, Fig. 3).
 
     Args:
         curves: `layer, head, offset, score, ablated`, up to four heads, as of `published_kernels`.
@@ -185,7 +189,7 @@ def _of(curves: pd.DataFrame, layer: int, head: int) -> pd.DataFrame:
 
 
 def _tested(contrast: SchemeContrast) -> str | None:
-    """What the test says, in a line."""
+    """One line on the test."""
     test = contrast.test
     if test is None:
         return None

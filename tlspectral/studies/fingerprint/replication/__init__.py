@@ -2,9 +2,8 @@
 
 from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim, PublishedTables
 from tlspectral.studies.fingerprint.replication.constrained_training import side_by_side
-from tlspectral.studies.fingerprint.replication.contrast import SchemeContrast, scheme_contrast
-from tlspectral.studies.fingerprint.replication.ioi import IOI_CLASSES, ioi_classes
-from tlspectral.studies.fingerprint.replication.positional_schemes import POSITIONS
+from tlspectral.studies.fingerprint.replication.head_function import IOI_CLASSES, ioi_classes
+from tlspectral.studies.fingerprint.replication.positional_schemes import POSITIONS, SchemeContrast, scheme_contrast
 from tlspectral.studies.fingerprint.replication.table import markdown, replicate
 
 __all__ = [

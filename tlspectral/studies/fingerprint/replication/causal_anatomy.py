@@ -1,4 +1,4 @@
-"""FP section 5: what removing M_S or M_A costs GPT-2, and whether the spectrum tells which heads need M_A."""
+"""FP section 5: what removing M_S or M_A costs GPT-2, and whether spectra predict which heads need M_A."""
 
 import pandas as pd
 
@@ -8,7 +8,7 @@ from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTa
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))
 _NAMED_CIRCUIT = ((5, 1), (5, 5), (6, 9), (4, 11))
-# No list of the circuit is given; six heads are what the printed p goes with.
+# FP gives no list of the circuit; with six heads the printed p comes out.
 _CIRCUIT_SIZE = 6
 _INTACT_LOSS = 0.21  # printed induction loss of the intact model: the table holds differences alone
 
@@ -72,13 +72,13 @@ def induction_effects(tables: PublishedTables) -> list[Claim]:
             remark=baseline,
         ),
     ]
-    for head, place in (((5, 5), "7"), ((6, 9), "8")):
+    for head, printed in (((5, 5), "7"), ((6, 9), "8")):
         name = f"{head[0]}.{head[1]}"
         claims += [
             Claim(f"section5/{name}/effect", _WHERE, f"GPT-2: effect of {name}, nats", "+0.03", value_at(effect, head)),
-            Claim(f"section5/{name}/rank", _WHERE, f"GPT-2: rank of {name} by effect", place, value_at(rank, head)),
+            Claim(f"section5/{name}/rank", _WHERE, f"GPT-2: rank of {name} by effect", printed, value_at(rank, head)),
         ]
-    same = sum(one == other for one, other in zip(effect.index[:5], _LARGEST, strict=True))
+    same = sum(head == printed for head, printed in zip(effect.index[:5], _LARGEST, strict=True))
     what = "GPT-2: places of the list 5.1, 4.11, 6.7, 3.0, 8.5 that the five largest effects have, of 5"
     return [*claims, Claim("section5/largest", _WHERE, what, "5", float(same))]
 
@@ -88,7 +88,7 @@ def circuit_overlap(tables: PublishedTables) -> list[Claim]:
     heads = tables.heads["gpt2"]
     top = heads.nlargest(5, "dICL_sym")[["layer", "head"]].itertuples(index=False, name=None)
     overlap = len(set(top) & set(_NAMED_CIRCUIT))
-    found, of_named = (
+    pvalue, of_named = (
         hypergeometric_overlap(len(heads), marked, 5, overlap).pvalue for marked in (_CIRCUIT_SIZE, len(_NAMED_CIRCUIT))
     )
     return [
@@ -98,7 +98,7 @@ def circuit_overlap(tables: PublishedTables) -> list[Claim]:
             _WHERE,
             "GPT-2: hypergeometric p of that overlap",
             "0.014",
-            found,
+            pvalue,
             remark=f"with a circuit of {_CIRCUIT_SIZE} heads; the text names {len(_NAMED_CIRCUIT)}, which give "
             f"{of_named:.4f}",
         ),
@@ -106,7 +106,7 @@ def circuit_overlap(tables: PublishedTables) -> list[Claim]:
 
 
 def effects_from_spectra(tables: PublishedTables) -> list[Claim]:
-    """Whether a spectral column tells which heads need M_A for induction."""
+    """Whether a spectral column predicts which heads need M_A for induction."""
     listed = ("dir_frac", "D_head", "imag_mass")
     others = ("henrici", "content_pos_frac", "spectral_radius", "cond_eig")
     table = spearman_table(tables.heads["gpt2"], [*listed, *others], "dICL_sym").set_index("column")
@@ -122,7 +122,7 @@ def effects_from_spectra(tables: PublishedTables) -> list[Claim]:
         for metric in listed
     ]
     significant = table[table["q"] <= 0.05]
-    said = ", ".join(
+    correlations = ", ".join(
         f"{name} has rho {row.statistic:+.2f} (p = {row.pvalue:.3f})" for name, row in significant.iterrows()
     )
     return [
@@ -133,7 +133,7 @@ def effects_from_spectra(tables: PublishedTables) -> list[Claim]:
             f"GPT-2: smallest q (BH) of {len(table)} spectral columns with the effect, no scalar predicts it",
             "> 0.05",
             float(table["q"].min()),
-            if_differs=f"the text lists four scalars; of those it does not, {said}",
+            if_differs=f"the text lists four scalars; of those it does not, {correlations}",
         ),
         needs_weights(
             "section5/predicts/M_A",

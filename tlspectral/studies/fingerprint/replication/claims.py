@@ -32,7 +32,7 @@ _PUBLISHED = re.compile(
 
 @dataclass(frozen=True)
 class Claim:
-    """One published number and what a function of this package makes of the same tables.
+    """One published number and the same number recomputed from the published tables.
 
     Attributes:
         id: name of the row, unique.
@@ -42,7 +42,7 @@ class Claim:
             for a p-value called not significant; approximate where the text says so: `~0.61`.
         ours: recomputed; None where the tables do not suffice.
         if_differs: why it differs, where that is known.
-        remark: what is to be said whatever the verdict.
+        remark: added to `why` whatever the verdict.
         seed: of a Monte-Carlo number, which may differ by `MONTE_CARLO_TOLERANCE`.
         function: what recomputes it; empty for the function that returned the claim.
     """
@@ -83,10 +83,10 @@ class Claim:
     @property
     def why(self) -> str:
         """Why it differs, what has to be known about a number that does not, or what weights are needed for."""
-        said = [self.remark]
+        reasons = [self.remark]
         if self.verdict == DIFFERS:
-            said.insert(0, self.if_differs or f"the tables give {self.ours:.4g}; the reason is not known")
-        return "; ".join(text for text in said if text)
+            reasons.insert(0, self.if_differs or f"the tables give {self.ours:.4g}; the reason is not known")
+        return "; ".join(text for text in reasons if text)
 
     def _agrees(self, ours: float) -> bool:
         relation, published = _parsed(self.published)["relation"], self.number
@@ -126,26 +126,26 @@ class PublishedTables:
 
 
 def value_at(table: pd.DataFrame | pd.Series, *key: Any) -> float:
-    """The number in one cell, by row and column or by the label of a Series."""
-    found: Any = table.loc[key[0] if len(key) == 1 else key]
-    return float(found)
+    """Number in one cell of a table, by row and column, or of a Series, by its label."""
+    cell: Any = table.loc[key[0] if len(key) == 1 else key]
+    return float(cell)
 
 
 def needs_weights(
     claim: str, where: str, what: str, published: str, function: str, remark: str = "not in the published tables"
 ) -> Claim:
-    """A number that the published tables do not hold, with the function that measures it on a model."""
+    """Claim about a number that the published tables do not hold, with the function that measures it on a model."""
     return Claim(claim, where, what, published, None, remark=remark, function=function)
 
 
 def _parsed(published: str) -> re.Match[str]:
-    found = _PUBLISHED.fullmatch(published.strip())
-    if found is None:
+    match = _PUBLISHED.fullmatch(published.strip())
+    if match is None:
         raise ValueError(f"{published!r} is not a published number: give it as +0.47, 2.5e-5 or <= 0.02")
-    return found
+    return match
 
 
 def _unit(published: str) -> float:
-    """Worth of the last printed digit."""
+    """Value of one unit in the last printed digit."""
     parts = _parsed(published)
     return 10.0 ** (int(parts["power"] or 0) - len(parts["decimals"] or ""))

@@ -63,7 +63,7 @@ def delays(tables: PublishedTables) -> list[Claim]:
     }
     claims = []
     of_paper = benjamini_hochberg(np.array([test["pvalue_paper"] for test in of_loss])).q
-    for test, proper in zip(of_loss, of_paper, strict=True):
+    for test, q_of_paper in zip(of_loss, of_paper, strict=True):
         prediction = test["prediction"]
         p, q, effect, shift = printed[prediction]
         what = f"{prediction} {test['slower']} > {test['faster']}"
@@ -85,7 +85,7 @@ def delays(tables: PublishedTables) -> list[Claim]:
                 q,
                 test["q"],
                 if_differs=f"{test['q_paper']:.4f} is p n / rank without the cumulative minimum of BH"
-                if test["q_paper"] > proper
+                if test["q_paper"] > q_of_paper
                 else f"{test['q_paper']:.4f} goes with the p that takes no account of ties",
             ),
             Claim(f"{row}/effect", _TABLE, f"{what}: rank-biserial", effect, test["rank_biserial"]),
@@ -96,14 +96,14 @@ def delays(tables: PublishedTables) -> list[Claim]:
 
 
 def penalties(tables: PublishedTables) -> list[Claim]:
-    """Both penalties enforce what they ask for, as the section says before its results."""
+    """Values of both penalties at the end: the section says that they are enforced."""
     last = _last(tables.constrained.evaluations)
     share = _values(last, "rope_imag", "penalty").max()
     heads, every = previous_token_heads(tables.constrained.heads), _last(tables.constrained.heads)
-    own = [_values(heads, arm, "dir_frac_raw") for arm in _SYMMETRIC]
-    medians = [float(np.median(values)) for values in own]
+    shares = [_values(heads, arm, "dir_frac_raw") for arm in _SYMMETRIC]
+    medians = [float(np.median(values)) for values in shares]
     largest = max(_values(every, arm, "dir_frac_raw").max() for arm in _SYMMETRIC)
-    least, most = min(values.min() for values in own), max(values.max() for values in own)
+    least, most = min(values.min() for values in shares), max(values.max() for values in shares)
     remark = f"median over seeds; single runs {least:.4f} to {most:.4f}, all eight heads up to {largest:.3f}"
     what = "symmetric arms: dir_frac of the previous-token head at the end, {} of two arms"
     return [
@@ -114,9 +114,9 @@ def penalties(tables: PublishedTables) -> list[Claim]:
 
 
 def dissociation(tables: PublishedTables) -> list[Claim]:
-    """Static antisymmetry and phase apart: rope_sym keeps the phase, rope_imag does without it (Fig. 5c)."""
+    """Static antisymmetry and phase dissociate: rope_sym keeps the phase, rope_imag forms without it (Fig. 5c)."""
     heads = previous_token_heads(tables.constrained.heads)
-    without, kept = (_values(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
+    without, symmetric_phase = (_values(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
     symmetric = _values(heads, "rope_sym", "dir_frac_raw")
     seed = int(_values(heads, "rope_sym", "seed")[symmetric.argmin()])
     return [
@@ -133,7 +133,7 @@ def dissociation(tables: PublishedTables) -> list[Claim]:
             _DISSOCIATION,
             "rope_sym: rope_imag_frac of the previous-token head",
             "0.52",
-            float(kept.mean()),
+            float(symmetric_phase.mean()),
         ),
         Claim(
             "section10/rope_sym/dir/low",
@@ -156,12 +156,12 @@ def dissociation(tables: PublishedTables) -> list[Claim]:
 def kernels(tables: PublishedTables) -> list[Claim]:
     """The previous-token head's kernel: same as free under symmetry, another one without phase (Fig. 5d)."""
     constrained = tables.constrained
-    found = rerouting(constrained.heads, constrained.kernels)
-    distance = _over_seeds(found, "distance_ratio", "mean")
+    heads = rerouting(constrained.heads, constrained.kernels)
+    distance = _over_seeds(heads, "distance_ratio", "mean")
     chosen = previous_token_heads(constrained.heads)[["arm", "seed", "step", "layer", "head"]]
     curves = constrained.kernels.merge(chosen, on=list(chosen))
     least = {arm: float(_offset_tests(curves, arm, "rope_free").min()) for arm in ("rope_sym", "rope_imag")}
-    peaks = float((_values(found, "rope_imag", "peak_offset") == -1).sum())
+    peaks = float((_values(heads, "rope_imag", "peak_offset") == -1).sum())
     what = "smallest q (BH over 9 offsets) of Mann-Whitney tests of its kernels against those of rope_free"
     times = "root-mean-square distance from the free kernels over that among them: {:.1f}"
     return [
@@ -186,7 +186,7 @@ def kernels(tables: PublishedTables) -> list[Claim]:
 
 
 def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
-    """Formation in the published runs beside that of a grid of one's own.
+    """Compare formation in the published runs and in a grid of one's own.
 
     Args:
         steps: `formation.parquet` of `tlspectral.studies.fingerprint.constrained`: `arm, seed, formed_loss,
@@ -231,10 +231,10 @@ def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndar
     """q-values of the two arms' scores at each offset."""
     pvalues = [
         mann_whitney(
-            _values(at, arm, "score"),
-            _values(at, other, "score"),
+            _values(at_offset, arm, "score"),
+            _values(at_offset, other, "score"),
         ).pvalue
-        for _, at in curves.groupby("offset")
+        for _, at_offset in curves.groupby("offset")
     ]
     return benjamini_hochberg(np.array(pvalues)).q
 

@@ -1,4 +1,4 @@
-""" "Decoupling Positional and Symbolic Attention Behavior" (PS): the heads of its proofs, run on random prompts.
+"""Heads of the proofs of "Decoupling Positional and Symbolic Attention Behavior" (PS), run on random prompts.
 
 Only what can be run in seconds without a model is here; scores of language models need weights.
 """
@@ -30,7 +30,7 @@ def solved(head: ExactHead, task: CanonicalTask, *, prompts: int = PROMPTS, seed
 
 
 def existence(tables: PublishedTables) -> list[Claim]:
-    """Theorems 3, 5 and 6: heads that solve the tasks exist; with the constructions put right they do."""
+    """Theorems 3, 5 and 6: heads that solve the tasks exist; the corrected constructions do."""
     del tables
     built = (
         ("theorem3", "PS, Theorem 3", "H_POS on index prompts", positional_head(_INDEX), _INDEX),
@@ -104,7 +104,7 @@ def exclusion(tables: PublishedTables) -> list[Claim]:
 
 
 def angle_limit(tables: PublishedTables) -> list[Claim]:
-    """Section 4: above 2 pi / n weights are said to have several maxima."""
+    """Section 4: at angles above 2 pi / n, weights have several maxima according to PS."""
     del tables
     tried = [2.5, 3.5, 4.5]
     sharp = [factor for factor in tried if _one_maximum(factor * math.pi / _INDEX.length)]
@@ -121,7 +121,7 @@ def angle_limit(tables: PublishedTables) -> list[Claim]:
 
 
 def peak_weights(tables: PublishedTables) -> list[Claim]:
-    """Theorem 7: the weight on the answer is lost in the middle for H_POS, and at the ends for H_SYM."""
+    """Theorems 7 and 8: the weight on the answer is small in the middle for H_POS, and at the ends for H_SYM."""
     del tables
     n = 33
     positional = torch.diff(positional_peak_weight(n, math.pi / n))

@@ -1,7 +1,17 @@
-"""FP section 4 and Table 1: spectral metrics against what heads do, on GPT-2."""
+"""FP section 4 and Table 1: spectral metrics against what heads do, on GPT-2.
+
+Also where the heads of a known circuit stand: "Interpretability in the Wild" (Wang et al. 2022).
+"""
+
+import pandas as pd
+import scipy.stats
 
 from tlspectral.stats import spearman_table
+from tlspectral.studies.fingerprint import columns
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
+from tlspectral.tables import named
+from tlspectral.tables.published import published_heads
+from tlspectral.tables.required import require
 
 _TABLE, _SECTION = "FP, Table 1", "FP, section 4"
 _BEHAVIOURS = {"prev": "previous token", "dup": "duplicate token", "ind": "induction"}
@@ -17,14 +27,14 @@ _SPECTRAL = (*_PRINTED, "D_head", "henrici", "spectral_radius", "cond_eig")
 def metrics_against_behaviour(tables: PublishedTables) -> list[Claim]:
     """The nine correlations of Table 1 with detectors, and the largest q among them."""
     table = spearman_table(tables.heads["gpt2"], list(_PRINTED), list(_BEHAVIOURS))
-    found = table.set_index(["column", "against"])["statistic"]
+    correlation = table.set_index(["column", "against"])["statistic"]
     claims = [
         Claim(
             f"table1/{metric}/{behaviour}",
             _TABLE,
             f"GPT-2: rank correlation of {metric} with {_BEHAVIOURS[behaviour]}",
             printed,
-            value_at(found, (metric, behaviour)),
+            value_at(correlation, (metric, behaviour)),
         )
         for metric, row in _PRINTED.items()
         for behaviour, printed in zip(_BEHAVIOURS, row, strict=True)
@@ -34,7 +44,7 @@ def metrics_against_behaviour(tables: PublishedTables) -> list[Claim]:
 
 
 def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
-    """Table 1's column of copying, which is to be unrelated to all query-key metrics."""
+    """Table 1's column of copying, which the paper calls unrelated to all query-key metrics."""
     table = spearman_table(tables.heads["gpt2"], list(_SPECTRAL), "copying").set_index("column")
     what = "GPT-2: rank correlation of dir_frac with copying"
     claims = [Claim("table1/dir_frac/copying", _TABLE, what, "0.06", value_at(table, "dir_frac", "statistic"))]
@@ -66,7 +76,7 @@ def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
 def content_signature(tables: PublishedTables) -> list[Claim]:
     """Correlations that section 4 adds: the meaning of the content axis, and the same sign on Llama."""
     gpt2 = spearman_table(tables.heads["gpt2"], ["self_match", "score_asym"], ["content_pos_frac", "dir_frac"])
-    found = gpt2.set_index(["column", "against"])["statistic"]
+    correlation = gpt2.set_index(["column", "against"])["statistic"]
     llama = spearman_table(tables.heads["llama-3-8b"], "content_pos_frac", "prev")["statistic"].iloc[0]
     linear = value_at(tables.heads["gpt2"].corr(), "score_asym", "dir_frac")
     where = "GPT-2: rank correlation of"
@@ -76,14 +86,14 @@ def content_signature(tables: PublishedTables) -> list[Claim]:
             _SECTION,
             f"{where} self_match with content_pos_frac",
             "0.96",
-            value_at(found, ("self_match", "content_pos_frac")),
+            value_at(correlation, ("self_match", "content_pos_frac")),
         ),
         Claim(
             "content/score_asym",
             _SECTION,
             f"{where} score_asym with dir_frac",
             "0.66",
-            value_at(found, ("score_asym", "dir_frac")),
+            value_at(correlation, ("score_asym", "dir_frac")),
             remark=f"of ranks; Pearson's is {linear:.2f}",
         ),
         Claim(
@@ -97,7 +107,7 @@ def content_signature(tables: PublishedTables) -> list[Claim]:
 
 
 def composition_ranks(tables: PublishedTables) -> list[Claim]:
-    """Ranks of the previous-token head by K-composition: tables hold scores of single pairs at most."""
+    """Ranks of the previous-token head by K-composition: the tables hold no ranks."""
     del tables
     pairs = (
         ("gpt2", "4.11", ("5.1", "5.5", "6.9")),
@@ -115,3 +125,61 @@ def composition_ranks(tables: PublishedTables) -> list[Claim]:
         for model, source, targets in pairs
         for induction in targets
     ]
+
+
+IOI_CLASSES = {
+    "name mover": ((9, 9), (10, 0), (9, 6)),
+    "backup name mover": ((10, 10), (10, 6), (10, 2), (10, 1), (11, 2), (9, 7), (9, 0), (11, 9)),
+    "negative name mover": ((10, 7), (11, 10)),
+    "S-inhibition": ((7, 3), (7, 9), (8, 6), (8, 10)),
+    "induction": ((5, 5), (5, 8), (5, 9), (6, 9)),
+    "duplicate token": ((0, 1), (0, 10), (3, 0)),
+    "previous token": ((2, 2), (4, 11)),
+}
+"""Heads (layer, head) by class, as in figure 2 of the paper."""
+
+_SCORES = ("dir_frac", "D_head", "content_pos_frac", "prev", "dup", "ind")
+
+
+def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Median percentiles of the heads of GPT-2's circuit for indirect objects among all 144 heads, by class.
+
+    Args:
+        heads: table of heads of GPT-2 small; None for the published one.
+
+    Returns:
+        DataFrame, a class a row: `heads_class, heads` (as text), `n`, and for dir_frac, D_head, content_pos_frac, prev,
+        dup and ind the median percentile of the class (rank / n, in %) as `<column>_pct`.
+
+    Raises:
+        ValueError: a head of the circuit or a column is not in the table.
+
+    Source: Wang et al., "Interpretability in the Wild: a Circuit for Indirect Object Identification in GPT-2 small"
+    (2022), section 3.
+
+    What it does not establish: that a class is told apart by these scores. Classes have two to eight heads, and they
+    were found by their effect on one task.
+    """
+    heads = published_heads("gpt2") if heads is None else heads
+    require(heads, ("layer", "head", *_SCORES), "analyze_heads on GPT-2 small")
+    percentiles = pd.DataFrame(
+        {name: 100 * scipy.stats.rankdata(heads[name]) / len(heads) for name in _SCORES},
+        index=pd.MultiIndex.from_arrays([heads["layer"], heads["head"]]),
+    )
+    missing = [head for members in IOI_CLASSES.values() for head in members if head not in percentiles.index]
+    if missing:
+        raise ValueError(
+            f"the table has no head {missing[0][0]}.{missing[0][1]}: give that of GPT-2 small, all 144 heads"
+        )
+    rows = []
+    for name, members in IOI_CLASSES.items():
+        medians = percentiles.loc[list(members)].median()
+        rows.append(
+            {
+                "heads_class": name,
+                "heads": ", ".join(f"{layer}.{head}" for layer, head in members),
+                "n": len(members),
+                **{f"{column}_pct": float(medians[column]) for column in _SCORES},
+            }
+        )
+    return named(pd.DataFrame(rows), columns.IOI_CLASSES)

@@ -17,7 +17,7 @@ _HEADS = {
 
 
 def numbers_of_heads(tables: PublishedTables) -> list[Claim]:
-    """Heads per model, the n of everything below."""
+    """Numbers of heads per model."""
     return [
         Claim(f"heads/{name}", _WHERE, f"{name}: heads", _HEADS[name], float(len(tables.heads[name])))
         for name in PUBLISHED_HEADS
@@ -43,13 +43,13 @@ def heads_off_the_null(tables: PublishedTables) -> list[Claim]:
     """GPT-2 heads more than two standard deviations of their null away from its mean."""
     heads = tables.heads["gpt2"]
     by_direction, by_rotation = heads["dir_frac_z"].abs() > 2, heads["D_head_z"].abs() > 2
-    found = (
+    counted = (
         ("either", "by dir_frac or D_head", "141", by_direction | by_rotation),
         ("dir_frac", "by dir_frac", "140", by_direction),
     )
     return [
         Claim(f"null/off/{name}", _WHERE, f"GPT-2: heads with |z| > 2 {how}", printed, float(off.sum()))
-        for name, how, printed, off in found
+        for name, how, printed, off in counted
     ]
 
 
@@ -57,7 +57,7 @@ def null_referenced_partial(tables: PublishedTables) -> list[Claim]:
     """The partial correlation of Table 2 with metrics as deviations from their null instead of raw ones."""
     heads = tables.heads["gpt2"]
     above = {metric: heads[metric] - heads[f"{metric}_null_mean"] for metric in ("D_head", "dir_frac")}
-    found = partial_spearman(above["D_head"], heads["prev"], above["dir_frac"]).statistic
+    partial = partial_spearman(above["D_head"], heads["prev"], above["dir_frac"]).statistic
     z = partial_spearman(heads["D_head_z"], heads["prev"], heads["dir_frac_z"])
     return [
         Claim(
@@ -65,14 +65,14 @@ def null_referenced_partial(tables: PublishedTables) -> list[Claim]:
             _WHERE,
             "GPT-2: partial correlation with null-referenced metrics",
             "-0.204",
-            found,
+            partial,
             remark=f"as deviations from the null mean; with z-scores {z.statistic:.3f} (p = {z.pvalue:.2f})",
         )
     ]
 
 
 def self_checks(tables: PublishedTables) -> list[Claim]:
-    """Reconstruction of scores, which needs a model."""
+    """Error of reconstructed scores, which needs a model."""
     del tables
     what = "largest error of scores reconstructed from M, learned-absolute positions"
     return [needs_weights("check/scores", _WHERE, what, "<= 1e-4", "tlspectral.operators.verify_scores")]

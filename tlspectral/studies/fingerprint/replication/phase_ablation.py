@@ -71,7 +71,7 @@ def flagged_heads(tables: PublishedTables) -> list[Claim]:
 
 
 def concentration(tables: PublishedTables) -> list[Claim]:
-    """Most heads hardly matter."""
+    """Share of heads with a small effect."""
     shares = [100 * float((tables.heads[name]["dInd_rope"].abs() < _SMALL).mean()) for name in _LOSSES]
     what = "% of heads with an effect below 0.01 nats, {} of three models"
     return [
@@ -81,21 +81,21 @@ def concentration(tables: PublishedTables) -> list[Claim]:
 
 
 def other_strong_heads(tables: PublishedTables) -> list[Claim]:
-    """The other heads with prev above one half, whose effects are said to be about 0."""
+    """Effects of the other heads with prev above one half, which the paper calls about 0."""
     claims = []
     for name in _LOSSES:
         heads = tables.heads[name]
         rank = heads["dInd_rope"].rank(ascending=False).astype(int)
         others = heads.loc[(heads["prev"] > _STRONG) & (heads["dInd_rope"] < heads["dInd_rope"].max())]
-        found = others["dInd_rope"].sort_values(ascending=False)
-        listed = ", ".join(f"{value:+.2f} (rank {rank[at]})" for at, value in found.items())
+        effects = others["dInd_rope"].sort_values(ascending=False)
+        listed = ", ".join(f"{value:+.2f} (rank {rank[index]})" for index, value in effects.items())
         claims.append(
             Claim(
                 f"section8/{name}/others",
                 _WHERE,
                 f"{name}: largest |effect| of the other heads with prev > 0.5, nats, about 0",
                 "~0.0",
-                float(found.abs().max()),
+                float(effects.abs().max()),
                 if_differs=f"effects {listed}",
             )
         )
@@ -103,7 +103,7 @@ def other_strong_heads(tables: PublishedTables) -> list[Claim]:
 
 
 def weak_heads(tables: PublishedTables) -> list[Claim]:
-    """Heads that do not attend to the previous token and yet matter a little."""
+    """Largest effect of a head that does not attend to the previous token."""
     worst = max(
         float(heads.loc[heads["prev"] < _STRONG, "dInd_rope"].max())
         for heads in (tables.heads[name] for name in _LOSSES)
@@ -112,15 +112,15 @@ def weak_heads(tables: PublishedTables) -> list[Claim]:
 
 
 def aggregate_correlations(tables: PublishedTables) -> list[Claim]:
-    """Effects against spectral metrics over all heads, which are said to be unrelated."""
+    """Correlations of effects with spectral metrics over all heads, which the paper calls null."""
     metrics = ["D_head", "dir_frac", "rope_imag_frac"]
     table = pd.concat(
         [spearman_table(tables.heads[name], metrics, "dInd_rope").assign(model=name) for name in _LOSSES],
         ignore_index=True,
     )
     table["q"] = benjamini_hochberg(table["pvalue"]).q
-    at = table["pvalue"].idxmin()
-    least = f"{table.loc[at, 'model']}, {table.loc[at, 'column']}: rho {table.loc[at, 'statistic']:+.2f}"
+    lowest = table["pvalue"].idxmin()
+    least = f"{table.loc[lowest, 'model']}, {table.loc[lowest, 'column']}: rho {table.loc[lowest, 'statistic']:+.2f}"
     return [
         Claim(
             "section8/aggregate",
@@ -128,7 +128,7 @@ def aggregate_correlations(tables: PublishedTables) -> list[Claim]:
             "smallest q (BH over 9) of rank correlations of the effect with spectral metrics, null",
             "> 0.05",
             float(table["q"].min()),
-            remark=f"{least}, p = {table.loc[at, 'pvalue']:.3f}",
+            remark=f"{least}, p = {table.loc[lowest, 'pvalue']:.3f}",
         )
     ]
 
@@ -157,7 +157,7 @@ def kernels(tables: PublishedTables) -> list[Claim]:
 
 
 def losses(tables: PublishedTables) -> list[Claim]:
-    """Intact losses and the identity of the parts: neither is in a table."""
+    """Intact losses and the error of the sum of parts: neither is in a table."""
     del tables
     rows = [
         needs_weights(

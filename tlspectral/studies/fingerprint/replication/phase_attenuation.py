@@ -1,4 +1,4 @@
-"""FP section 7 and Table 3: how much of D_head's association goes with the RoPE phase."""
+"""FP section 7 and Table 3: how much of D_head's association with prev the RoPE phase accounts for."""
 
 from tlspectral.stats import attenuation, partial_spearman, spearman_table
 from tlspectral.studies.fingerprint.printed_pvalues import partial_pvalue
@@ -42,7 +42,7 @@ def attenuations(tables: PublishedTables) -> list[Claim]:
 
 
 def llama_residual(tables: PublishedTables) -> list[Claim]:
-    """What is left on Llama, by either estimator."""
+    """Partial correlation on Llama with phase controls, by either estimator."""
     heads = tables.heads["llama-3-8b"]
     hybrid, rank = attenuation(heads).after, attenuation(heads, method="rank").after
     what = "llama-3-8b: {} with phase controls"
@@ -75,10 +75,10 @@ def range_at_a_quarter(tables: PublishedTables) -> list[Claim]:
         for name in _PRINTED
     }
     quarter = shares["pythia-410m"] + shares["pythia-1.4b"]
-    left_out = f"{' and '.join(f'{value:.0f}' for value in shares['pythia-1.4b'])} % on pythia-1.4b are left out"
+    others = f"{' and '.join(f'{value:.0f}' for value in shares['pythia-1.4b'])} % on pythia-1.4b are left out"
     where, what = "FP, section 1, item 5", "attenuation at {} % RoPE over models and estimators, {}, %"
     return [
-        Claim("section1/quarter/low", where, what.format(25, "smallest"), "47", min(quarter), if_differs=left_out),
+        Claim("section1/quarter/low", where, what.format(25, "smallest"), "47", min(quarter), if_differs=others),
         Claim("section1/quarter/high", where, what.format(25, "largest"), "61", max(quarter)),
         Claim("section1/full/low", where, what.format(100, "smallest"), "70", min(shares["llama-3-8b"])),
         Claim("section1/full/high", where, what.format(100, "largest"), "98", max(shares["llama-3-8b"])),
@@ -86,7 +86,7 @@ def range_at_a_quarter(tables: PublishedTables) -> list[Claim]:
 
 
 def single_controls(tables: PublishedTables) -> list[Claim]:
-    """One phase summary at a time: amount on partial RoPE, frequency on full RoPE."""
+    """Partial correlations with one phase control at a time."""
     printed = (
         ("pythia-410m", "freq_centroid", "+0.35"),
         ("llama-3-8b", "freq_centroid", "0.00"),
@@ -95,19 +95,19 @@ def single_controls(tables: PublishedTables) -> list[Claim]:
     claims = []
     for name, control, text in printed:
         heads = tables.heads[name]
-        found = partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac", control]])
+        partial = partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac", control]])
         what = f"{name}: partial correlation with {control} as the only phase control"
-        claims.append(Claim(f"section7/{name}/{control}", _SECTION, what, text, found.statistic))
+        claims.append(Claim(f"section7/{name}/{control}", _SECTION, what, text, partial.statistic))
     return claims
 
 
 def phase_against_behaviour(tables: PublishedTables) -> list[Claim]:
-    """Previous-token heads have phase content, and at high frequencies."""
+    """Correlations of prev with the phase share, and with the share at high frequencies."""
     claims = []
     for name, text in (("pythia-410m", "+0.53"), ("pythia-1.4b", "+0.42"), ("llama-3-8b", "+0.50")):
-        found = spearman_table(tables.heads[name], "rope_imag_frac", "prev")["statistic"].iloc[0]
+        rho = spearman_table(tables.heads[name], "rope_imag_frac", "prev")["statistic"].iloc[0]
         what = f"{name}: rank correlation of rope_imag_frac with prev"
-        claims.append(Claim(f"section7/{name}/phase", _SECTION, what, text, float(found)))
+        claims.append(Claim(f"section7/{name}/phase", _SECTION, what, text, float(rho)))
     high = spearman_table(tables.heads["llama-3-8b"], "hi_freq_dir", "prev")["statistic"].iloc[0]
     what = "llama-3-8b: rank correlation of the share at high frequencies with prev"
     return [*claims, Claim("section7/llama-3-8b/high", _SECTION, what, "+0.68", float(high))]

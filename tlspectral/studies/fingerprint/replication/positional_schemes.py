@@ -1,20 +1,27 @@
-"""FP Table 2 and the inference of section 6: seven models, three positional schemes."""
+"""FP Table 2 and the inference of section 6: seven models, three positional schemes; the contrast for any models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from tlspectral.stats import (
+    ModelPermutation,
     benjamini_hochberg,
     layer_bootstrap,
     leave_one_model_out,
     mann_whitney,
+    model_permutation_test,
     partial_spearman,
     spearman_table,
     top_head_percentile,
     top_k_sensitivity,
 )
+from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.tables import named
 
 POSITIONS = {
     "gpt2": "absolute",
@@ -27,6 +34,7 @@ POSITIONS = {
 }
 """Positional scheme of each model."""
 
+ROPE, NOT_ROPE = "RoPE", "not RoPE"
 BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 4000, 0
 
 _TABLE, _SECTION = "FP, Table 2", "FP, section 6"
@@ -44,17 +52,17 @@ _PRINTED = {
 
 def scheme(name: str) -> str:
     """`RoPE` or `not RoPE`, the two groups of the model-level test."""
-    return "RoPE" if POSITIONS[name] == "RoPE" else "not RoPE"
+    return ROPE if POSITIONS[name] == ROPE else NOT_ROPE
 
 
 def correlations(tables: PublishedTables) -> list[Claim]:
     """Table 2's rank correlations of dir_frac and D_head with prev."""
     claims = []
     for name, printed in _PRINTED.items():
-        found = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
+        rho = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
         claims += [
             Claim(f"table2/{name}/rho_{short}", _TABLE, f"{name}: rank correlation of {metric} with prev", text, value)
-            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, found, strict=False)
+            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, rho, strict=False)
         ]
     return claims
 
@@ -81,7 +89,7 @@ def partials(tables: PublishedTables) -> list[Claim]:
             )
         )
     q = benjamini_hochberg(np.array(list(pvalues.values()))).q
-    worst = max(value for name, value in zip(pvalues, q, strict=True) if scheme(name) == "RoPE")
+    worst = max(value for name, value in zip(pvalues, q, strict=True) if scheme(name) == ROPE)
     what = "RoPE models: largest q (BH over seven models) of the partial correlation"
     return [*claims, Claim("table2/q", _TABLE, what, "< 0.05", float(worst))]
 
@@ -90,8 +98,8 @@ def intervals(tables: PublishedTables) -> list[Claim]:
     """Table 2's intervals: layers resampled, controls refitted in each resample."""
     claims, ends = [], {}
     for name, printed in _PRINTED.items():
-        found = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
-        ends[name] = found.interval
+        bootstrap = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
+        ends[name] = bootstrap.interval
         claims += [
             Claim(
                 f"table2/{name}/{end}",
@@ -101,9 +109,9 @@ def intervals(tables: PublishedTables) -> list[Claim]:
                 value,
                 seed=BOOTSTRAP_SEED,
             )
-            for end, text, value in zip(("low", "high"), printed[3:5], found.interval, strict=True)
+            for end, text, value in zip(("low", "high"), printed[3:5], bootstrap.interval, strict=True)
         ]
-    rope = [ends[name] for name in ends if scheme(name) == "RoPE"]
+    rope = [ends[name] for name in ends if scheme(name) == ROPE]
     claims += [
         Claim(
             f"section6/rope/{end}",
@@ -125,15 +133,15 @@ def top_five(tables: PublishedTables) -> list[Claim]:
     """Table 2's last column and Fig. 2a: where the five strongest previous-token heads stand by D_head."""
     claims = []
     for name, printed in _PRINTED.items():
-        found = top_head_percentile(tables.heads[name])
-        each = ", ".join(f"{value:.2f}" for value in found.percentiles)
+        top = top_head_percentile(tables.heads[name])
+        each = ", ".join(f"{value:.2f}" for value in top.percentiles)
         claims.append(
             Claim(
                 f"table2/{name}/top5",
                 "FP, Table 2 and Fig. 2a",
                 f"{name}: median percentile of D_head among the top 5 by prev",
                 printed[5],
-                found.statistic,
+                top.statistic,
                 remark=f"the five: {each}",
             )
         )
@@ -141,10 +149,10 @@ def top_five(tables: PublishedTables) -> list[Claim]:
 
 
 def quartile_and_quintile(tables: PublishedTables) -> list[Claim]:
-    """The words of the abstract and of section 6: bottom quartile without RoPE, top quintile under it."""
+    """Abstract and section 6: bottom quartile without RoPE, top quintile with it."""
     values = top_percentiles(tables)
-    low = {name: value for name, value in values.items() if scheme(name) == "not RoPE"}
-    high = {name: value for name, value in values.items() if scheme(name) == "RoPE"}
+    low = {name: value for name, value in values.items() if scheme(name) == NOT_ROPE}
+    high = {name: value for name, value in values.items() if scheme(name) == ROPE}
     above = ", ".join(f"{name} is at {value:.3f}" for name, value in low.items() if value > 0.25)
     below = ", ".join(f"{name} is at {value:.3f}" for name, value in high.items() if value < 0.8)
     return [
@@ -172,16 +180,16 @@ def model_level_test(tables: PublishedTables) -> list[Claim]:
     values = top_percentiles(tables)
     groups = {name: scheme(name) for name in values}
     rope, others = (
-        np.array([value for name, value in values.items() if (groups[name] == "RoPE") is rotary])
+        np.array([value for name, value in values.items() if (groups[name] == ROPE) is rotary])
         for rotary in (True, False)
     )
     by_k = top_k_sensitivity(tables.heads, groups, ks=(1, 3, 5, 10)).set_index("k")
     further = top_k_sensitivity(tables.heads, groups, ks=(2, 4, 7, 15, 20, 30, 50)).set_index("k")
     separated = leave_one_model_out(values, groups)["separated"]
-    of_rest = [gap_pvalue(np.delete(rope, place), others) for place in range(len(rope))]
-    of_rest += [gap_pvalue(rope, np.delete(others, place)) for place in range(len(others))]
+    without_one = [gap_pvalue(np.delete(rope, index), others) for index in range(len(rope))]
+    without_one += [gap_pvalue(rope, np.delete(others, index)) for index in range(len(others))]
     fails = ", ".join(str(k) for k in further.index[~further["separated"]])
-    right_way = (by_k["upper"] == "RoPE") & by_k["separated"]
+    right_way = (by_k["upper"] == ROPE) & by_k["separated"]
     return [
         Claim(
             "section6/permutation",
@@ -205,17 +213,17 @@ def model_level_test(tables: PublishedTables) -> list[Claim]:
             "models that can be left out with separation perfect, of 7",
             "7",
             float(separated.sum()),
-            remark=f"p is then {min(of_rest):.3f} to {max(of_rest):.3f}",
+            remark=f"p is then {min(without_one):.3f} to {max(without_one):.3f}",
         ),
     ]
 
 
 def head_level_test(tables: PublishedTables) -> list[Claim]:
-    """All top-five heads of RoPE models against all of the others, as if heads were independent."""
-    pooled: dict[str, list[float]] = {"RoPE": [], "not RoPE": []}
+    """All top-five heads of RoPE models against all those of the others, as if heads were independent."""
+    pooled: dict[str, list[float]] = {ROPE: [], NOT_ROPE: []}
     for name, heads in tables.heads.items():
         pooled[scheme(name)] += top_head_percentile(heads).percentiles
-    rope, others = np.array(pooled["RoPE"]), np.array(pooled["not RoPE"])
+    rope, others = np.array(pooled[ROPE]), np.array(pooled[NOT_ROPE])
     exact = mann_whitney(rope, others).pvalue
     return [
         Claim(
@@ -238,3 +246,59 @@ def _with_layers(heads: pd.DataFrame) -> pd.DataFrame:
     """dir_frac and a column per layer but the first."""
     layers = pd.get_dummies(heads["layer"], drop_first=True, dtype=float).add_prefix("layer_")
     return pd.concat([heads[["dir_frac"]], layers], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class SchemeContrast:
+    """Models with and without rotary positions, by the percentile of their strongest previous-token heads.
+
+    Attributes:
+        models: a model a row: `model, scheme, n_heads, k, percentile` (median over the top k of rank / n), `midrank`
+            (of `(rank - 1/2) / n`).
+        heads: a head a row: `model, scheme, layer, head, percentile`.
+        test: RoPE against the rest, one value per model, RoPE tending to be higher; None where a group is empty.
+    """
+
+    models: pd.DataFrame
+    heads: pd.DataFrame
+    test: ModelPermutation | None
+
+
+def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> SchemeContrast:
+    """Compare models as in Table 2 and Fig. 2a of "Fingerprint, Not Blueprint" (FP, section 6).
+
+    Args:
+        tables: table of heads by model: `layer, head, D_head, prev`. A model counts as rotary if `rope_imag_frac` is
+            there and not all NaN.
+        k: previous-token heads per model.
+
+    Returns:
+        `SchemeContrast`.
+
+    Raises:
+        ValueError: no table, a missing column, or fewer than k heads with both numbers; the message names the model.
+
+    What it does not establish: that positions make the difference. Models are few, share data and code, and differ in
+    more than their positions; a percentile says nothing of how far apart heads are.
+    """
+    if not tables:
+        raise ValueError("no table was given: give at least one table of heads")
+    rows, members = [], []
+    for model, table in tables.items():
+        try:
+            top = top_head_percentile(table, k=k)
+        except ValueError as error:
+            raise ValueError(f"{model}: {error}") from error
+        scheme = ROPE if "rope_imag_frac" in table and table["rope_imag_frac"].notna().any() else NOT_ROPE
+        rows.append((model, scheme, top.n, k, top.statistic, top.statistic_midrank))
+        members += [
+            (model, scheme, *head, percentile) for head, percentile in zip(top.heads, top.percentiles, strict=True)
+        ]
+    models = pd.DataFrame(rows, columns=["model", "scheme", "n_heads", "k", "percentile", "midrank"])
+    rotary = models["scheme"] == ROPE
+    test = None
+    if rotary.any() and not rotary.all():
+        groups = (models.loc[chosen, "percentile"].to_numpy(dtype=float) for chosen in (rotary, ~rotary))
+        test = model_permutation_test(*groups, alternative="greater")
+    heads = pd.DataFrame(members, columns=["model", "scheme", "layer", "head", "percentile"])
+    return SchemeContrast(named(models, SCHEME_MODELS), named(heads, SCHEME_HEADS), test)

@@ -5,11 +5,11 @@ import pandas as pd
 from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
-from tlspectral.studies.fingerprint.replication.positional_schemes import scheme
+from tlspectral.studies.fingerprint.replication.positional_schemes import ROPE, scheme
 from tlspectral.tables.published import PUBLISHED_HEADS
 
 _WHERE = "FP, section 6"
-_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == "RoPE"]
+_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == ROPE]
 _KV_GROUP = 4  # query heads of Llama-3-8B that share keys
 
 
@@ -48,7 +48,7 @@ def content_of_top_five(tables: PublishedTables) -> list[Claim]:
 
 
 def rotational_profile(tables: PublishedTables) -> list[Claim]:
-    """Under RoPE: where the strongest heads and the median head stand."""
+    """Under RoPE: dir_frac and D_head of the strongest heads and of the median head."""
     tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ROPE])
     medians = [float(tables.heads[name]["D_head"].median()) for name in _ROPE]
     what = "RoPE models: {}"
@@ -74,14 +74,14 @@ def rotational_profile(tables: PublishedTables) -> list[Claim]:
 
 
 def other_metrics(tables: PublishedTables) -> list[Claim]:
-    """Partial correlations of imag_mass and henrici with prev, which have one sign on all models."""
+    """Signs of the partial correlations of imag_mass and henrici with prev: the same on all models."""
     counts = {}
     for metric, sign in (("imag_mass", 1), ("henrici", -1)):
-        found = [
+        partials = [
             partial_spearman(heads[metric], heads["prev"], heads[["dir_frac"]]).statistic
             for heads in tables.heads.values()
         ]
-        counts[metric] = float(sum(sign * value > 0 for value in found))
+        counts[metric] = float(sum(sign * value > 0 for value in partials))
     what = "models, of 7, on which the partial correlation with prev is"
     return [
         Claim("section6/imag_mass", _WHERE, f"{what} positive for imag_mass", "7", counts["imag_mass"]),
@@ -103,10 +103,10 @@ def classes(tables: PublishedTables) -> list[Claim]:
     significant = {"gpt2": "< 0.05", "opt-1.3b": "> 0.05", "gpt-neo-1.3b": "> 0.05"}
     claims = []
     for name, threshold, text in printed:
-        found = class_test(tables.heads[name], threshold=threshold)
+        test = class_test(tables.heads[name], threshold=threshold)
         what = f"{name}: rank-biserial of heads with prev > {threshold} against the rest"
         row = f"section6/class/{name}/{threshold}"
-        claims.append(Claim(row, _WHERE, what, text, found.statistic, remark=f"{found.n_class} heads"))
+        claims.append(Claim(row, _WHERE, what, text, test.statistic, remark=f"{test.n_class} heads"))
         if threshold == 0.2 and name in significant:
             claims.append(
                 Claim(f"{row}/p", _WHERE, f"{what}, p", significant[name], class_pvalue(tables.heads[name], threshold))
@@ -123,8 +123,8 @@ def bulk_and_candidates(tables: PublishedTables) -> list[Claim]:
     )
     claims = []
     for row, what, text, part in parts:
-        found = partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]])
-        claims.append(Claim(f"section6/{row}", _WHERE, what, text, found.statistic, remark=f"{found.n} heads"))
+        partial = partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]])
+        claims.append(Claim(f"section6/{row}", _WHERE, what, text, partial.statistic, remark=f"{partial.n} heads"))
     within = [
         partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]]).pvalue
         for part in (heads[heads["prev"] > 0.2] for heads in (tables.heads[name] for name in _ROPE))
@@ -134,15 +134,15 @@ def bulk_and_candidates(tables: PublishedTables) -> list[Claim]:
 
 
 def heads_as_units(tables: PublishedTables) -> list[Claim]:
-    """How much heads of a layer, and heads that share keys, have in common."""
+    """Intraclass correlation of heads of a layer, and of heads that share keys."""
     llama = tables.heads["llama-3-8b"]
     llama = llama.assign(kv_head=llama["head"] // _KV_GROUP)
     shared = {
         column: intraclass_correlation(llama, column, ("layer", "kv_head"))
         for column in ("prev", "dir_frac", "freq_centroid", "D_head", "rope_imag_frac")
     }
-    share = {column: found.eta_squared for column, found in shared.items()}
-    corrected = [found.statistic for found in shared.values()]
+    share = {column: correlation.eta_squared for column, correlation in shared.items()}
+    corrected = [correlation.statistic for correlation in shared.values()]
     least, most = min(share, key=share.__getitem__), max(share, key=share.__getitem__)
     chance = shared[least].eta_squared_chance
     remark = (

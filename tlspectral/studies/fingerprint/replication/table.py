@@ -90,7 +90,7 @@ COLUMNS = ("id", "where", "what", "published", "ours", "difference", "verdict", 
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table of `replicate` as a page: verdicts by section, then what differs and what needs weights.
+    """Write the table of `replicate` as Markdown: verdicts by section, what differs, what needs weights.
 
     Args:
         table: of `replicate`.
@@ -98,8 +98,10 @@ def markdown(table: pd.DataFrame) -> str:
     Returns:
         Three Markdown tables under headings.
     """
-    place = table["where"].str.split(" and ").str[0]
-    counts = pd.crosstab(place, table["verdict"]).reindex(index=pd.unique(place), columns=list(VERDICTS), fill_value=0)
+    section = table["where"].str.split(" and ").str[0]
+    counts = pd.crosstab(section, table["verdict"]).reindex(
+        index=pd.unique(section), columns=list(VERDICTS), fill_value=0
+    )
     lines = ["### Verdicts", "", *_header("where", *VERDICTS)]
     lines += [
         _row(where, *map(str, of_verdict)) for where, of_verdict in zip(counts.index, counts.to_numpy(), strict=True)

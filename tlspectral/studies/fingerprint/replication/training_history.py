@@ -21,7 +21,7 @@ def grid(tables: PublishedTables) -> list[Claim]:
 
 
 def first_act(tables: PublishedTables) -> list[Claim]:
-    """Everything at the null before half a thousand million tokens (Fig. 4)."""
+    """All measures are at the null before half a thousand million tokens (Fig. 4)."""
     claims = []
     for name in _MODELS:
         early = tables.checkpoints[name].pipe(_early)
@@ -121,9 +121,9 @@ def phase_percentiles(tables: PublishedTables) -> list[Claim]:
 
 
 def lead_or_lag(tables: PublishedTables) -> list[Claim]:
-    """Q1: whether percentile or behaviour comes first, at the resolution of the checkpoints."""
-    found = {name: formation_crossing(tables.checkpoints[name]) for name in _MODELS}
-    together = sum(crossing.first == "neither" for crossing in found.values())
+    """Q1: whether percentile or behaviour comes first, as finely as the checkpoints are spaced."""
+    crossings = {name: formation_crossing(tables.checkpoints[name]) for name in _MODELS}
+    together = sum(crossing.first == "neither" for crossing in crossings.values())
     by_d = tables.checkpoints["pythia-410m"].set_index("step")["D_head_pct"]
     return [
         Claim(
@@ -139,7 +139,7 @@ def lead_or_lag(tables: PublishedTables) -> list[Claim]:
 
 
 def sculpting(tables: PublishedTables) -> list[Claim]:
-    """Act III and Q2: the median head leaves the null after formation (Fig. 4c); the head's phase consolidates."""
+    """Act III and Q2: the median head leaves the null after formation (Fig. 4c); the head's phase at the end."""
     claims = []
     for name, median, phase in (("pythia-410m", "0.395", "0.578"), ("pythia-160m", "0.453", "0.578")):
         track = tables.checkpoints[name]
@@ -176,10 +176,10 @@ def sculpting(tables: PublishedTables) -> list[Claim]:
 
 
 def prediction(tables: PublishedTables) -> list[Claim]:
-    """Q3: whether the eventual head stands out before it has formed; it does by D_head in one of the models."""
+    """Q3: percentile of the eventual head before it has formed; it is high by D_head in one of the models."""
     highest = {name: float(tables.checkpoints[name].pipe(_early)["rope_imag_frac_pct"].max()) for name in _MODELS}
     by_d = {name: float(tables.checkpoints[name].pipe(_early)["D_head_pct"].max()) for name in _MODELS}
-    said = ", ".join(f"{name} {value:.2f}" for name, value in by_d.items())
+    percentiles = ", ".join(f"{name} {value:.2f}" for name, value in by_d.items())
     return [
         Claim(
             "section9/q3",
@@ -187,7 +187,7 @@ def prediction(tables: PublishedTables) -> list[Claim]:
             f"highest phase percentile of an eventual head up to step {_BEFORE}, not identifiable",
             "< 0.9",
             max(highest.values()),
-            remark=f"by D_head: {said}; two heads are too few to call that chance or not",
+            remark=f"by D_head: {percentiles}; two heads are too few to call that chance or not",
         )
     ]
 

@@ -5,9 +5,10 @@ appendix D.1).
 """
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
-from tlspectral.studies.positional_symbolic.canonical.schedule import PRESETS, CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical.sweep import BASE_ANGLES, CanonicalSweep, canonical_sweep
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
+    PRESETS,
+    CanonicalSchedule,
     CanonicalTraining,
     accuracy_by_position,
     train_canonical,

@@ -30,7 +30,7 @@ def angle_unit(task: CanonicalTask) -> float:
 
 
 class CanonicalHeads(nn.Module):
-    """Several one-layer one-head models of a task, one entry of every leading axis each.
+    """Several one-layer one-head models of a task, stacked along the first axis of every tensor.
 
     A query at the last position m and a key at position n have the score `sum_t Re(q_t conj(k_t) exp(i (m - n) w_t))`,
     with one pair of columns per frequency w_t: columns 2t and 2t + 1 are its real and imaginary coordinate. The query
@@ -74,7 +74,9 @@ class CanonicalHeads(nn.Module):
             generator = torch.Generator().manual_seed(run.seed)
             for name, shape in shapes.items():
                 drawn[name].append(std * torch.randn(shape, generator=generator))
-        self.W_E, self.W_V, self.W_U, self.W_Q, self.W_K = (nn.Parameter(torch.stack(one)) for one in drawn.values())
+        self.W_E, self.W_V, self.W_U, self.W_Q, self.W_K = (
+            nn.Parameter(torch.stack(of_run)) for of_run in drawn.values()
+        )
         offsets = torch.arange(task.length, -1, -1, dtype=torch.float64)  # from the query back to each key, itself last
         frequencies = torch.tensor([run.frequencies for run in runs], dtype=torch.float64)  # runs pairs
         angles = offsets[:, None] * frequencies[:, None]  # runs keys pairs
@@ -82,51 +84,51 @@ class CanonicalHeads(nn.Module):
         self.register_buffer("fixed_frequencies", frequencies)
         self.register_buffer("cos", angles.cos().float())
         self.register_buffer("sin", angles.sin().float())
-        # One parameter per run: a stacked one is too short for whole vector registers, and the rest of a register is
-        # rounded otherwise, so that a run's frequencies would depend on how many others it is stacked with.
+        # One parameter per run. A stacked one does not fill whole vector registers, and the remainder is rounded
+        # differently: a run's frequencies would depend on how many others it is stacked with.
         self.learned_frequencies = nn.ParameterList(frequencies.float().unbind() if learn_frequencies else [])
 
     @property
     def frequencies(self) -> Float64[Tensor, "runs pairs"]:
-        """The frequencies as they are now, [runs, pairs], in radians per token."""
+        """Current frequencies, [runs, pairs], in radians per token."""
         if not len(self.learned_frequencies):
             return self.get_buffer("fixed_frequencies").double()
-        return torch.stack([one.detach().double() for one in self.learned_frequencies])
+        return torch.stack([frequencies.detach().double() for frequencies in self.learned_frequencies])
 
     def forward(
         self, context: Int64[Tensor, "runs batch length"], query: Int64[Tensor, "runs batch"]
     ) -> Float[Tensor, "runs batch answers"]:
         """Logits of the answers, one batch per run."""
         keys, answers = self.W_K.shape[-1], self.W_U.shape[-1]
-        # All tokens once, then look-ups: a batch has some 8000 tokens, the table 560.
+        # Products are computed once per token of the vocabulary: a batch has some 8000 tokens, the vocabulary 560.
         weights = torch.cat([self.W_Q, self.W_K, self.W_U, self.W_V @ self.W_U], dim=-1)  # runs d_model columns
-        q, k, own, values = (self.W_E @ weights).split([keys, keys, answers, answers], dim=-1)  # runs tokens columns
+        q, k, direct, values = (self.W_E @ weights).split([keys, keys, answers, answers], dim=-1)  # runs tokens columns
         tokens = torch.cat([context, query[..., None]], dim=-1)  # runs batch keys
         q = _looked_up(q, query)  # runs batch d_head
         k = _looked_up(k, tokens)  # runs batch keys d_head
         pattern = self._scores(q, k).softmax(-1)  # runs batch keys
         read = (pattern[..., None, :] @ _looked_up(values, tokens)).squeeze(-2)  # runs batch answers
-        return read + _looked_up(own, query)
+        return read + _looked_up(direct, query)
 
     def _scores(
         self, q: Float[Tensor, "runs batch d_head"], k: Float[Tensor, "runs batch keys d_head"]
     ) -> Float[Tensor, "runs batch keys"]:
-        """Scores of the last position with every key, the query turned by the distance to it."""
+        """Scores of the last position with every key, the query rotated by the distance to it."""
         cos, sin = self._rotation()  # runs 1 keys pairs
         real, imag = q[:, :, None, 0::2], q[:, :, None, 1::2]  # runs batch 1 pairs
-        turned_real, turned_imag = times_phase(real, imag, cos, sin)  # runs batch keys pairs
-        return (turned_real * k[..., 0::2] + turned_imag * k[..., 1::2]).sum(-1)
+        rotated_real, rotated_imag = times_phase(real, imag, cos, sin)  # runs batch keys pairs
+        return (rotated_real * k[..., 0::2] + rotated_imag * k[..., 1::2]).sum(-1)
 
     def _rotation(self) -> tuple[Float[Tensor, "runs 1 keys pairs"], Float[Tensor, "runs 1 keys pairs"]]:
         if not len(self.learned_frequencies):
             return self.get_buffer("cos")[:, None], self.get_buffer("sin")[:, None]
-        angles = [self.get_buffer("offsets")[:, None] * one for one in self.learned_frequencies]
-        cos, sin = (torch.stack([turn(one) for one in angles])[:, None] for turn in (torch.cos, torch.sin))
+        angles = [self.get_buffer("offsets")[:, None] * frequencies for frequencies in self.learned_frequencies]
+        cos, sin = (torch.stack([function(angle) for angle in angles])[:, None] for function in (torch.cos, torch.sin))
         return cos, sin
 
 
-def _looked_up(table: Float[Tensor, "runs tokens columns"], ids: Int64[Tensor, "runs *places"]) -> Tensor:
-    """Rows of each run's own table, [runs, *places, columns]."""
+def _looked_up(table: Float[Tensor, "runs tokens columns"], ids: Int64[Tensor, "runs *positions"]) -> Tensor:
+    """Rows of each run's table by token id, [runs, *positions, columns]."""
     runs, n_tokens, columns = table.shape
     first = n_tokens * torch.arange(runs).reshape(runs, *[1] * (ids.ndim - 1))
     return F.embedding(ids + first, table.reshape(runs * n_tokens, columns))

@@ -9,15 +9,16 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
-from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
+    CanonicalSchedule,
     accuracy_by_position,
+    schedule_of,
     train_canonical,
     validation_prompts,
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
-from tlspectral.tables import WorkPart, finished_parts, named, open_pieces, stacked
+from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stacked
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
@@ -25,7 +26,7 @@ _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
 
 @dataclass(frozen=True)
 class CanonicalSweep:
-    """What a sweep over tasks, frequencies and seeds found; both tables are tidy and can be written and plotted.
+    """Result of a sweep over tasks, frequencies and seeds: two tidy tables.
 
     Attributes:
         accuracy: one row per trained head: `task, n_frequencies, angle` (in units of pi/33), `theta` (the same in
@@ -52,14 +53,14 @@ def canonical_sweep(
     """Train one-layer one-head models on canonical tasks at each rotary frequency (PS sections 4, 5 and D.1).
 
     Index and retrieval get heads of one frequency, the angle; partial induction those and heads of two, 0 and the
-    angle. A seed decides the initial weights and the prompts at all angles, so that angles are compared on equal terms,
+    angle. A seed decides the initial weights and the prompts at all angles, so that angles differ by nothing else,
     and points of one seed vary together.
 
     Args:
         tasks: names of the tasks.
         preset: `"quick"` (1200 steps of 256 fresh prompts, about 2 s a head on one core), `"paper"` (100 epochs of
             40,960 prompts in batches of 64, about a minute a head), or a schedule of your own.
-        angles: frequencies in units of pi/33; 2 turns once in the 33 tokens of a prompt.
+        angles: frequencies in units of pi/33; 2 is one full rotation over the 33 tokens of a prompt.
         seeds: how many runs at each angle, with the seeds 0, 1, ....
         checkpoint_dir: a folder for one file per task, number of frequencies and seed; a sweep that was stopped
             continues there and gives the tables it would have given, to the bit on the same machine. Sweeps of other
@@ -98,8 +99,7 @@ def canonical_sweep(
     settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles)}
     folder = None
     if checkpoint_dir is not None:
-        # The loss guards against hooks on a caller's model; here there is no such model.
-        folder = open_pieces(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
+        folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     tables = finished_parts(
         stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs, show_progress=show_progress
     )
@@ -108,7 +108,7 @@ def canonical_sweep(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all stacks have in common."""
+    """Settings that all stacks share."""
 
     schedule: CanonicalSchedule
     angles: tuple[float, ...]
@@ -139,7 +139,7 @@ def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, show_progres
 
 def _assembled(tables: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
     by_position = stacked(tables)
-    order = {task: place for place, task in enumerate(by_position["task"].unique())}
+    order = {task: index for index, task in enumerate(by_position["task"].unique())}
     by_position = by_position.sort_values(
         ["task", "n_frequencies", "angle", "seed", "position"],
         key=lambda column: column.map(order) if column.name == "task" else column,

@@ -1,4 +1,4 @@
-"""Training of stacked heads on a canonical task, and their accuracy by the position of the answer."""
+"""Training of stacked heads on a canonical task, its schedules, and accuracy by the position of the answer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
+from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
-from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY
 from tlspectral.tables import named
@@ -23,8 +23,80 @@ _PROMPTS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
+class CanonicalSchedule:
+    """Steps, prompts and Adam's learning rate; the defaults are the preset `"quick"`.
+
+    Attributes:
+        steps: gradient steps.
+        batch_size: prompts per step.
+        learning_rate: Adam's, after the warm-up and before the decay.
+        warmup_steps: steps of linear warm-up.
+        decay_share: last share of the steps, over which the learning rate falls linearly to 0.
+        frequency_rate: learning rate of learned frequencies, as a share of that of the weights.
+        training_samples: prompts that are drawn once and shuffled anew in each epoch; None draws fresh ones each step.
+        validation_samples: prompts on which accuracies are measured, the same for every run.
+        log_every: steps between the rows of a history.
+    """
+
+    steps: int = 1200
+    batch_size: int = 256
+    learning_rate: float = 1e-2
+    warmup_steps: int = 100
+    decay_share: float = 0.3
+    frequency_rate: float = 0.1
+    training_samples: int | None = None
+    validation_samples: int = 20_480
+    log_every: int = 50
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch_size, self.validation_samples, self.log_every) < 1:
+            raise ValueError(f"steps, batch_size, validation_samples and log_every must be at least 1, found {self}")
+        if self.training_samples is not None and self.training_samples < self.batch_size:
+            raise ValueError(
+                f"training_samples={self.training_samples} do not fill one batch of {self.batch_size}: give more, or "
+                "None for fresh prompts"
+            )
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of the weights at a step, counted from 0."""
+        warm = warm_up(step + 1, self.warmup_steps)
+        decay_steps = round(self.decay_share * self.steps)
+        left = min(1.0, (self.steps - step) / decay_steps) if decay_steps else 1.0
+        return self.learning_rate * warm * left
+
+
+# PS (appendix D.1) gives 100 epochs, batches of 64, 40,960 training and 20,480 validation prompts: 64,000 steps. It
+# names no optimizer and no learning rate: here Adam at its usual 1e-3, constant, and a new order in every epoch.
+PRESETS = {
+    "quick": CanonicalSchedule(),
+    "paper": CanonicalSchedule(
+        steps=100 * 40_960 // 64,
+        batch_size=64,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        decay_share=0.0,
+        training_samples=40_960,
+        log_every=640,
+    ),
+}
+
+
+def schedule_of(preset: str | CanonicalSchedule) -> CanonicalSchedule:
+    """The schedule of a preset's name, or the schedule itself.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if isinstance(preset, CanonicalSchedule):
+        return preset
+    if preset not in PRESETS:
+        raise ValueError(f"{preset!r} is no preset; there are {', '.join(PRESETS)}, or give a CanonicalSchedule")
+    return PRESETS[preset]
+
+
+@dataclass(frozen=True)
 class CanonicalTraining:
-    """Trained heads and how they came about; `run` counts the stacked runs from 0.
+    """Trained heads with the record of their training; `run` counts the stacked runs from 0.
 
     Attributes:
         model: the heads.
@@ -76,41 +148,41 @@ def train_canonical(
     with one_thread():
         model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies)
         weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
-        groups = [{"params": weights}, {"params": list(model.learned_frequencies)}]
-        shares = (1.0, schedule.frequency_rate)
-        optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+        groups, shares = [{"params": weights}], [1.0]
+        if learn_frequencies:
+            groups.append({"params": list(model.learned_frequencies)})
+            shares.append(schedule.frequency_rate)
+        optimizer = torch.optim.Adam(groups)
         seeds = sorted({run.seed for run in runs})
         of_run = torch.tensor([seeds.index(run.seed) for run in runs])
         streams = [training_prompts(task, schedule, seed) for seed in seeds]
         losses, frequencies = [], [_frequency_rows(model, 0)]
-        since = np.zeros(len(runs))
+        summed = np.zeros(len(runs))
         logged = 0
         if observe is not None:
             observe(0, model)
-        with tqdm(total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress) as bar:
-            for step in range(schedule.steps):
-                for group, share in zip(optimizer.param_groups, shares, strict=False):
-                    group["lr"] = share * schedule.learning_rate_at(step)
-                loss = _losses(model, *_stacked([next(stream) for stream in streams], of_run))  # runs
-                optimizer.zero_grad()
-                loss.sum().backward()
-                optimizer.step()
-                since += loss.detach().double().numpy()
-                bar.update()
-                done = step + 1
-                if done % schedule.log_every == 0 or done == schedule.steps:
-                    losses.append(_rows(model, step=done, loss=since / (done - logged)))
-                    frequencies.append(_frequency_rows(model, done))
-                    since, logged = np.zeros(len(runs)), done
-                    if observe is not None:
-                        observe(done, model)
+        training = gradient_steps(
+            optimizer,
+            lambda _: _losses(model, *_stacked([next(stream) for stream in streams], of_run)),
+            steps=schedule.steps,
+            rates_at=lambda step: [share * schedule.learning_rate_at(step) for share in shares],
+        )
+        bar = tqdm(training, total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress)
+        for done, loss in enumerate(bar, start=1):  # loss: runs
+            summed += loss.double().numpy()
+            if done % schedule.log_every == 0 or done == schedule.steps:
+                losses.append(_rows(model, step=done, loss=summed / (done - logged)))
+                frequencies.append(_frequency_rows(model, done))
+                summed, logged = np.zeros(len(runs)), done
+                if observe is not None:
+                    observe(done, model)
     history = named(pd.concat(losses, ignore_index=True), HISTORY)
     return CanonicalTraining(model, history, named(pd.concat(frequencies, ignore_index=True), FREQUENCIES))
 
 
 @torch.no_grad()
 def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame:
-    """How often each run is right, by where in the context the answer stands.
+    """Count the right answers of each run by the position of the answer.
 
     Args:
         model: trained heads.
@@ -128,11 +200,11 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
     correct = np.zeros((n_runs, length), dtype=np.int64)
     with one_thread():
         for rows in torch.arange(len(batch.query)).split(_PROMPTS_AT_ONCE):
-            now = CanonicalBatch(*(one[rows] for one in batch))
-            context, query, answer = _stacked([now], torch.zeros(n_runs, dtype=torch.int64))
+            part = CanonicalBatch(*(values[rows] for values in batch))
+            context, query, answer = _stacked([part], torch.zeros(n_runs, dtype=torch.int64))
             right = model(context, query).argmax(-1) == answer  # runs batch
             for run in range(n_runs):
-                correct[run] += torch.bincount(now.answer_position[right[run]], minlength=length).numpy()
+                correct[run] += torch.bincount(part.answer_position[right[run]], minlength=length).numpy()
     table = pd.DataFrame(
         {
             "run": np.repeat(np.arange(n_runs), length),
@@ -146,7 +218,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
 
 
 def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int) -> Iterator[CanonicalBatch]:
-    """Batches without end: fresh ones, or a fixed set in a new order each epoch, less what does not fill a batch."""
+    """Yield batches without end: fresh ones, or the full batches of a fixed set in a new order each epoch."""
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + seed)
     if schedule.training_samples is None:
         while True:
@@ -156,18 +228,18 @@ def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int
     while True:
         order = torch.randperm(schedule.training_samples, generator=stream)
         for rows in order.split(schedule.batch_size)[:n_batches]:
-            yield CanonicalBatch(*(one[rows] for one in fixed))
+            yield CanonicalBatch(*(values[rows] for values in fixed))
 
 
 def validation_prompts(task: CanonicalTask, schedule: CanonicalSchedule) -> CanonicalBatch:
-    """The prompts on which every run of a task is measured."""
+    """Draw the prompts on which every run of a task is measured."""
     return task.sample(schedule.validation_samples, torch.Generator().manual_seed(_VALIDATION_STREAM))
 
 
 def _stacked(
     batches: list[CanonicalBatch], of_run: Int64[Tensor, "runs"]
 ) -> tuple[Int64[Tensor, "runs batch length"], Int64[Tensor, "runs batch"], Int64[Tensor, "runs batch"]]:
-    """Contexts, queries and answers of the batch that each run sees."""
+    """Stack the contexts, queries and answers of the batch that each run sees."""
     context, query, answer = (
         torch.stack([getattr(batch, name) for batch in batches])[of_run] for name in ("context", "query", "answer")
     )

@@ -1,4 +1,4 @@
-"""Where queries and keys of a head lie in the rotary plane while it learns the index task."""
+"""Queries and keys of a head in its rotary plane while it learns the index task."""
 
 import pandas as pd
 import torch
@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
-from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
-from tlspectral.studies.positional_symbolic.canonical.trainer import train_canonical
+from tlspectral.studies.positional_symbolic.canonical.trainer import CanonicalSchedule, schedule_of, train_canonical
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import QUERY_KEY_TRAJECTORIES
 from tlspectral.tables import named
@@ -32,13 +31,13 @@ def query_key_trajectories(
         DataFrame, one row per angle, step and token: `angle, seed, step, kind, token, label, x, y`. `kind` is `"query"`
         for the index queries, whose `label` is the position they ask for, and `"key"` for the pairs, whose `label` is
         their symbol. `x, y` are the token's two columns of q or k before rotation, in the units of the head: the score
-        at distance d is their scalar product after the query was turned by d * angle * pi/33.
+        at distance d is their scalar product after the query was rotated by d * angle * pi/33.
 
     Raises:
         ValueError: an unknown preset, or no angles.
 
-    What it does not establish: that other seeds arrange their vectors at the same angles; a common turn of all queries
-    and keys changes no score.
+    What it does not establish: that other seeds arrange their vectors at the same angles; a common rotation of
+    all queries and keys changes no score.
     """
     task = CanonicalTask("index")
     runs = [CanonicalRun((angle * angle_unit(task),), seed) for angle in angles]

@@ -1,21 +1,49 @@
-"""The RMS norm that some models put on queries and keys, of each head by itself or of all heads of a token at once."""
+"""The norms of an attention layer: of its input, and of its queries and keys."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
+
+NormalizationKind = Literal["LN", "RMS", "none"]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
+
+    `gain` is the factor applied (Gemma stores it less 1); None where there is none or it is already folded.
+    """
+
+    kind: NormalizationKind
+    gain: Float[Tensor, "*width"] | None
+    bias: Float[Tensor, "*width"] | None
+    eps: float
+
+    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
+        """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
+        if self.kind == "none":
+            return x
+        if self.kind == "LN":
+            x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+
+NO_NORM = Normalization("none", None, None, 0.0)
+"""The norm of a layer whose attention reads the residual stream as it is."""
 
 
 @dataclass(frozen=True)
 class QueryKeyNorm:
     """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.
 
-    The gain goes into M; what is left, one positive number per token, keeps the score a bilinear form of M but for
-    scale. Where the mean runs over all heads, a token's number is the same for all of them.
+    The gain is folded into M. What is left is one positive factor per token and head, which only scales the bilinear
+    score. Where the mean runs over all heads, a token has the same factor in all of them.
 
     Attributes:
-        gain: the factor really applied, [d_head] where all heads share it and [heads, d_head] where each has its own
+        gain: the factor applied, [d_head] where all heads share it and [heads, d_head] where each has its own
             (key/value heads of a norm of keys); None where there is none.
         eps: added to the mean square.
         over_heads: the mean runs over all heads of a token (OLMo 2), not over each head's columns (Qwen3, Gemma 3).
@@ -26,7 +54,7 @@ class QueryKeyNorm:
     over_heads: bool
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """1/rms per token and head. `x` holds all heads of a token where the mean runs over them."""
+        """Return 1/rms per token and head. `x` holds all heads of a token where the mean runs over them."""
         mean = x.square().mean(-1)
         if self.over_heads:
             mean = mean.mean(-1, keepdim=True).expand_as(mean)
@@ -35,27 +63,27 @@ class QueryKeyNorm:
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Normalised queries or keys; with the `token_scale` of another vector, what that one's norm makes of `x`.
+        """Return queries or keys, normalised and times the gain.
 
-        Keys may be grouped or repeated for every query head.
+        `token_scale` stands in for the 1/rms of `x`. Keys may be grouped or repeated for every query head.
         """
         scaled = x * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """W_Q or W_K with the gain taken in."""
+        """Return W_Q or W_K times the gain."""
         if self.gain is None:
             return weight
         return weight * self._gain_of(len(weight)).to(weight)[..., None, :]
 
     def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
-        """For some of the heads, in the given order. A mean over all heads still needs all of them."""
+        """Return the norm of some of the heads, in the given order. A mean over all heads still needs all of them."""
         if self.gain is None or self.gain.ndim == 1:
             return self
         return replace(self, gain=self.gain[heads])
 
     def in_float64(self) -> "QueryKeyNorm":
-        """A copy on the CPU that shares no memory with the model."""
+        """Return a copy on the CPU that shares no memory with the model."""
         if self.gain is None:
             return self
         return replace(self, gain=self.gain.detach().to(device="cpu", dtype=torch.float64, copy=True))

@@ -1,4 +1,4 @@
-"""The folder of long work that can be continued: one file per finished piece, and what all of them were made with."""
+"""A resumable folder of long work: one file per finished part, and a manifest with the settings of them all."""
 
 import hashlib
 import json
@@ -14,17 +14,18 @@ from tlspectral.tables.parquet import naming_file, read_table, write_table
 from tlspectral.tables.whole_file import whole_file
 
 _FORMAT = 1
+_OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
 
 
 @dataclass(frozen=True)
-class PieceFolder:
-    """A folder whose files were all made with the same settings.
+class PartFolder:
+    """A folder of part files that were all made with the same settings.
 
     Attributes:
         path: the folder.
         key: hash of the settings, which every file carries.
         manifest: name of the file that holds the settings.
-        noted: what was noted beside the settings when the folder was made.
+        noted: values that were stored beside the settings when the folder was made.
     """
 
     path: Path
@@ -33,10 +34,10 @@ class PieceFolder:
     noted: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str) -> pd.DataFrame | None:
-        """A finished piece, None where there is none yet.
+        """Read the table of a finished part, with the `attrs` that `write` was given; None if it has no file yet.
 
         Raises:
-            IncompatibleCheckpoint: the file was made with other settings, or is damaged.
+            IncompatibleCheckpoint: the file was made with other settings, is that of another part, or is damaged.
         """
         file = self.path / f"{name}.parquet"
         if not file.exists():
@@ -44,7 +45,7 @@ class PieceFolder:
         try:
             table = read_table(file)
         except ValueError as error:
-            raise IncompatibleCheckpoint(f"{file} is not a finished piece ({error}): remove it") from error
+            raise IncompatibleCheckpoint(f"{file} is not a finished part ({error}): remove it") from error
         if table.attrs.get("made_with") != self.key:
             raise IncompatibleCheckpoint(
                 f"{file} was made with other settings than {self.path / self.manifest} says: remove it, or choose "
@@ -55,61 +56,64 @@ class PieceFolder:
                 f"{file} holds {table.attrs.get('file', 'a part without a name')}: another part was copied there, or "
                 "an earlier version wrote it; remove it"
             )
+        own_attrs = {key: table.attrs.pop(key, {}) for key in _OWN_ATTRS}
+        table.attrs |= own_attrs["given"]
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> None:
-        """Keep a finished piece; the file appears as a whole. Raises OSError, with the file's name, if it cannot."""
+        """Write the file of a finished part, which appears when it is complete. An OSError names the file."""
         keyed = table.copy(deep=False)
-        keyed.attrs = {**table.attrs, "made_with": self.key, "file": name}
+        given = {key: table.attrs[key] for key in _OWN_ATTRS if key in table.attrs}
+        keyed.attrs = {**table.attrs, "file": name, "given": given, "made_with": self.key}
         write_table(keyed, self.path / f"{name}.parquet")
 
 
-def open_pieces(
+def open_parts(
     path: str | os.PathLike[str],
     settings: dict[str, Any],
     *,
     manifest: str = "settings.json",
     noted: dict[str, Any] | None = None,
-) -> PieceFolder:
-    """Make the folder, or check that the one that is there was made with the same settings.
+) -> PartFolder:
+    """Make the folder, or check that an existing one was made with the same settings.
 
     Args:
-        path: the folder; its parent must exist or be makeable.
+        path: the folder; missing parents are made.
         settings: everything that the numbers depend on, as JSON.
         manifest: name of the file that holds them.
-        noted: kept beside the settings and not compared; that of a folder which is there is returned as it was.
+        noted: values stored beside the settings and not compared. Those of an existing folder are returned.
 
     Raises:
-        IncompatibleCheckpoint: the folder was made with other settings, or holds other files. Hidden files do not
-            count, nor does a manifest that was cut off before any piece was written.
+        IncompatibleCheckpoint: the folder was made with other settings, or holds other files. Hidden files are
+            ignored, and so is a manifest that was cut off before any part was written.
     """
     folder = Path(path)
     settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     file = folder / manifest
-    found = _read_manifest(file)
-    if found is None:
+    stored = _read_manifest(file)
+    if stored is None:
         folder.mkdir(parents=True, exist_ok=True)
         with naming_file(file), whole_file(file) as partial:
             partial.write_text(json.dumps({**settings, **noted}, indent=1), encoding="utf-8")
-        return PieceFolder(folder, key, manifest, noted)
-    lacking = [name for name in noted if name not in found]
+        return PartFolder(folder, key, manifest, noted)
+    lacking = [name for name in noted if name not in stored]
     if lacking:
         raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
-    before = {name: found.pop(name) for name in noted}
-    differing = sorted(name for name in {*found, *settings} if found.get(name) != settings.get(name))
+    noted_before = {name: stored.pop(name) for name in noted}
+    differing = sorted(name for name in {*stored, *settings} if stored.get(name) != settings.get(name))
     if differing:
         name = differing[0]
         raise IncompatibleCheckpoint(
-            f"{folder} was made with other {', '.join(differing)} ({name}: {_short(found.get(name))} there, "
+            f"{folder} was made with other {', '.join(differing)} ({name}: {_short(stored.get(name))} there, "
             f"{_short(settings.get(name))} now): choose another folder"
         )
-    return PieceFolder(folder, key, manifest, before)
+    return PartFolder(folder, key, manifest, noted_before)
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:
-    """The settings in a manifest, None where there are neither settings nor pieces yet."""
+    """Read the manifest; None if there is none, or a damaged one, and no other file."""
     others = file.parent.is_dir() and any(
         other.name != file.name and not other.name.startswith(".") for other in file.parent.iterdir()
     )
@@ -120,16 +124,16 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
             )
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         if not others:
             return None
         raise IncompatibleCheckpoint(f"{file} cannot be read ({error!r}): choose another folder") from error
-    if not isinstance(found, dict):
+    if not isinstance(stored, dict):
         raise IncompatibleCheckpoint(
-            f"{file} cannot be read (it holds a {type(found).__name__}, not settings by name): choose another folder"
+            f"{file} cannot be read (it holds a {type(stored).__name__}, not settings by name): choose another folder"
         )
-    return found
+    return stored
 
 
 def _short(value: Any) -> str:
