@@ -5,7 +5,7 @@
     model = tls.load_model("smollm2-135m")
     heads = tls.analyze_heads(model)
 
-Names are imported when first used, so that `import tlspectral` costs nothing and never loads TransformerLens.
+Names are imported when first used, so that `import tlspectral` loads neither torch nor TransformerLens.
 """
 
 from importlib import import_module

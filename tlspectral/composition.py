@@ -55,7 +55,7 @@ TABLES = (K_COMPOSITION, COPYING_SCORES)
 
 
 def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind = "k") -> pd.DataFrame:
-    """How strongly each head of an earlier layer can feed the target head (Elhage et al. 2021; FP section 4).
+    """Score how strongly each head of an earlier layer can feed the target head (Elhage et al. 2021; FP section 4).
 
     `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of the target, with M^T in place of M for its queries (`"q"`) and
     `||OV_earlier OV_target||` for its values (`"v"`); Frobenius norms, from thin factors alone. M is norm-folded, and
@@ -156,7 +156,7 @@ def _centred_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
-    """Measure how far each head copies the tokens it attends to, by eigenvalues of `W_O W_U W_E W_V` (Elhage 2021).
+    """Measure how far heads copy the tokens they attend to, by eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
 
     The product is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
     LayerNorm both are centred); W_E is raw.

@@ -62,7 +62,7 @@ def detect_heads(
     seed: int = 0,
     show_progress: bool = False,
 ) -> pd.DataFrame:
-    """Attention of every head on random repeated sequences, averaged over the queries of the second copy.
+    """Measure the attention of every head on random repeated sequences, averaged over the queries of the second copy.
 
     With a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1 (`prev`), p - L (`dup`,
     the same token before) and p - L + 1 (`ind`, the token that followed it). Hooks that are on the model stay in force.
@@ -117,7 +117,7 @@ def detect_heads(
 
 
 def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dict[str, float | None]:
-    """Spearman correlation over heads between the scores of even and of odd sequences, per detector.
+    """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
 
     It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
     most of which are near chance. It is None for fewer than three heads or equal scores.
@@ -132,7 +132,7 @@ def split_half_reliability(halves: Float64[np.ndarray, "2 scores heads"]) -> dic
 def relative_position_kernel(
     model: Any, heads: Heads, tokens: Int[Tensor, "sequences pos"] | None = None
 ) -> pd.DataFrame:
-    """Mean attention score by how far the key lies behind the query (FP section 7, figure 3).
+    """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
 
     Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
     those of the ablated model. The mean is over sequences and all queries that have such a key unmasked.

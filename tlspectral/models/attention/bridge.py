@@ -96,7 +96,7 @@ def final_normalization(model: Any) -> Normalization:
 
 
 def delegates_attention(model: Any, layer: int) -> bool:
-    """Return whether the bridge leaves attention to the wrapped module, and so discards edits of scores."""
+    """Return whether the bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
     return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
 
 

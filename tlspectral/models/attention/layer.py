@@ -49,7 +49,7 @@ class RawAttention:
 
 @dataclass(frozen=True)
 class OutputFactors:
-    """Value and output weights of a layer's heads: `W_V` carries the input norm's gain (LN: centred), `W_O` is raw."""
+    """Value and output weights of the heads: `W_V` carries the input norm's gain (LN: centred), `W_O` is as stored."""
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]

@@ -73,7 +73,7 @@ def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
 class CheckpointLayers:
     """The layers of a checkpoint, one in memory at a time. It holds names, no weights, and can be sent to a worker.
 
-    Of the layer's index, the one-layer model keeps only the kind (window, rotary or not, local or global) by the
+    A layer's index enters only through its kind (window, rotary or not, local or global), which is taken from the
     config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
     (`scale_attn_by_inverse_layer_idx`) is not, and no column of the head table depends on it.
 

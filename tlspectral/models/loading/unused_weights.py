@@ -137,7 +137,7 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Refuse files with an unembedding of its own, where config.json ties it to the embedding.
+    """Refuse files that hold another unembedding than the embedding, where config.json ties the two.
 
     Raises:
         BadWeights: they differ.
@@ -188,7 +188,7 @@ def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mappi
 
 
 def _is_mask(value: Tensor) -> bool:
-    """Return whether a mask: a matrix of zeros and ones, or the one number that stands for minus infinity."""
+    """Return whether a tensor is a mask: a matrix of zeros and ones, or one number, for minus infinity."""
     if value.numel() == 1:
         return True
     return value.ndim >= 2 and bool(((value == 0) | (value == 1)).all())
