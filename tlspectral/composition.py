@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,13 @@ from tlspectral.models.attention import (
     vocabulary_chunks,
 )
 from tlspectral.models.attention.selection import head_pair
-from tlspectral.models.checkpoints import CheckpointLayers, Side, layer_named, open_layers
+from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
+
+if TYPE_CHECKING:
+    from tlspectral.models.checkpoints import CheckpointLayers, Side
 
 CompositionKind = Literal["q", "k", "v"]
 
@@ -88,7 +91,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     if not 0 <= layer < source.n_layers:
         raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
     side: Side = "output" if kind == "v" else "query-key"
-    if isinstance(source, CheckpointLayers):
+    if not isinstance(source, AttentionView):
         source.prepare([layer], side)
         source.prepare(range(layer), "output")
     rows = []
@@ -114,10 +117,12 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
 
 
 @contextmanager
-def _layer(source: AttentionView | CheckpointLayers, index: int, side: Side) -> Iterator[RawAttention]:
+def _layer(source: "AttentionView | CheckpointLayers", index: int, side: "Side") -> Iterator[RawAttention]:
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:
+        from tlspectral.models.checkpoints import layer_named
+
         with source.layer(index, side) as view, layer_named(index):
             yield view.raw(0)
 

@@ -21,10 +21,9 @@ from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
-from tlspectral.heads.streamed import streamed_layers
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.selection import whole_number
-from tlspectral.models.checkpoints import CheckpointLayers, open_layers
+from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
@@ -91,7 +90,15 @@ def analyze_heads(
     _check_arguments(null_draws, null_blocks, extras)
     source = open_layers(model, load=detectors)
     indices = _checked_layers(layers, source.n_layers)
-    if isinstance(source, CheckpointLayers):
+    if isinstance(source, AttentionView):
+        if checkpoint_dir is not None:
+            raise ValueError(
+                "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
+            )
+        tables = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
+    else:
+        from tlspectral.heads.streamed import streamed_layers
+
         _refuse_activations(tokens, extras)
         tables = streamed_layers(
             source,
@@ -104,12 +111,6 @@ def analyze_heads(
             n_jobs=n_jobs,
             show_progress=show_progress,
         )
-    else:
-        if checkpoint_dir is not None:
-            raise ValueError(
-                "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
-            )
-        tables = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
     layer_attrs = [layer_table.attrs for layer_table in tables]
     table = stacked(tables)
     detected = None

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view
     from tlspectral.models.attention.selection import Heads, heads_by_layer
-    from tlspectral.models.checkpoints import CheckpointLayers, open_layers
+    from tlspectral.models.checkpoints import CheckpointLayers
     from tlspectral.models.loading import load_model
+    from tlspectral.models.opening import open_layers
 
 _HOMES = {
     "AttentionLayer": "attention",
@@ -23,7 +24,7 @@ _HOMES = {
     "attention_view": "attention",
     "heads_by_layer": "attention.selection",
     "load_model": "loading",
-    "open_layers": "checkpoints",
+    "open_layers": "opening",
 }
 
 __all__ = [

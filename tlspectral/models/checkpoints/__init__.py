@@ -10,7 +10,6 @@ from tlspectral.models.checkpoints.layers import (
     CheckpointLayers,
     Side,
     layer_named,
-    open_layers,
     streamable_checkpoint,
 )
 
@@ -20,6 +19,5 @@ __all__ = [
     "CheckpointLayers",
     "Side",
     "layer_named",
-    "open_layers",
     "streamable_checkpoint",
 ]

@@ -13,7 +13,7 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
-from tlspectral.models.loading import build_bridge, load_model
+from tlspectral.models.loading import build_bridge
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
@@ -239,14 +239,3 @@ def layer_named(index: int) -> Iterator[None]:
         yield
     except TlspectralError as error:
         raise type(error)(str(error).replace("layer 0", f"layer {index}", 1)) from error
-
-
-def open_layers(model: Any, *, load: bool = False) -> AttentionView | CheckpointLayers:
-    """Return the attention layers of a model, or of the model that a name or path means.
-
-    A folder or hub model is read from its files, unless `load`; other names are loaded.
-    """
-    if not isinstance(model, str | PathLike):
-        return attention_view(model)
-    streamed = None if load else streamable_checkpoint(model)
-    return attention_view(load_model(model)) if streamed is None else CheckpointLayers(streamed)
