@@ -5,7 +5,6 @@ import json
 import shutil
 
 import joblib
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -18,7 +17,7 @@ import tlspectral.ablation.sweep as sweep_module
 from tlspectral.ablation import ablation_sweep, induction_loss, language_loss, paired_effect
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.detectors import repeated_sequences
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import ablate
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.models.attention import attention_view
@@ -385,72 +384,3 @@ def test_a_dask_cluster_gives_the_same_table(request):
     request.getfixturevalue("dask_cluster")
     found = sweep(model, "symmetric", tokens=tokens, n_jobs=-1)
     pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-6)
-
-
-# --- arguments ---
-
-
-def test_the_table_says_how_it_was_made():
-    model, tokens = shared("bridge", "llama"), drawn()
-    table = sweep(model, "rope_phase", tokens=tokens, seed=4)
-    assert table["layer"].tolist() == [0] * 4 + [1] * 4
-    assert table["part"].unique().tolist() == ["rope_phase"]
-    assert {"task", "control", "screen", "seed", "n_sequences", "tokens_sha256", "backend"} <= set(table.attrs)
-    assert table.attrs["seed"] == 4
-    assert table.attrs["n_sequences"] == 5
-    np.testing.assert_allclose(np.mean(table.attrs["sums_per_sequence"]["delta"]), table["delta"].sum())
-
-
-def test_sixteen_sequences_are_drawn_by_default():
-    table = sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 0)])
-    with ablate(shared("bridge", "llama"), [(1, 0)], "symmetric"):
-        expected = induction_loss(shared("bridge", "llama"), n_sequences=16)
-    assert table["loss"].item() == pytest.approx(expected.value, abs=1e-5)
-
-
-def test_the_bar_is_silent_unless_asked_for(capfd):
-    sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
-    assert capfd.readouterr() == ("", "")
-    ablation_sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
-    assert "sweep symmetric" in capfd.readouterr().err
-
-
-def test_layers_without_positions_are_left_out_of_a_phase_sweep():
-    model = shared("bridge", "smollm3")  # some layers have none
-    rotary = [layer for layer in range(4) if attention_view(model).rotary(layer) is not None]
-    assert 0 < len(rotary) < 4
-    assert sweep(model, "rope_phase", tokens=drawn("smollm3"))["layer"].unique().tolist() == rotary
-    still = next(layer for layer in range(4) if layer not in rotary)
-    with pytest.raises(UnsupportedArchitecture, match="no rotary positions"):
-        sweep(model, "rope_phase", tokens=drawn("smollm3"), heads=[(still, 0)])
-    with pytest.raises(UnsupportedArchitecture, match="no rotary positions"):
-        sweep(shared("bridge", "gpt2"), "rope_phase", tokens=drawn())
-
-
-@pytest.mark.parametrize(
-    ("part", "options", "said"),
-    [
-        ("rotary_band", {}, "use ablate"),
-        ("output", {"control": "random"}, "no part of the scores"),
-        ("symmetric", {"heads": []}, "nothing to sweep"),
-        ("symmetric", {"tokens": torch.zeros(2, 6, dtype=torch.long)}, r"\[BOS, r, r\]"),
-        ("symmetric", {"task": "language"}, "no tokenizer"),
-    ],
-)
-def test_arguments_without_meaning_are_refused(part, options, said):
-    with pytest.raises(ValueError, match=said):
-        sweep.func(shared("bridge", "llama"), part, show_progress=False, **options)
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_words_that_it_does_not_know_are_refused(place):
-    # Called within: while tests run, the annotations of the public function refuse them first.
-    given = ["symmetric", "induction", None, None]
-    given[place] = "other"
-    with pytest.raises(ValueError, match=f"{('part', 'task', 'control', 'screen')[place]} must be .*not 'other'"):
-        sweep_module._check_arguments(*given)
-
-
-def test_heads_that_do_not_exist_are_refused():
-    with pytest.raises(BadHead, match="L1H9 does not exist"):
-        sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 9)])
