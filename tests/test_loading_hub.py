@@ -180,7 +180,7 @@ def test_an_index_that_leads_out_of_the_cache_is_refused(hub, tmp_path):
     index["weight_map"]["model.norm.weight"] = "../other.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     hub.publish(NAME, folder)
-    with pytest.raises(BadWeights, match=r"names \.\./other\.safetensors, which is no file beside it"):
+    with pytest.raises(BadWeights, match=r"names \.\./other\.safetensors, which is no safetensors file beside it"):
         tls.load_model(NAME)
     assert hub.fetched == ["config.json", "model.safetensors.index.json"]
 
