@@ -253,7 +253,7 @@ def test_a_mistake_in_reading_is_caught(mistake, monkeypatch):
     name, change = MISTAKES[mistake]
     real = bridge.read_attention
     monkeypatch.setattr(bridge, "read_attention", lambda model, layer: change(real(model, layer)))
-    with pytest.raises(ScoreMismatch, match=r"layer 0: the (scores|pattern|model turns)"):
+    with pytest.raises(ScoreMismatch, match=r"layer 0: the (scores|pattern|model rotates)"):
         verify_scores(shared("bridge", name))
 
 
