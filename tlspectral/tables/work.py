@@ -4,7 +4,7 @@ import pickle
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +177,7 @@ def _parallel(n_jobs: int) -> Any:
 class _OwnWorkers:
     """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
 
-    lock: threading.Lock
+    lock: AbstractContextManager[Any]
     blocks: int = 0
     started: bool = False
 
