@@ -116,20 +116,38 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
         )
 
 
+class _HookOfThread:
+    """A hook that raises in the passes of other threads than the one that made it.
+
+    Sent to another process it is the hook alone: the model there is a copy.
+    """
+
+    def __init__(self, model: Any, hook: Callable[..., Any]):
+        self.model, self.hook, self.thread = model, hook, get_ident()
+
+    def __call__(self, activation: Any, hook: Any) -> Any:
+        if get_ident() != self.thread:
+            raise EditNotHonored(
+                f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
+                "it; give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in "
+                "one thread"
+            )
+        return self.hook(activation, hook=hook)
+
+    def __deepcopy__(self, memo: Any) -> "_HookOfThread":
+        return self
+
+    def __reduce__(self) -> Any:
+        return _same, (self.hook,)
+
+
 def for_this_thread(model: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a hook so that it raises in the passes of other threads than the calling one."""
-    thread = get_ident()
+    return _HookOfThread(model, hook)
 
-    def act(activation: Any, point: Any) -> Any:
-        if get_ident() != thread:
-            raise EditNotHonored(
-                f"{model_name(model)}: this pass met a hook of another thread at {point.name}, which would act in it; "
-                "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one "
-                "thread"
-            )
-        return hook(activation, hook=point)
 
-    return lambda activation, hook: act(activation, hook)
+def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook
 
 
 def model_name(model: Any) -> str:
