@@ -58,26 +58,6 @@ _PAIR = tuple(
     for part in ("layer", "head")
 )
 
-_AFTERWARDS = (
-    "A prediction, if the best of many steps and columns is picked afterwards: weights at neighbouring steps are all "
-    "but equal."
-)
-_RANKS = (
-    CHECKPOINT_STEP,
-    Column("column", "Which percentile is looked at.", "label", range="a column of a percentile, such as prev_pct",
-        source="FP 9, Q3"),
-    Column("percentile", "Percentile of the eventual head within the model of that step.", "share", range="1/n .. 1",
-        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
-    Column("rank", "Rank of the eventual head among all heads; 1 has the largest value, ties have their mean rank.",
-        "index", range="1 .. n_heads, halves for ties", source="FP 9, Q3",
-        does_not_establish=_AFTERWARDS + " The last step is no test of the behaviour by which the head was chosen."),
-    _SUMMARY[1],
-    Column("top_share", "rank / n_heads: how often a head picked at random stands as high.", "share", range="1/n .. 1",
-        source="FP 9, Q3", does_not_establish=_AFTERWARDS),
-    Column("chance", "1 / n_heads: how often a head picked at random is the first.", "share", range="0 .. 1",
-        source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
-)
-
 HEAD_HISTORY = {
     name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (CHECKPOINT_STEP, *columns))
     for name, also, columns in (

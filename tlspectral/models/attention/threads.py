@@ -98,7 +98,7 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
         try:
             for name, hook in hooks:
                 point = points[name]
-                point.add_hook(for_this_thread(model, hook), level=level)
+                point.add_hook(HookOfThread(model, hook), level=level)
                 handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
                 placed.append((name, point, handle))
             yield
@@ -116,7 +116,7 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
         )
 
 
-class _HookOfThread:
+class HookOfThread:
     """A hook that raises in the passes of other threads than the one that made it.
 
     Sent to another process it is the hook alone: the model there is a copy.
@@ -126,6 +126,7 @@ class _HookOfThread:
         self.model, self.hook, self.thread = model, hook, get_ident()
 
     def __call__(self, activation: Any, hook: Any) -> Any:
+        """Run the hook, unless the pass is of another thread."""
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
@@ -134,16 +135,11 @@ class _HookOfThread:
             )
         return self.hook(activation, hook=hook)
 
-    def __deepcopy__(self, memo: Any) -> "_HookOfThread":
+    def __deepcopy__(self, memo: Any) -> "HookOfThread":
         return self
 
     def __reduce__(self) -> Any:
         return _same, (self.hook,)
-
-
-def for_this_thread(model: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a hook so that it raises in the passes of other threads than the calling one."""
-    return _HookOfThread(model, hook)
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:

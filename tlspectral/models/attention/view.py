@@ -25,7 +25,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, for_this_thread
+from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -212,7 +212,7 @@ class AttentionView:
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
 
-        thread_hooks = [(name, for_this_thread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
+        thread_hooks = [(name, HookOfThread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
         with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=thread_hooks):
             try:
                 self.model(tokens.to(self.device), return_type=None)
