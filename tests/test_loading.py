@@ -356,6 +356,13 @@ def test_import_is_light():
     assert _python(code) == "[]"
 
 
+def test_a_packaged_model_loads_nothing_that_reads_the_files_of_others():
+    roads = "from_files", "gguf", "hooked", "hub", "pretrained", "unused_weights", "weight_files"
+    modules = [f"tlspectral.models.loading.{road}" for road in roads]
+    code = f"import sys, tlspectral as t; t.load_model('tiny-rope'); print([m for m in {modules} if m in sys.modules])"
+    assert _python(code) == "[]"
+
+
 def test_cached_hub_model_needs_no_network(tmp_path):
     """A hub id whose files lie in the cache, by branch and by training step, with its tokenizer, and no network."""
     commits = {"main": ("a" * 40, 1), "step8": ("b" * 40, 2)}

@@ -89,7 +89,7 @@ def architectures_page() -> str:
 
     from tlspectral import verify_scores
     from tlspectral.errors import TlspectralError
-    from tlspectral.models.loading import build_bridge
+    from tlspectral.models.loading.bridge import build_bridge
 
     names = (*zoo.ARCHITECTURES, *zoo.FALCONS, *zoo.LENGTH_DEPENDENT, *zoo.REFUSED)
     backends = {"TransformerBridge": (lambda name: build_bridge(zoo.hf_model(name), None, name), names)}

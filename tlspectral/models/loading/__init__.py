@@ -1,22 +1,13 @@
 """Load a model to analyse: packaged, hub, local folder or GGUF file, as a TransformerLens model."""
 
 import os
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.loading import gguf
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
-from tlspectral.models.loading.falcon import correct_falcon
-from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
-from tlspectral.models.loading.hub import pinned
-from tlspectral.models.loading.packaged import load_packaged
-from tlspectral.models.loading.pretrained import load_pretrained
 from tlspectral.models.loading.source import find_source
 
-__all__ = ["build_bridge", "load_model"]
+__all__ = ["load_model"]
 
 _BACKENDS = ("auto", "bridge", "hooked")
 
@@ -72,58 +63,14 @@ def load_model(
     float_type = _float_type(dtype)
     on_device = torch.device(device) if device is not None else _default_device()
     source = find_source(name, revision, checkpoint)
-    if backend == "hooked":
-        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
+    # Each road is imported when it is taken, so that a packaged model does not load what reads the others.
     if source.kind == "tiny":
+        from tlspectral.models.loading.packaged import load_packaged
+
         return load_packaged(source, backend, on_device, float_type)
-    if source.kind == "gguf":
-        folder, digest = gguf.converted_folder(source)
-        source = source.converted(folder, digest)
-    if source.kind == "hub":
-        source = pinned(source)
-    pretrained, tokenizer, left_out = load_pretrained(source, float_type)
-    label = source.record["model"]
-    if backend == "hooked":
-        model = build_hooked(pretrained, tokenizer, label, float_type).to(on_device, print_details=False)
-    else:
-        expected = log_probabilities(pretrained.to(on_device))
-        require_numbers(pretrained, expected, label)
-        model = build_bridge(pretrained, tokenizer, label)  # takes the model apart, so its values are computed before
-        subject = f"the bridge that TransformerLens {version('transformer-lens')} makes of {label}"
-        require_agreement(model, expected, subject, "try another version of TransformerLens")
-    model.tlspectral_source = source.record | left_out
-    return model
+    from tlspectral.models.loading.from_files import load_from_files
 
-
-def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
-    """Return a raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
-
-    Raises:
-        UnsupportedArchitecture: TransformerLens has no bridge for the model's class, or none that can hold it.
-    """
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    architecture = type(pretrained).__name__
-    try:
-        bridge = build_bridge_from_module(
-            pretrained,
-            architecture,
-            hf_config=pretrained.config,
-            tokenizer=tokenizer,
-            model_name=name,
-            post_adapter_hook=lambda adapter: correct_falcon(adapter, pretrained.config),
-        )
-    except ValueError as error:
-        raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, AttributeError) as error:
-        # Modules that are not where the adapter looks, or packed weights that do not split as it says.
-        kind, reason = pretrained.config.model_type, " ".join(str(error).split())
-        raise UnsupportedArchitecture(
-            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
-        ) from error
-    return bridge.eval()
+    return load_from_files(source, backend, on_device, float_type)
 
 
 def _float_type(dtype: str | torch.dtype | None) -> torch.dtype:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.models.loading.source import Source
 
 
@@ -102,6 +101,8 @@ def hooked_from_weights(
     Raises:
         ImportError: TransformerLens 4.
     """
+    from tlspectral.models.loading.hooked import hooked_transformer_class
+
     hooked_class = hooked_transformer_class()
     shape = {**_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":

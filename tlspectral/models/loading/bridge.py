@@ -1,0 +1,39 @@
+"""A Hugging Face model as a TransformerBridge."""
+
+from typing import Any
+
+import torch
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.loading.falcon import correct_falcon
+
+
+def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
+    """Return a raw TransformerBridge around a Hugging Face model, whose submodules it replaces in place.
+
+    Raises:
+        UnsupportedArchitecture: TransformerLens has no bridge for the model's class, or none that can hold it.
+    """
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    architecture = type(pretrained).__name__
+    try:
+        bridge = build_bridge_from_module(
+            pretrained,
+            architecture,
+            hf_config=pretrained.config,
+            tokenizer=tokenizer,
+            model_name=name,
+            post_adapter_hook=lambda adapter: correct_falcon(adapter, pretrained.config),
+        )
+    except ValueError as error:
+        raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError) as error:
+        # Modules that are not where the adapter looks, or packed weights that do not split as it says.
+        kind, reason = pretrained.config.model_type, " ".join(str(error).split())
+        raise UnsupportedArchitecture(
+            f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
+        ) from error
+    return bridge.eval()
