@@ -16,12 +16,12 @@ from measuring import seconds
 
 import tlspectral as tls
 from tlspectral.ablation.effects import layer_effects
-from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.tasks import ScoredSequences, induction, scored_sequences
 
 PART = "rope_phase"
 
@@ -90,7 +90,7 @@ def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1)
     torch.set_num_threads(threads)
     view = attention_view(tls.load_model("smollm2-135m"))
     n_layers, n_heads = view.n_layers, view.n_heads(0)
-    task = induction_sequences(view, None, n_sequences=max(2, sequences), segment_length=64, seed=0)
+    task = scored_sequences(view, induction(n_sequences=max(2, sequences)))
     rows, positions = task.tokens.shape
     print(f"SmolLM2-135M, {n_layers} x {n_heads} heads, {rows} sequences of {positions} tokens, {threads} thread(s)")
     points = view.model.hook_dict

@@ -9,7 +9,7 @@ import zoo
 from described import assert_described
 from zoo import shared
 
-from tlspectral.ablation import band_effects, induction_loss
+from tlspectral.ablation import band_effects
 from tlspectral.ablation.bands import BANDS, equal_sets
 from tlspectral.ablation.control import root_mean_square
 from tlspectral.detectors import repeated_sequences
@@ -17,6 +17,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.models.attention import attention_view
+from tlspectral.tasks import induction_loss
 
 effects = functools.partial(band_effects, show_progress=False)
 MODELS = ("llama", "mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
@@ -57,7 +58,7 @@ def test_a_band_is_one_ablated_forward(name):
     assert list(table["band"]) == list(BANDS) * 2
     assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
     assert_described(table, table.assign(kind="symbolic"))
-    assert table.attrs["intact_loss"] == pytest.approx(intact.value, abs=1e-6)
+    assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=1e-6)
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]
         with ablate(model, [(row.layer, row.head)], "rotary_band", frequencies=band):
@@ -110,7 +111,7 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
     table = effects(model, [(1, 0)], tokens=tokens)
     with ablate(model, [(1, 0)], "rotary_band", frequencies=[0, 3]):
-        delta = induction_loss(model, tokens=tokens).value - table.attrs["intact_loss"]
+        delta = induction_loss(model, tokens=tokens).value - table.attrs["intact_value"]
     # As above: noise 4e-7.
     for name in ("random_delta", "random_delta_min", "random_delta_max"):
         assert table[name].to_numpy() == pytest.approx(delta, abs=3e-6)

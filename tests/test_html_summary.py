@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from tlspectral import stats
-from tlspectral.ablation.losses import Effect
 from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.tables.html_summary import html_summary
+from tlspectral.tasks import Effect
 
 
 class Cells(HTMLParser):

@@ -10,18 +10,12 @@ import torch
 import zoo
 from zoo import shared
 
-import tlspectral.ablation.scoring as scoring
-from tlspectral.ablation import (
-    Loss,
-    induction_loss,
-    language_loss,
-    packaged_text,
-    paired_effect,
-)
-from tlspectral.ablation.text import text_tokens
+import tlspectral.tasks.scoring as scoring
 from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
+from tlspectral.tasks import Score, induction, induction_loss, language_loss, packaged_text, paired_effect
+from tlspectral.tasks.text import text_tokens
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 MODELS = [
@@ -60,18 +54,18 @@ def test_it_is_the_loss_of_the_second_copy(backend, name):
     np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 11), rtol=0, atol=1e-5)
     assert found.value == pytest.approx(found.per_sequence.mean())
     assert found.stderr == pytest.approx(found.per_sequence.std(ddof=1) / 7**0.5)
-    assert "sequences=7" in repr(found)
+    assert repr(found) == f"Score({found.value:.4f} ± {found.stderr:.4f}, 7 sequences)"
 
 
 def test_targets_are_the_last_tokens_of_the_copy():
     """L-1 targets, the second to the last token of the copy: a model that knows them alone has no loss."""
     tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
     view = attention_view(shared("bridge", "llama"))
-    task = scoring.induction_sequences(view, tokens, n_sequences=1, segment_length=4, seed=0)
+    task = scoring.scored_sequences(view, induction(tokens=tokens))
     assert tokens[0, task.scored].tolist() == [5, 6, 7]
     logits = torch.full((1, 3, 10), -100.0)
     logits[0, range(3), [6, 7, 8]] = 100.0
-    assert float(task.losses(logits, slice(0, 1))) == 0
+    assert float(task.measured(logits)) == 0
 
 
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "opt")])
@@ -195,24 +189,24 @@ def test_what_cannot_be_scored_is_refused(given, said):
 def test_a_paired_effect_is_of_the_same_sequences():
     rng = np.random.default_rng(0)
     before = rng.normal(4, 1, 8)
-    effect = paired_effect(Loss(before + 0.3), Loss(before))
+    effect = paired_effect(Score(before + 0.3), Score(before))
     assert effect.value == pytest.approx(0.3)
     assert effect.stderr == pytest.approx(0, abs=1e-12)
     assert effect.pvalue == 2 / 2**8  # all signs or none: exact
     flips = np.array([1.0, 2.0, 3.0, -4.0])
     sums = [float(flips @ signs) for signs in itertools.product([1, -1], repeat=4)]
     expected = np.mean([abs(total) >= 2 for total in sums])
-    assert paired_effect(Loss(flips), Loss(np.zeros(4))).pvalue == expected
+    assert paired_effect(Score(flips), Score(np.zeros(4))).pvalue == expected
 
 
 def test_no_effect_has_p_one():
-    same = Loss(np.arange(5.0))
+    same = Score(np.arange(5.0))
     assert paired_effect(same, same).pvalue == 1
 
 
 def test_sampled_flips_are_seeded():
     rng = np.random.default_rng(1)
-    before, after = Loss(rng.normal(0, 1, 40)), Loss(rng.normal(0.3, 1, 40))
+    before, after = Score(rng.normal(0, 1, 40)), Score(rng.normal(0.3, 1, 40))
     assert paired_effect(after, before, seed=3) == paired_effect(after, before, seed=3)
     # The t test asks nearly the same: its p here is 0.24.
     import scipy.stats
@@ -223,5 +217,5 @@ def test_sampled_flips_are_seeded():
 
 def test_losses_of_other_sequences_are_refused():
     with pytest.raises(ValueError, match="same two or more sequences, found 3 and 4"):
-        paired_effect(Loss(np.zeros(3)), Loss(np.zeros(4)))
-    assert np.isnan(Loss(np.zeros(1)).stderr)
+        paired_effect(Score(np.zeros(3)), Score(np.zeros(4)))
+    assert np.isnan(Score(np.zeros(1)).stderr)

@@ -11,7 +11,7 @@ import zoo
 from reference_keys import normed
 from spectral_zoo import base, move
 
-from tlspectral.ablation import ablation_sweep, band_effects, induction_loss
+from tlspectral.ablation import ablation_sweep, band_effects
 from tlspectral.composition import k_composition
 from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.errors import BadWeights, ScoreMismatch
@@ -26,6 +26,7 @@ from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.readout import LastQuery
 from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
+from tlspectral.tasks import induction_loss
 
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
@@ -311,7 +312,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name):
     for layer, head in table.index:
         with ablate(spectral, [(layer, head)], "rope_phase"):
             plain = induction_loss(spectral, tokens=tokens).value
-        assert table.loc[(layer, head), "loss"] == pytest.approx(plain, abs=1e-5)  # rounding of stacked runs, 1e-6
+        assert table.loc[(layer, head), "value"] == pytest.approx(plain, abs=1e-5)  # rounding of stacked runs, 1e-6
 
 
 def test_a_sweeps_folder_knows_the_spectral_parameters():

@@ -12,9 +12,9 @@ import zoo
 from spectral_zoo import base
 
 import tlspectral as tls
-from tlspectral.ablation import packaged_text
 from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups, rates, to_spectral
+from tlspectral.tasks import packaged_text
 
 README = Path(__file__).parents[1] / "README.md"
 

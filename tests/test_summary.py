@@ -27,7 +27,7 @@ def made(part="symmetric", seed=0, control=False):
             "layer": place // HEADS,
             "head": place % HEADS,
             "part": part,
-            "loss": 4 + deltas.mean(1),
+            "value": 4 + deltas.mean(1),
             "delta": deltas.mean(1),
             "delta_stderr": deltas.std(axis=1, ddof=1) / SEQUENCES**0.5,
             "delta_p": 0.5,
@@ -158,7 +158,7 @@ def test_several_parts_are_summarised_one_by_one():
 
 def test_heads_that_were_not_measured_do_not_count():
     sweep, heads, _ = made()
-    sweep.loc[:9, ["loss", "delta", "delta_stderr"]] = np.nan
+    sweep.loc[:9, ["value", "delta", "delta_stderr"]] = np.nan
     assert statement(summarize_sweep(sweep, heads), "sum")["n"] == 20
 
 

@@ -12,9 +12,9 @@ import zoo
 from described import assert_described
 from zoo import shared
 
-import tlspectral.ablation.scoring as scoring
 import tlspectral.ablation.sweep as sweep_module
-from tlspectral.ablation import ablation_sweep, induction_loss, language_loss, paired_effect
+import tlspectral.tasks.scoring as scoring
+from tlspectral.ablation import ablation_sweep
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
@@ -22,6 +22,7 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.tasks import induction_loss, language_loss, paired_effect
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}
@@ -31,7 +32,7 @@ MODELS = [
     for backend in BACKENDS
     if backend == "bridge" or name in zoo.HOOKED_ARCHITECTURES
 ]
-COLUMNS = ["layer", "head", "part", "loss", "delta", "delta_stderr", "delta_p", "score_rms"]
+COLUMNS = ["layer", "head", "part", "value", "delta", "delta_stderr", "delta_p", "score_rms"]
 sweep = functools.partial(ablation_sweep, show_progress=False)
 
 
@@ -124,7 +125,7 @@ def test_a_sweep_inside_an_ablation_adds_to_it():
     model, tokens = shared("bridge", "llama"), drawn()
     with ablate(model, [(0, 1), (1, 3)], "output"):
         table = sweep(model, "symmetric", tokens=tokens)
-        both = table[(table["layer"] == 1) & (table["head"] == 0)]["loss"].item()
+        both = table[(table["layer"] == 1) & (table["head"] == 0)]["value"].item()
     with ablate(model, [(0, 1), (1, 3)], "output"), ablate(model, [(1, 0)], "symmetric"):
         assert both == pytest.approx(induction_loss(model, tokens=tokens).value, abs=1e-5)
 
@@ -133,8 +134,8 @@ def test_the_language_task_scores_every_position():
     model, tokens = shared("bridge", "llama"), zoo.prompt(4, 15)
     table = sweep(model, "symmetric", task="language", tokens=tokens, heads=[(1, 2)])
     with ablate(model, [(1, 2)], "symmetric"):
-        assert table["loss"].item() == pytest.approx(language_loss(model, tokens).value, abs=1e-5)
-    assert table.attrs["intact_loss"] == pytest.approx(language_loss(model, tokens).value, abs=1e-6)
+        assert table["value"].item() == pytest.approx(language_loss(model, tokens).value, abs=1e-5)
+    assert table.attrs["intact_value"] == pytest.approx(language_loss(model, tokens).value, abs=1e-6)
 
 
 # --- the yardsticks ---

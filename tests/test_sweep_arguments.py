@@ -8,11 +8,12 @@ import torch
 from zoo import shared
 
 import tlspectral.ablation.sweep as sweep_module
-from tlspectral.ablation import ablation_sweep, induction_loss
+from tlspectral.ablation import ablation_sweep
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
+from tlspectral.tasks import induction_loss
 
 sweep = functools.partial(ablation_sweep, show_progress=False)
 
@@ -36,7 +37,7 @@ def test_sixteen_sequences_are_drawn_by_default():
     table = sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 0)])
     with ablate(shared("bridge", "llama"), [(1, 0)], "symmetric"):
         expected = induction_loss(shared("bridge", "llama"), n_sequences=16)
-    assert table["loss"].item() == pytest.approx(expected.value, abs=1e-5)
+    assert table["value"].item() == pytest.approx(expected.value, abs=1e-5)
 
 
 def test_the_bar_is_silent_unless_asked_for(capfd):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tlspectral.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tlspectral.ablation import ablation_sweep, band_effects, induction_loss, language_loss, summarize_sweep
+    from tlspectral.ablation import ablation_sweep, band_effects, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
     from tlspectral.heads import analyze_heads, compare_heads, frequency_table, weight_noise_band
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
         top_head_percentile,
     )
     from tlspectral.tables import read_table, write_table
+    from tlspectral.tasks import Task, evaluate, induction_loss, language_loss, logit_difference
 
 
 _HOMES = {
     "BlockPrompt": "positional",
     "SpectralHookedTransformer": "spectral_rope",
     "SpectralRoPE": "spectral_rope",
+    "Task": "tasks",
     "ablate": "hooks",
     "ablation_hooks": "hooks",
     "ablation_sweep": "ablation",
@@ -47,13 +49,15 @@ _HOMES = {
     "compare_heads": "heads",
     "copying_scores": "composition",
     "detect_heads": "detectors",
+    "evaluate": "tasks",
     "frequency_table": "heads",
     "head_history": "history",
-    "induction_loss": "ablation",
+    "induction_loss": "tasks",
     "k_composition": "composition",
-    "language_loss": "ablation",
+    "language_loss": "tasks",
     "layer_bootstrap": "stats",
     "load_model": "models.loading",
+    "logit_difference": "tasks",
     "model_permutation_test": "stats",
     "partial_spearman": "stats",
     "positional_symbolic": "positional",
@@ -90,6 +94,7 @@ _SUBMODULES = frozenset(
         "stats",
         "studies",
         "tables",
+        "tasks",
     }
 )
 
@@ -97,6 +102,7 @@ __all__ = [
     "BlockPrompt",
     "SpectralHookedTransformer",
     "SpectralRoPE",
+    "Task",
     "ablate",
     "ablation_hooks",
     "ablation_sweep",
@@ -106,6 +112,7 @@ __all__ = [
     "compare_heads",
     "copying_scores",
     "detect_heads",
+    "evaluate",
     "frequency_table",
     "head_history",
     "induction_loss",
@@ -113,6 +120,7 @@ __all__ = [
     "language_loss",
     "layer_bootstrap",
     "load_model",
+    "logit_difference",
     "model_permutation_test",
     "partial_spearman",
     "positional_symbolic",

@@ -1,19 +1,7 @@
-"""Effects of ablations: losses with standard errors, sweeps over all heads, and their summary."""
+"""Effects of ablations: sweeps over all heads, their summary, and bands of rotary frequencies."""
 
 from tlspectral.ablation.bands import band_effects
-from tlspectral.ablation.losses import Effect, Loss, induction_loss, language_loss, paired_effect
 from tlspectral.ablation.summary import summarize_sweep
 from tlspectral.ablation.sweep import ablation_sweep
-from tlspectral.ablation.text import packaged_text
 
-__all__ = [
-    "Effect",
-    "Loss",
-    "ablation_sweep",
-    "band_effects",
-    "induction_loss",
-    "language_loss",
-    "packaged_text",
-    "paired_effect",
-    "summarize_sweep",
-]
+__all__ = ["ablation_sweep", "band_effects", "summarize_sweep"]

@@ -11,10 +11,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.columns import BAND_EFFECTS
-from tlspectral.ablation.effects import intact_losses
-from tlspectral.ablation.losses import standard_error
-from tlspectral.ablation.scoring import ScoredSequences
-from tlspectral.ablation.sweep import task_sequences
+from tlspectral.ablation.effects import intact_values, unpadded
+from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
@@ -23,6 +21,7 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tables import named
+from tlspectral.tasks import ScoredSequences, Scores, Task, scored_sequences, standard_error, task_of
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -33,7 +32,7 @@ def band_effects(
     model: Any,
     heads: Heads,
     *,
-    task: Literal["induction", "language"] = "induction",
+    task: Task | Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
     attention_mask: TokenMask | None = None,
     draws: int = 5,
@@ -55,8 +54,8 @@ def band_effects(
 
     Returns:
         DataFrame, one row per head and band: `layer, head, band` (`high`: the fastest third of the pairs, `middle`,
-        `low`), `first, last` (indices of its frequencies when sorted from fast to slow), `delta` (loss less intact
-        loss, nats) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was
+        `low`), `first, last` (indices of its frequencies when sorted from fast to slow), `delta` (score less intact
+            score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was
         removed from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
         and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
         the band's own frequencies in a set over that of the band, mean over sets: near 1 a random set is almost the
@@ -79,15 +78,16 @@ def band_effects(
             raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there are no bands to drop")
         if geometry.n_pairs < len(BANDS):
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
-    sequences = task_sequences(view, task, tokens, attention_mask, seed)
-    intact, intact_loss = intact_losses(view, sequences, by_layer)
+    chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
+    sequences = scored_sequences(view, chosen_task)
+    intact, intact_value = intact_values(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
     with tqdm(total=total, desc="bands", unit="head", leave=False, disable=not show_progress) as progress:
         for layer, chosen in by_layer.items():
             folded = view.layer(layer)
             for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
-                rows += _head_rows(intact, sequences, intact_loss, folded, head, products, draws, seed)
+                rows += _head_rows(intact, sequences, intact_value, folded, head, products, draws, seed)
                 progress.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
@@ -96,7 +96,8 @@ def band_effects(
         "sequences": len(sequences.tokens),
         "draws": draws,
         "seed": seed,
-        "intact_loss": float(intact_loss.mean()),
+        "higher_is_better": sequences.higher_is_better,
+        "intact_value": float(intact_value.mean()),
     }
     return named(table, BAND_EFFECTS)
 
@@ -104,7 +105,7 @@ def band_effects(
 def _head_rows(
     intact: IntactRun,
     sequences: ScoredSequences,
-    intact_loss: Float64[np.ndarray, "sequences"],
+    intact_value: Float64[np.ndarray, "sequences"],
     layer: AttentionLayer,
     head: int,
     products: Float64[np.ndarray, "pairs pairs"],
@@ -121,8 +122,8 @@ def _head_rows(
         chosen[fast_to_slow[third]] = True
         rng = np.random.default_rng([seed, layer.layer, head, band_index])
         sets = equal_sets(products, chosen, draws, rng)
-        losses = np.stack([_loss_without(intact, sequences, layer, head, pairs) for pairs in [chosen, *sets]])
-        delta, random = losses[0] - intact_loss, losses[1:] - intact_loss  # [sequences], [sets, sequences]
+        values = np.stack([_values_without(intact, sequences, layer, head, pairs) for pairs in [chosen, *sets]])
+        delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows.append(
             {
                 "layer": layer.layer,
@@ -204,22 +205,21 @@ def _score_products(
     every = torch.ones(n_pairs, dtype=torch.bool)
     batch = slice(0, 0)
 
-    def unpadded(removal: Removal) -> Removal:
-        return sequences.unpadded(removal, batch)
+    def of_batch(removal: Removal) -> Removal:
+        return unpadded(removal, sequences, batch)
 
-    add_products = _adder(layer.score_scale, total, unpadded)
+    add_products = _adder(layer.score_scale, total, of_batch)
     hooks = LayerAblation(view, layer, heads, "rotary_band", every, alter=add_products).hooks()
-    for start in range(0, len(sequences.tokens), rows := sequences.rows_at_once(view)):
-        batch = slice(start, start + rows)
+    for batch in sequences.batches(view):
         view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
     return (total / len(sequences.tokens)).numpy()
 
 
-def _adder(score_scale: float, total: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
+def _adder(score_scale: float, total: Tensor, of_batch: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
     """Return an `alter` that adds each sequence's mean products to `total` and removes nothing."""
 
     def add(removal: Removal) -> Tensor:
-        removal = unpadded(removal)
+        removal = of_batch(removal)
         assert removal.query is not None
         assert removal.key is not None
         assert removal.allowed is not None
@@ -245,15 +245,13 @@ def _adder(score_scale: float, total: Tensor, unpadded: Callable[[Removal], Remo
     return add
 
 
-def _loss_without(
+def _values_without(
     intact: IntactRun, sequences: ScoredSequences, layer: AttentionLayer, head: int, chosen: Bool[np.ndarray, "pairs"]
 ) -> Float64[np.ndarray, "sequences"]:
-    losses = np.zeros(len(sequences.tokens))
-    rows = sequences.rows_at_once(intact.view)
+    scores = Scores(sequences, 1)
     with torch.no_grad():
-        for start in range(0, len(losses), rows):
-            batch = slice(start, min(start + rows, len(losses)))
+        for batch in sequences.batches(intact.view):
             hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
             with hooks_on(intact.view.model, intact.points, hooks):
-                losses[batch] = sequences.losses(intact.replay(layer.layer, batch, 1), batch)[0].cpu().numpy()
-    return losses
+                scores.add(batch, intact.replay(layer.layer, batch, 1))
+    return scores.result()[0].numpy()

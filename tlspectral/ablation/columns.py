@@ -15,11 +15,12 @@ _SWEEP = (
         "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
         "Im M_t), or output (the whole head).", "label", range="symmetric, antisymmetric, rope_phase, output",
         source="FP 5, 8"),
-    Column("loss", "Loss of the model without the part of this one head, mean over the task's sequences.", "nat",
-        range="0 .. inf", source="FP 5, 8",
-        does_not_establish="What the head is worth: compare with the intact loss in df.attrs, or read delta."),
-    Column("delta", "loss less the loss of the intact model on the same sequences; positive where the part helped.",
-        "nat", range="-inf .. inf", source="FP 5, 8", also_known_as="ablation effect; FP's dCE and dInd",
+    Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
+        "for the tasks induction and language.", "of the metric; nat for a loss", range="by metric", source="FP 5, 8",
+        does_not_establish="What the head is worth: compare with the intact value in df.attrs, or read delta."),
+    Column("delta", "value less that of the intact model on the same sequences; of a loss, positive where the part "
+        "helped.", "of the metric; nat for a loss", range="-inf .. inf", source="FP 5, 8",
+        also_known_as="ablation effect; FP's dCE and dInd",
         does_not_establish=_STAND_IN + " Set it beside score_rms and the control."),
     Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
         "nat", range="0 .. inf",

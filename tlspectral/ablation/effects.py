@@ -1,7 +1,7 @@
-"""Losses without a part of each head of one layer. Blocks are replayed from that layer, several heads in a batch."""
+"""Scores without a part of each head of one layer. Blocks are replayed from that layer, several heads in a batch."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,42 +9,49 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
-from tlspectral.ablation.scoring import ScoredSequences
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun, intact_run
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.tasks import ScoredSequences, Scores
 
 
 @dataclass(frozen=True)
 class LayerEffects:
-    """Losses of a layer's ablated heads.
+    """Scores of a model with a layer's heads ablated.
 
     Attributes:
-        losses: loss of each sequence, the head without its part.
+        values: score of each sequence, the head without its part.
         score_rms: root mean square of the removed part, over the unmasked pairs of a sequence and then over sequences;
             NaN for `"output"`.
-        controls: as `losses`, with a random part of equal size removed instead; no draws without a control.
+        controls: as `values`, with a random part of equal size removed instead; no draws without a control.
     """
 
-    losses: Float64[np.ndarray, "heads sequences"]
+    values: Float64[np.ndarray, "heads sequences"]
     score_rms: Float64[np.ndarray, "heads"]
     controls: Float64[np.ndarray, "heads draws sequences"]
 
 
-def intact_losses(
+def intact_values(
     view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's loss."""
-    losses = np.zeros(len(sequences.tokens))
-
-    def reduce(batch: slice, logits: Tensor) -> None:
-        losses[batch] = sequences.losses(logits, batch)[0].cpu().numpy()
-
+    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
+    scores = Scores(sequences, 1)
     rows = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=reduce)
-    return intact, losses
+    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
+    return intact, scores.result()[0].numpy()
+
+
+def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Removal:
+    """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
+
+    Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
+    """
+    if removal.allowed is None or not sequences.padded:
+        return removal
+    queries = sequences.mask(batch)[:, None, :, None].to(removal.allowed.device)
+    return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
 
 def layer_effects(
@@ -65,21 +72,21 @@ def layer_effects(
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
     n, rows = len(sequences.tokens), sequences.rows_at_once(view)
-    losses = torch.zeros(len(jobs), n, dtype=torch.float64)
+    values = torch.zeros(len(jobs), n, dtype=torch.float64)
     squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
+    stack = max(1, rows // min(n, rows))
     with torch.no_grad():
-        for start in range(0, n, rows):
-            batch = slice(start, min(start + rows, n))
-            stack = max(1, rows // (batch.stop - batch.start))
-            for first in range(0, len(jobs), stack):
-                chunk = slice(first, min(first + stack, len(jobs)))
+        for first in range(0, len(jobs), stack):
+            chunk = slice(first, min(first + stack, len(jobs)))
+            chosen = [head for head, _ in jobs[chunk]]
+            scores = Scores(sequences, len(chosen))
+            for batch in sequences.batches(view):
                 alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch)
-                chosen = [head for head, _ in jobs[chunk]]
                 hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
                 with hooks_on(view.model, intact.points, hooks):
-                    logits = intact.replay(layer, batch, len(chosen))
-                losses[chunk, batch] = sequences.losses(logits, batch).cpu()
-    by_head = losses.view(len(heads), draws + 1, n).numpy()
+                    scores.add(batch, intact.replay(layer, batch, len(chosen)))
+            values[chunk] = scores.result()
+    by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
 
@@ -93,7 +100,7 @@ def _alteration(
     def alter(removal: Removal) -> Tensor:
         if removal.allowed is None:
             return removal.difference
-        removal = sequences.unpadded(removal, batch)
+        removal = unpadded(removal, sequences, batch)
         assert removal.allowed is not None
         squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T)
         if not random:

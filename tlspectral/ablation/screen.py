@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.ablation.control import root_mean_square
-from tlspectral.ablation.scoring import ScoredSequences
+from tlspectral.ablation.effects import unpadded
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
 
@@ -20,35 +22,43 @@ _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewe
 def gradient_screen(
     view: AttentionView, sequences: ScoredSequences, by_layer: dict[int, list[int]], part: Part
 ) -> pd.DataFrame:
-    """Estimate what removing `part` from each head alone would add to the loss.
+    """Estimate what removing `part` from each head alone would add to the score.
 
     With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
-    the loss in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
-    (attribution patching: Nanda 2023). No gradient reaches the model's parameters.
+    the score in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
+    (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
+    gradient reaches the model's parameters.
 
     Returns:
         DataFrame `layer, head, estimate, score_rms`.
+
+    Raises:
+        ValueError: a metric that has no gradient.
 
     What it does not establish: the effect. A softmax saturates, and an edit as large as the score itself is not small.
     """
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     hooks, batch = [], slice(0, 0)
+    logit_gradients = None if sequences.by_rows else _logit_gradients(view, sequences)
 
-    def unpadded(removal: Removal) -> Removal:
-        return sequences.unpadded(removal, batch)
+    def of_batch(removal: Removal) -> Removal:
+        return unpadded(removal, sequences, batch)
 
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        alter = _gated(gates[layer], squares[layer], unpadded)
+        alter = _gated(gates[layer], squares[layer], of_batch)
         hooks += LayerAblation(view, view.layer(layer), heads, part, alter=alter).hooks()
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
-    n, rows = len(sequences.tokens), max(1, sequences.rows_at_once(view) // _GRAPH_TOKENS)
+    n = len(sequences.tokens)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
-        for start in range(0, n, rows):
-            batch = slice(start, min(start + rows, n))
-            loss = sequences.losses(logits_at(view, sequences.tokens[batch], sequences.scored), batch).sum()
-            for layer, gradient in zip(gates, torch.autograd.grad(loss, list(gates.values())), strict=True):
+        for batch in sequences.batches(view, _GRAPH_TOKENS):
+            logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+            if logit_gradients is None:
+                gradients = torch.autograd.grad(sequences.measured(logits, batch).sum(), list(gates.values()))
+            else:
+                gradients = torch.autograd.grad(logits, list(gates.values()), logit_gradients[batch].to(logits))
+            for layer, gradient in zip(gates, gradients, strict=True):
                 estimates[layer] += gradient.double().cpu()
     tables = [
         pd.DataFrame(
@@ -64,9 +74,29 @@ def gradient_screen(
     return pd.concat(tables, ignore_index=True)
 
 
-def _gated(gate: Tensor, squares: Tensor, unpadded: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
+def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
+    """Return the derivative of the sum of scores in the logits of the intact model.
+
+    Raises:
+        ValueError: the metric has no gradient.
+    """
+    with torch.no_grad():
+        batches = sequences.batches(view)
+        logits = [logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)) for batch in batches]
+    whole = torch.cat(logits).requires_grad_()
+    with torch.enable_grad():
+        score = sequences.measured(whole).sum()
+    if not score.requires_grad:
+        raise ValueError(
+            f"screen='gradient' needs a metric with a gradient, and that of {sequences.name} has none (an argmax, a "
+            "comparison or .item() cuts it off): leave the screen out"
+        )
+    return torch.autograd.grad(score, whole)[0]
+
+
+def _gated(gate: Tensor, squares: Tensor, of_batch: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
     def alter(removal: Removal) -> Tensor:
-        removal = unpadded(removal)
+        removal = of_batch(removal)
         difference = removal.difference.detach()
         if removal.allowed is None:
             squares.fill_(torch.nan)

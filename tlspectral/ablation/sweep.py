@@ -1,4 +1,4 @@
-"""`ablation_sweep`: the loss of the model without a part of one head, head by head."""
+"""`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
-from tlspectral.ablation.effects import intact_losses, layer_effects
-from tlspectral.ablation.losses import Loss, scored_loss, sign_flip_p, standard_error
-from tlspectral.ablation.scoring import ScoredSequences, induction_sequences, language_sequences, whole_rows
+from tlspectral.ablation.effects import intact_values, layer_effects
 from tlspectral.ablation.screen import gradient_screen
-from tlspectral.ablation.text import text_tokens
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
@@ -24,11 +21,19 @@ from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import Heads, heads_by_layer
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
+from tlspectral.tasks import (
+    Score,
+    ScoredSequences,
+    Task,
+    score_of,
+    scored_sequences,
+    sign_flip_p,
+    standard_error,
+    task_of,
+)
 
 SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
-SEGMENT_LENGTH = 64
-TEXT_LENGTH = 128
 CONTROL_DRAWS = 5
 SCREENED = 20
 
@@ -38,7 +43,7 @@ def ablation_sweep(
     part: Part,
     *,
     heads: Heads | None = None,
-    task: Literal["induction", "language"] = "induction",
+    task: Task | Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
     attention_mask: TokenMask | None = None,
     control: Literal["random"] | None = None,
@@ -58,9 +63,10 @@ def ablation_sweep(
         part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"` or `"output"`.
         heads: (layer, head) pairs or a DataFrame with these columns; None is every head (for `rope_phase`: of layers
             with rotary positions).
-        task: `"induction"`: 16 repeated random sequences with segments of 64 tokens; `"language"`: the first 16 rows
-            of 128 tokens of the packaged book. On two cores more would take hours; FP used 128 to 300 sequences.
-        tokens: other sequences for the task, [sequences, pos].
+        task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
+            tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would take
+            hours; FP used 128 to 300 sequences.
+        tokens: other sequences for a task that is named, [sequences, pos].
         attention_mask: for `tokens` of the language task that are padded, on either side: 1 for real tokens, 0 for
             padding, [sequences, pos]. Every number is then a mean over sequences of the mean over their real tokens.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
@@ -76,13 +82,13 @@ def ablation_sweep(
         show_progress: a bar over layers.
 
     Returns:
-        DataFrame sorted by layer and head: `layer, head, part, loss, delta` (loss less intact loss, nats),
-        `delta_stderr` and `delta_p` (over sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed
-        from the scaled scores, before a softcap, over unmasked pairs; NaN for `output`). With a control
-        `control_delta, control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With
-        a screen `estimate` and `measured` (`"top"`, `"control"` or empty; losses are NaN where empty). `attrs` hold
-        model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random
-        set.
+        DataFrame sorted by layer and head: `layer, head, part, value` (score of the ablated model), `delta` (value less
+        that of the intact model, in the unit of the metric, nats for a loss), `delta_stderr` and `delta_p` (over
+        sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
+        softcap, over unmasked pairs; NaN for `output`). With a control `control_delta, control_delta_stderr`: mean over
+        draws, and its error over draws and sequences, in squares. With a screen `estimate` and `measured` (`"top"`,
+        `"control"` or empty; `value` is NaN where empty). `attrs` hold model and settings; with a screen
+        `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.
@@ -90,15 +96,16 @@ def ablation_sweep(
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
         ValueError: an unknown part, task, control or screen; tokens that do not fit the task, or that look padded and
-            come without a mask; a model without tokenizer on packaged text.
+            come without a mask; a model without tokenizer on packaged text; a screen of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control.
     """
-    _check_arguments(part, task, control, screen)
+    _check_arguments(part, control, screen)
+    chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, part)
-    sequences = task_sequences(view, task, tokens, attention_mask, seed)
+    sequences = scored_sequences(view, chosen_task)
     draws = CONTROL_DRAWS if control == "random" else 0
     plan = _Plan(part, sequences, draws, seed)
     folder = None
@@ -106,14 +113,14 @@ def ablation_sweep(
         settings = {
             "weights": view.weights_digest(),
             "tokens": sequences.digest,
-            "task": task,
+            "task": sequences.name,
             "control": control and {"kind": control, "draws": draws},
             "screen": screen,
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
         }
-        loss = scored_loss(view, sequences).value
-        folder = open_model_parts(checkpoint_dir, settings, loss, manifest="sweep.json")
+        intact = score_of(view, sequences).value
+        folder = open_model_parts(checkpoint_dir, settings, intact, manifest="sweep.json")
     screened = None
     if screen == "gradient":
         name = f"{part}_screen"
@@ -133,7 +140,7 @@ def ablation_sweep(
         n_jobs=n_jobs,
         show_progress=show_progress,
     )
-    return _assembled(view, plan, list(layers.values()), screened, {"task": task, "control": control, "screen": screen})
+    return _assembled(view, plan, list(layers.values()), screened, {"control": control, "screen": screen})
 
 
 @dataclass(frozen=True)
@@ -146,13 +153,11 @@ class _Plan:
     seed: int
 
 
-def _check_arguments(part: str, task: str, control: str | None, screen: str | None) -> None:
+def _check_arguments(part: str, control: str | None, screen: str | None) -> None:
     if part == "rotary_band":
         raise ValueError("a sweep has no frequencies: use ablate(..., 'rotary_band', frequencies=...) for a band")
     if part not in SWEPT_PARTS:
         raise ValueError(f"part must be one of {', '.join(map(repr, SWEPT_PARTS))}; not {part!r}")
-    if task not in ("induction", "language"):
-        raise ValueError(f"task must be 'induction' or 'language', not {task!r}")
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
@@ -176,21 +181,6 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
 
 
-def task_sequences(
-    view: AttentionView, task: str, tokens: Tensor | None, attention_mask: Tensor | None, seed: int
-) -> ScoredSequences:
-    """Return the sequences of a task: those given, or its own. Raises ValueError where task and tokens do not fit."""
-    if attention_mask is not None and (task == "induction" or tokens is None):
-        raise ValueError(
-            'attention_mask says which of the tokens= of task="language" are padding: give both or neither'
-        )
-    if task == "induction":
-        return induction_sequences(view, tokens, n_sequences=SEQUENCES, segment_length=SEGMENT_LENGTH, seed=seed)
-    if tokens is None:
-        return whole_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=TEXT_LENGTH), view)
-    return language_sequences(tokens, view, attention_mask)
-
-
 def _screen(
     view: AttentionView,
     sequences: ScoredSequences,
@@ -210,23 +200,23 @@ def _screen(
 
 def _intact(model: Any, plan: _Plan, layers: list[int]) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
     """One intact run of the model, from which all of these layers are measured."""
-    return intact_losses(attention_view(model), plan.sequences, layers)
+    return intact_values(attention_view(model), plan.sequences, layers)
 
 
 def _layer_table(
     plan: _Plan, layer: int, heads: list[int], prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]]
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
-    intact, loss = prepared
+    intact, intact_value = prepared
     sequences = plan.sequences
     effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)
-    deltas = effects.losses - loss
+    deltas = effects.values - intact_value
     table = pd.DataFrame(
         {
             "layer": layer,
             "head": heads,
             "part": plan.part,
-            "loss": effects.losses.mean(1),
+            "value": effects.values.mean(1),
             "delta": deltas.mean(1),
             "delta_stderr": [standard_error(delta) for delta in deltas],
             "delta_p": [sign_flip_p(delta, plan.seed) for delta in deltas],
@@ -236,7 +226,7 @@ def _layer_table(
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if plan.draws:
-        controls = effects.controls - loss  # [heads, draws, sequences]
+        controls = effects.controls - intact_value  # [heads, draws, sequences]
         over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
         over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
         table["control_delta"] = controls.mean((1, 2))
@@ -244,7 +234,7 @@ def _layer_table(
         sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
         "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
-        "intact_per_sequence": loss.tolist(),
+        "intact_per_sequence": intact_value.tolist(),
     }
     return table
 
@@ -262,16 +252,18 @@ def _assembled(
     sums = {
         name: np.sum([layer_table.attrs["sums_per_sequence"][name] for layer_table in tables], axis=0) for name in names
     }
-    intact = Loss(np.array(tables[0].attrs["intact_per_sequence"]))
+    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
     table = stacked(tables)
     attrs: dict[Any, Any] = {
         **view.origin(),
+        "task": plan.sequences.name,
+        "higher_is_better": plan.sequences.higher_is_better,
         **arguments,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),
         "tokens_sha256": plan.sequences.digest,
-        "intact_loss": intact.value,
-        "intact_loss_stderr": intact.stderr,
+        "intact_value": intact.value,
+        "intact_value_stderr": intact.stderr,
     }
     if screened is None:
         attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}

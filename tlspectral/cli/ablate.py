@@ -54,7 +54,7 @@ def ablate(
     shown = shown.sort_values("delta", ascending=False)[
         ["name", "prev", "delta", "delta_stderr", "delta_p", "score_rms"]
     ]
-    intact = float((sweep["loss"] - sweep["delta"]).iloc[0])
+    intact = float((sweep["value"] - sweep["delta"]).iloc[0])
     typer.echo(
         f"{part} removed, one head at a time; change of the {task} loss in nats (intact {intact:.3f}); "
         "standard errors over sequences"

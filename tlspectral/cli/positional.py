@@ -133,7 +133,7 @@ def _bands_text(effects: "pd.DataFrame", way: str) -> str:
     columns += ["random_delta", "random_delta_stderr", "random_overlap", "random_draws"]
     return (
         f"Thirds of the rotary frequencies dropped, one head at a time: change of the {effects.attrs['task']} loss in "
-        f"nats (intact {effects.attrs['intact_loss']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "
+        f"nats (intact {effects.attrs['intact_value']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "
         f"{way}\n" + effects[columns].round(3).to_string(index=False)
     )
 

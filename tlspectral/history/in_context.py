@@ -6,9 +6,8 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.ablation.losses import Loss, scored_loss, standard_error
-from tlspectral.ablation.scoring import ScoredSequences, induction_sequences
 from tlspectral.models.attention import attention_view
+from tlspectral.tasks import Score, Task, evaluate, induction, next_token_loss, scored_sequences, standard_error
 
 
 @dataclass(frozen=True)
@@ -19,8 +18,8 @@ class InContextScore:
         first, second: losses of the first and of the second copy, over the same sequences.
     """
 
-    first: Loss
-    second: Loss
+    first: Score
+    second: Score
 
     @property
     def value(self) -> float:
@@ -62,8 +61,11 @@ def in_context_score(
     and late in training it does: a model that has learned text finds random tokens ever less likely, far above
     log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
     """
-    view = attention_view(model)
-    second = induction_sequences(view, tokens, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
+    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed)
+    second = scored_sequences(attention_view(model), task)
     # Attention is causal, so the second copy does not change the losses of the first.
-    first = ScoredSequences(second.tokens[:, : second.first], 1, "first copy")
-    return InContextScore(scored_loss(view, first), scored_loss(view, second))
+    first = second.tokens[:, : second.tokens.shape[1] // 2 + 1]
+    return InContextScore(
+        evaluate(model, Task(first, next_token_loss, predict=slice(1, -1))),
+        evaluate(model, Task(second.tokens, next_token_loss, predict=second.scored)),
+    )

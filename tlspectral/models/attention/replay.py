@@ -16,6 +16,9 @@ from torch import Tensor
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView, _evaluating
 
+Positions = slice | Int[Tensor, "sequences scored"]
+"""Positions whose logits are wanted: the same in every prompt, or those of each."""
+
 _LAST = slice(-1, None)
 
 
@@ -34,7 +37,7 @@ class IntactRun:
 
     view: AttentionView
     tokens: Int[Tensor, "sequences pos"]
-    scored: slice
+    scored: Positions
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
     points: Mapping[str, Any]
@@ -46,11 +49,12 @@ class IntactRun:
         left to the caller.
         """
         tokens = self.tokens[sequences].repeat(copies, 1)
+        scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
         if layer == 0:
-            return logits_at(self.view, tokens, self.scored)
+            return logits_at(self.view, tokens, scored)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
         with self._skipping(layer, residual):
-            return logits_at(self.view, tokens, self.scored)
+            return logits_at(self.view, tokens, scored)
 
     @contextmanager
     def _skipping(self, layer: int, residual: Tensor) -> Iterator[None]:
@@ -71,7 +75,7 @@ class IntactRun:
 def intact_run(
     view: AttentionView,
     tokens: Int[Tensor, "sequences pos"],
-    scored: slice,
+    scored: Positions,
     layers: Iterable[int],
     *,
     batch: int,
@@ -103,6 +107,7 @@ def intact_run(
 
         return keep
 
+    whole = isinstance(scored, slice)
     wanted = set(layers)
     blocks = view.model.blocks
     with exclusive(view.model), torch.no_grad():
@@ -110,7 +115,7 @@ def intact_run(
         try:
             for start in range(0, len(tokens), batch):
                 current = slice(start, min(start + batch, len(tokens)))
-                reduce(current, logits_at(view, tokens[current], scored))
+                reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
         finally:
             for handle in handles:
                 handle.remove()
@@ -118,28 +123,42 @@ def intact_run(
 
 
 def logits_at(
-    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: slice
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: Positions
 ) -> Float[Tensor, "batch scored d_vocab"]:
     """Return logits of a whole forward pass at some positions; the others are never unembedded.
 
     Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
     caller.
     """
-    with _evaluating(view.model), unembedding_only(view, scored):
+    with _evaluating(view.model), unembedding_only(view, scored) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
-    wanted = len(range(tokens.shape[1])[scored])
     # A model that unembeds without its unembedding module returns all positions.
-    return logits if logits.shape[1] == wanted else logits[:, scored]
+    return logits if selected else _at(logits, scored)
 
 
 @contextmanager
-def unembedding_only(view: AttentionView, scored: slice) -> Iterator[None]:
-    """Let passes inside the context unembed the scored positions alone, where the model uses its unembedding module."""
-    handle = view.model.unembed.register_forward_pre_hook(lambda module, inputs: (inputs[0][:, scored], *inputs[1:]))
+def unembedding_only(view: AttentionView, scored: Positions) -> Iterator[list[Positions]]:
+    """Let passes inside the context unembed the scored positions alone, where the model uses its unembedding module.
+
+    Yields a list that is empty until a pass did so.
+    """
+    selected: list[Positions] = []
+
+    def select(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        selected.append(scored)
+        return (_at(inputs[0], scored), *inputs[1:])
+
+    handle = view.model.unembed.register_forward_pre_hook(select)
     try:
-        yield
+        yield selected
     finally:
         handle.remove()
+
+
+def _at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Tensor, "batch scored width"]:
+    if isinstance(scored, slice):
+        return values[:, scored]
+    return values.take_along_dim(scored[..., None].to(values.device), dim=1)
 
 
 def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:

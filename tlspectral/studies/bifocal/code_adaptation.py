@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from tlspectral.ablation.losses import Loss, paired_effect
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.spectral_rope import to_spectral
@@ -26,6 +25,7 @@ from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.resonance import phase_drift
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.tasks import Score, paired_effect
 
 CODE_ARMS = {
     "full": ("log_omega_shift", "gain", "phase"),
@@ -245,8 +245,8 @@ def _effects(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row_losses_at(held_out: pd.DataFrame, step: int) -> Loss:
-    return Loss(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
+def _row_losses_at(held_out: pd.DataFrame, step: int) -> Score:
+    return Score(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
 
 
 def _movement(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:

@@ -1,0 +1,31 @@
+"""What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
+
+from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
+from tlspectral.tasks.metrics import next_token_loss
+from tlspectral.tasks.ready import induction, language, logit_difference, task_of
+from tlspectral.tasks.score import Effect, Score, paired_effect, sign_flip_p, standard_error
+from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
+from tlspectral.tasks.task import Task
+from tlspectral.tasks.text import packaged_text
+
+__all__ = [
+    "Effect",
+    "Score",
+    "ScoredSequences",
+    "Scores",
+    "Task",
+    "evaluate",
+    "induction",
+    "induction_loss",
+    "language",
+    "language_loss",
+    "logit_difference",
+    "next_token_loss",
+    "packaged_text",
+    "paired_effect",
+    "score_of",
+    "scored_sequences",
+    "sign_flip_p",
+    "standard_error",
+    "task_of",
+]

@@ -1,0 +1,112 @@
+"""`evaluate`: the score of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.padding import TokenMask
+from tlspectral.tasks.ready import induction, language, task_of
+from tlspectral.tasks.score import Score
+from tlspectral.tasks.scoring import score_of, scored_sequences
+from tlspectral.tasks.task import Task
+
+
+def evaluate(model: Any, task: Task | str) -> Score:
+    """Score a model on a task.
+
+        task = tls.logit_difference(prompts, " Mary", " John")
+        intact = tls.evaluate(model, task)
+        with tls.ablate(model, "L5H1", "output"):
+            effect = tls.evaluate(model, task) - intact
+
+    Hooks on the model stay in force, so that inside `ablate(...)` this is the score of the ablated model; hooks on the
+    unembedding see the scored positions alone.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        task: a `Task`, or `"induction"` or `"language"` for these with their defaults.
+
+    Returns:
+        A `Score`, which is used as a number: the mean over sequences, with `.stderr` and `.per_sequence`. The
+        difference of two is the paired `Effect`.
+
+    Raises:
+        ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
+    """
+    view = attention_view(model)
+    return score_of(view, scored_sequences(view, task_of(task)))
+
+
+def induction_loss(
+    model: Any,
+    *,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    seed: int = 0,
+) -> Score:
+    """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
+
+    This is `evaluate(model, tls.tasks.induction(...))`: the sequences are those of `detect_heads`; with segments of L
+    tokens, positions L+1 .. 2L-1 predict. Hooks on the model stay in force. Memory does not grow with the number of
+    sequences.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        n_sequences: sequences drawn; the standard error is over them.
+        segment_length: L, at most (n_ctx - 1) // 2.
+        tokens: sequences of your own, [sequences, 1 + 2 L]; None draws them.
+        seed: of the draw.
+
+    Raises:
+        ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
+
+    What it does not establish: that a head with an effect here is an induction head. Every head that
+    the second copy needs has one: so do heads that feed induction, and heads whose removal damages the model as such.
+    """
+    return evaluate(model, induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed))
+
+
+def language_loss(
+    model: Any,
+    tokens_or_text: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
+    *,
+    attention_mask: TokenMask | None = None,
+    n_sequences: int = 64,
+    sequence_length: int = 128,
+) -> Score:
+    """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
+
+    Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
+    scored one by one as token ids, and prompts of unequal length padded, with their mask:
+
+        batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
+        language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
+        tokens_or_text: token ids; a document or several (this needs the model's tokenizer); the name of a data set,
+            one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
+            public-domain book that comes with the package.
+        attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
+            neither seen by the model nor scored.
+        n_sequences: rows that are cut from text, the first ones; token ids are taken whole.
+        sequence_length: tokens in such a row, BOS included, at most the context.
+
+    Raises:
+        ValueError: text without a tokenizer, token ids that are no sequences of this model or look padded and come
+            without a mask, or a mask that does not fit.
+
+    What it does not establish: a held-out loss. The packaged book was in most training sets; it compares a model with
+    itself.
+    """
+    task = language(
+        tokens_or_text,
+        attention_mask=attention_mask,
+        n_sequences=n_sequences,
+        sequence_length=sequence_length,
+    )
+    return evaluate(model, task)

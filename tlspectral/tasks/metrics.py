@@ -1,0 +1,100 @@
+"""Metrics of ready tasks: next-token loss, and the difference of the logits of answers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.models.attention import AttentionView
+
+
+def next_token_loss(
+    logits: Float[Tensor, "rows scored d_vocab"], tokens: Int[Tensor, "rows pos"], mask: Bool[Tensor, "rows pos"]
+) -> Float64[Tensor, "rows"]:
+    """Return the mean next-token cross-entropy of each sequence in nats, over its real tokens.
+
+    `logits` are those of the last positions but one: `predict=slice(start, -1)`.
+    """
+    n_scored = logits.shape[1]
+    targets, counted = tokens[:, -n_scored:], mask[:, -n_scored:]
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape).double().where(counted, 0.0).sum(-1) / counted.sum(-1)
+
+
+@dataclass(frozen=True)
+class LogitDifference:
+    """Mean logit of the correct answers less that of the wrong ones, at the one position that is predicted.
+
+    Attributes:
+        correct, wrong: answers, of all prompts or a list with those of each prompt: a token as text or id, or several.
+    """
+
+    correct: Any
+    wrong: Any
+
+    def for_model(self, view: AttentionView, n_prompts: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the metric with the answers as token ids of a model.
+
+        Raises:
+            ValueError: an answer that is no single token, one that is correct and wrong, or lists of another length
+                than the prompts.
+        """
+        correct, wrong = (
+            _answer_ids(view, answers, n_prompts, side)
+            for side, answers in (("correct", self.correct), ("wrong", self.wrong))
+        )
+        for index, (right, other) in enumerate(zip(correct, wrong, strict=True)):
+            if both := set(right) & set(other):
+                raise ValueError(f"prompt {index}: token {min(both)} is a correct and a wrong answer")
+
+        def logit_difference(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+            last = logits[:, -1]
+            weights = torch.zeros_like(last)
+            for row, (right, other) in enumerate(zip(correct, wrong, strict=True)):
+                weights[row, right] = 1 / len(right)
+                weights[row, other] = -1 / len(other)
+            return (last * weights).sum(-1)
+
+        return logit_difference
+
+
+def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
+    """Return the token ids of the answers of each prompt."""
+    if isinstance(answers, str | int):
+        return [[_token_id(view, answers, side)]] * n_prompts
+    given = list(answers)
+    if len(given) != n_prompts:
+        raise ValueError(
+            f"{side} is one answer for all prompts, or a list with the answer or answers of each of the {n_prompts} "
+            f"prompts; found {len(given)}"
+        )
+    ids = []
+    for index, several in enumerate(given):
+        single = isinstance(several, str | int) or getattr(several, "ndim", 1) == 0
+        chosen = [several] if single or not isinstance(several, Iterable) else list(several)
+        if not chosen:
+            raise ValueError(f"prompt {index} has no {side} answer")
+        ids.append(list(dict.fromkeys(_token_id(view, answer, side) for answer in chosen)))
+    return ids
+
+
+def _token_id(view: AttentionView, answer: Any, side: str) -> int:
+    if not isinstance(answer, str):
+        token = int(answer)
+        if not 0 <= token < view.d_vocab:
+            raise ValueError(f"{side}: token ids are 0 to {view.d_vocab - 1}; found {token}")
+        return token
+    tokenizer = getattr(view.model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"{side}: this model has no tokenizer, so {answer!r} cannot be read: give token ids")
+    ids: Sequence[int] = tokenizer(answer, add_special_tokens=False).input_ids
+    if len(ids) != 1:
+        texts = [tokenizer.decode([token]) for token in ids]
+        raise ValueError(
+            f"{side}: {answer!r} is {len(ids)} tokens, {texts}; an answer is one token: begin it with a space if a "
+            "word follows a space in the prompt, or give the id of the token that tells answers apart"
+        )
+    return int(ids[0])

@@ -1,0 +1,169 @@
+"""The score of a model on a task with its standard error, and the paired difference of two scores."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Float64
+
+from tlspectral.tables.html_summary import html_rows, html_summary
+
+_RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
+
+
+class _Number:
+    """A result that is used as its `value`: `float()`, `format`, and comparison with numbers and other results."""
+
+    value: float
+    stderr: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification) if specification else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.stderr:.4f}"
+
+    def __abs__(self) -> float:
+        return abs(self.value)
+
+    def __neg__(self) -> float:
+        return -self.value
+
+    def __rsub__(self, other: Any) -> float:
+        return NotImplemented if (number := _number(other)) is None else number - self.value
+
+    def __lt__(self, other: Any) -> bool:
+        return NotImplemented if (number := _number(other)) is None else self.value < number
+
+    def __le__(self, other: Any) -> bool:
+        return NotImplemented if (number := _number(other)) is None else self.value <= number
+
+    def __gt__(self, other: Any) -> bool:
+        return NotImplemented if (number := _number(other)) is None else self.value > number
+
+    def __ge__(self, other: Any) -> bool:
+        return NotImplemented if (number := _number(other)) is None else self.value >= number
+
+    def __eq__(self, other: Any) -> bool:
+        return NotImplemented if (number := _number(other)) is None else self.value == number
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+def _number(other: Any) -> float | None:
+    """Return what a result is compared with or taken from, None if it is no number."""
+    return float(other) if isinstance(other, _Number | int | float | np.integer | np.floating) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Score(_Number):
+    """Mean score of a model over the sequences of a task. It is used as a number, its `value`.
+
+    The difference of two scores over the same sequences is the paired `Effect`; with a number it is a number.
+
+    Attributes:
+        per_sequence: score of each sequence.
+        labels: the task's labels, a row per sequence, or None.
+        sequences_sha256: hash of the tokens and scored positions; None where it is not known.
+    """
+
+    per_sequence: Float64[np.ndarray, "sequences"]
+    labels: pd.DataFrame | None = field(default=None, repr=False)
+    sequences_sha256: str | None = field(default=None, repr=False)
+
+    @property
+    def value(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Mean over sequences."""
+        return float(self.per_sequence.mean())
+
+    @property
+    def stderr(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Standard error of the mean over sequences; NaN for a single one."""
+        return standard_error(self.per_sequence)
+
+    def table(self) -> pd.DataFrame:
+        """Return a row per sequence: the task's labels, and `value`. `.groupby(label)["value"]` has means by label."""
+        labels = pd.DataFrame(index=range(len(self.per_sequence))) if self.labels is None else self.labels
+        return labels.reset_index(drop=True).assign(value=self.per_sequence)
+
+    def __sub__(self, other: Any) -> "Effect | float":
+        if isinstance(other, Score):
+            return paired_effect(self, other)
+        return NotImplemented if (number := _number(other)) is None else self.value - number
+
+    def __repr__(self) -> str:
+        return f"Score({self}, {len(self.per_sequence)} sequences)"
+
+    def _repr_html_(self) -> str:
+        rows = [("value", f"{self.value:.4g}"), ("stderr", f"{self.stderr:.4g}")]
+        return html_rows("Score", [*rows, ("sequences", str(len(self.per_sequence)))])
+
+
+@dataclass(frozen=True, eq=False)
+class Effect(_Number):
+    """A mean difference of scores over the same sequences. It is used as a number, its `value`.
+
+    Attributes:
+        value: mean difference, in the unit of the score; stderr: its standard error.
+        pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
+            so no finer than 1e-4 there.
+    """
+
+    _repr_html_ = html_summary
+
+    value: float
+    stderr: float
+    pvalue: float
+
+    def __sub__(self, other: Any) -> float:
+        return NotImplemented if (number := _number(other)) is None else self.value - number
+
+
+def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:
+    """Effect of an ablation on a score: `ablated - intact`, sequence by sequence.
+
+    Args:
+        ablated, intact: scores over the same sequences.
+        seed: of the flips, where they are a sample.
+
+    Raises:
+        ValueError: scores over different sequences, or over one.
+    """
+    if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
+        raise ValueError(
+            f"a paired effect needs two scores over the same two or more sequences, found "
+            f"{len(ablated.per_sequence)} and {len(intact.per_sequence)}"
+        )
+    if None not in (known := {ablated.sequences_sha256, intact.sequences_sha256}) and len(known) > 1:
+        raise ValueError(
+            "a paired effect needs two scores over the same sequences, and these are of other tokens: give both runs "
+            "the same task, or compare float(score)"
+        )
+    difference = ablated.per_sequence - intact.per_sequence
+    return Effect(float(difference.mean()), standard_error(difference), sign_flip_p(difference, seed))
+
+
+def standard_error(per_sequence: Float64[np.ndarray, "sequences"]) -> float:
+    """Standard error of a mean over sequences; NaN for a single one."""
+    return float(scipy.stats.sem(per_sequence)) if len(per_sequence) > 1 else float("nan")
+
+
+def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> float:
+    """Two-sided p of a mean difference under flips of its signs; NaN for a single sequence."""
+    if len(difference) < 2:
+        return float("nan")
+    test = scipy.stats.permutation_test(
+        (difference,),
+        lambda values, axis: values.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=_RESAMPLES,
+        random_state=seed,  # pyright: ignore  (the name in every scipy since 1.11)
+    )
+    return float(test.pvalue)

@@ -1,0 +1,242 @@
+"""A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import Positions, logits_at
+from tlspectral.tasks.metrics import LogitDifference, next_token_loss
+from tlspectral.tasks.prompts import packed_prompts
+from tlspectral.tasks.score import Score
+from tlspectral.tasks.task import Task
+
+# Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.
+_CPU_TOKENS, _CPU_LOGITS = 2**11, 2**26
+_GPU_TOKENS, _GPU_LOGITS = 2**16, 2**29
+_MOST_LOGITS = 2**31  # 8 GiB in float32
+
+
+@dataclass(frozen=True)
+class ScoredSequences:
+    """The sequences of a task on one model.
+
+    Attributes:
+        tokens: ids, on the CPU; a short row is filled at its end.
+        lengths: tokens of each sequence.
+        scored: positions whose logits the metric gets.
+        metric: see `Task`.
+        by_rows: the metric scores each row by itself, so it is called batch by batch.
+        labels, higher_is_better, name: of the task.
+    """
+
+    tokens: Int[Tensor, "sequences pos"]
+    lengths: Int[Tensor, "sequences"]
+    scored: Positions
+    metric: Callable[..., Tensor]
+    by_rows: bool
+    name: str
+    labels: pd.DataFrame | None = None
+    higher_is_better: bool | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of the tokens and of what is scored."""
+        scored = self.scored if isinstance(self.scored, slice) else self.scored.tolist()
+        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{scored}"
+        return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
+
+    @property
+    def n_scored(self) -> int:
+        """Positions of a sequence whose logits are computed."""
+        if isinstance(self.scored, slice):
+            return len(range(self.tokens.shape[1])[self.scored])
+        return self.scored.shape[1]
+
+    def mask(self, sequences: slice = slice(None)) -> Bool[Tensor, "rows pos"]:
+        """Tell which positions are tokens of their sequence, and not filling."""
+        return torch.arange(self.tokens.shape[1]) < self.lengths[sequences, None]
+
+    @property
+    def padded(self) -> bool:
+        """Whether some sequence is shorter than the others."""
+        return bool((self.lengths < self.tokens.shape[1]).any())
+
+    def scored_of(self, sequences: slice) -> Positions:
+        """Positions scored in some of the sequences."""
+        return self.scored if isinstance(self.scored, slice) else self.scored[sequences]
+
+    def rows_at_once(self, view: AttentionView) -> int:
+        """Number of sequences in one run, which bounds its tokens and scored logits by the kind of device."""
+        on_cpu = view.device.type == "cpu"
+        tokens, logits = (_CPU_TOKENS, _CPU_LOGITS) if on_cpu else (_GPU_TOKENS, _GPU_LOGITS)
+        return max(1, min(tokens // self.tokens.shape[1], logits // (self.n_scored * view.d_vocab)))
+
+    def batches(self, view: AttentionView, share: int = 1) -> Iterator[slice]:
+        """Yield the sequences in batches of `rows_at_once // share`."""
+        rows = max(1, self.rows_at_once(view) // share)
+        for start in range(0, len(self.tokens), rows):
+            yield slice(start, min(start + rows, len(self.tokens)))
+
+    def measured(
+        self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
+    ) -> Float64[Tensor, "rows"]:
+        """Return the metric of some sequences, of all for a metric that is not `by_rows`.
+
+        Raises:
+            ValueError: the metric returns something other than a finite number per sequence.
+        """
+        # Half precision is widened, because effects are means of small differences.
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.mask()))
+        scores = self.metric(wide, tokens, mask)
+        if not isinstance(scores, Tensor) or scores.shape != tokens.shape[:1] or scores.is_complex():
+            found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+            raise ValueError(
+                f"the metric of {self.name} returns a score per sequence, a tensor of shape ({len(tokens)},); "
+                f"found {found}"
+            )
+        return scores.double()
+
+
+@dataclass
+class Scores:
+    """Scores of several stacked copies of all sequences, whose logits come batch by batch."""
+
+    sequences: ScoredSequences
+    copies: int
+    _batches: list[tuple[slice, Tensor]] = field(default_factory=list)
+
+    def add(self, batch: slice, logits: Float[Tensor, "rows scored d_vocab"]) -> None:
+        """Take the logits of a batch: copy after copy of the same sequences."""
+        by_copy = logits.unflatten(0, (self.copies, -1))
+        if self.sequences.by_rows:
+            by_copy = torch.stack([self.sequences.measured(copy, batch) for copy in by_copy]).cpu()
+        self._batches.append((batch, by_copy))
+
+    def result(self) -> Float64[Tensor, "copies sequences"]:
+        """Return the score of each sequence in each copy.
+
+        Raises:
+            ValueError: a score is not finite.
+        """
+        values = torch.cat([value for _, value in self._batches], dim=1)
+        if not self.sequences.by_rows:
+            values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
+        wrong = (~values.isfinite()).nonzero()
+        if len(wrong):
+            copy, sequence = wrong[0].tolist()
+            raise ValueError(
+                f"the metric of {self.sequences.name} is {float(values[copy, sequence])} for sequence {sequence}: "
+                "a score is a finite number"
+            )
+        return values
+
+
+def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
+    """Return the sequences of a task on one model.
+
+    Raises:
+        ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
+            prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
+    """
+    packed = packed_prompts(view, task.prompts)
+    metric = task.metric
+    if isinstance(metric, LogitDifference):
+        metric = metric.for_model(view, len(packed.tokens))
+    sequences = ScoredSequences(
+        packed.tokens,
+        packed.lengths,
+        predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict),
+        metric,
+        metric is next_token_loss,
+        task.label,
+        task.labels,
+        task.higher_is_better,
+    )
+    n = len(packed.tokens)
+    if task.labels is not None and len(task.labels) != n:
+        raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
+    attention_positions(packed.lengths, task.attention)  # raises where they do not fit
+    if not sequences.by_rows and n * sequences.n_scored * view.d_vocab > _MOST_LOGITS:
+        size = 4 * n * sequences.n_scored * view.d_vocab / 2**30
+        raise ValueError(
+            f"the metric of {task.label} gets the logits of all {n} prompts at once, {size:.0f} GiB: say with predict= "
+            "which positions it needs, or give fewer prompts"
+        )
+    return sequences
+
+
+def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
+    """Return the positions that `Task.predict` means: a slice if all prompts have one length and it is one.
+
+    Raises:
+        ValueError: a position that a prompt does not have, or none at all.
+        TypeError: no form that `Task` names.
+    """
+    if callable(predict):
+        predict = predict(width)
+    predict = slice(None) if predict is None else predict
+    if isinstance(predict, slice):
+        columns = range(width)[predict]
+        if not columns:
+            raise ValueError(f"predict={predict} chooses no position of prompts of {width} tokens")
+        if bool((lengths == width).all()) and columns.step == 1:
+            return slice(columns.start, columns.stop)
+        return torch.minimum(torch.tensor(columns)[None], lengths[:, None] - 1)
+    return _positions_in(lengths, predict, "predict")
+
+
+def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> Int[Tensor, "sequences 2"] | None:
+    """Return query and key position of each sequence, counted from its first token; None without.
+
+    Raises as `predicted_positions`; ValueError for a key behind its query.
+    """
+    if attention is None:
+        return None
+    pairs = torch.as_tensor(attention)
+    if pairs.shape not in ((2,), (len(lengths), 2)):
+        raise ValueError(
+            f"attention is a query and a key position per sequence, [{len(lengths)}, 2]; found shape "
+            f"{tuple(pairs.shape)}"
+        )
+    positions = _positions_in(lengths, pairs, "attention")
+    behind = (positions[:, 1] > positions[:, 0]).nonzero().flatten().tolist()
+    if behind:
+        raise ValueError(f"attention of sequence {behind[0]}: its key comes after its query")
+    return positions
+
+
+def _positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
+    positions = torch.as_tensor([given] if isinstance(given, int) else given)
+    if positions.is_floating_point() or positions.dtype is torch.bool or positions.ndim not in (1, 2):
+        raise TypeError(
+            f"{what} are whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200]
+        )
+    if positions.ndim == 1:
+        positions = positions.expand(len(lengths), -1)
+    if len(positions) != len(lengths) or positions.shape[1] == 0:
+        raise ValueError(f"{what} has shape {tuple(positions.shape)} and there are {len(lengths)} prompts")
+    ends = lengths[:, None]
+    wrong = ((positions >= ends) | (positions < -ends)).nonzero().tolist()
+    if wrong:
+        row, column = wrong[0]
+        raise ValueError(
+            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
+        )
+    return torch.where(positions < 0, positions + ends, positions).long().cpu()
+
+
+def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
+    """Score the model as it is now, batch by batch, without gradients."""
+    scores = Scores(sequences, 1)
+    with torch.no_grad():
+        for batch in sequences.batches(view):
+            scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
+    return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest)
