@@ -9,19 +9,22 @@ import torch
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead
-from tlspectral.heads.analysis import _checked_layers
 from tlspectral.history.recording import _checked_pairs
 from tlspectral.history.result import HeadHistory
+from tlspectral.hooks.ablation import PARTS
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.selection import head_pair, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import chosen_layers, chosen_part, head_pair
 from tlspectral.spectral_rope.module import _chosen_heads
 
-FORMS = r"heads are \(layer, head\) pairs of whole numbers, as \[\(1, 2\)\], or a DataFrame with columns layer and head"
+FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, a list of them'
 TABLE = pd.DataFrame({"head": [2, 3], "layer": [1, 0], "name": ["L1H2", "L0H3"]})
 # In every place where one head is given.
 NO_HEAD = [
-    "12", "L1H2", b"12", ("1", "2"), (1, 2.5), (1, float("nan")), (True, False), (1, np.bool_(True)), (1, 2, 0), (1,),
+    "12", "L1H2H3", "head 2", "1,2", 1.2,
+    b"12", ("1", "2"), (1, 2.5), (1, float("nan")), (True, False), (1, np.bool_(True)), (1, 2, 0), (1,),
     (), {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
     torch.tensor([True, True]),
 ]  # fmt: skip
@@ -40,13 +43,16 @@ def chosen(heads):
     "head",
     [
         (1, 2), [1, 2], np.array([1, 2]), torch.tensor([1, 2]), (np.int64(1), np.uint8(2)), (1.0, np.float64(2.0)),
-        TABLE.iloc[0], TABLE[["head", "layer"]].iloc[0], next(TABLE.itertuples()), next(TABLE.itertuples(index=False)),
+        "L1H2", "1.2", "l1h2", " L1H2 ", "L-1H2", "-1.2", (-1, 2),
+        TABLE.iloc[0], TABLE[["head", "layer"]].iloc[0], TABLE.set_index(["layer", "head"]).iloc[0],
+        next(TABLE.itertuples()), next(TABLE.itertuples(index=False)),
     ],
 )  # fmt: skip
 def test_a_pair_in_every_form(head):
     """A row of a table gives its layer and its head by their names, in whichever order they stand."""
-    assert head_pair(head) == (1, 2)
+    assert head_pair(head, 2) == (1, 2)
     assert chosen([head]) == {1: [2]}
+    assert chosen(head) == {1: [2]}  # one head need not stand in a list
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,9 @@ def test_a_pair_in_every_form(head):
         TABLE.set_index(["layer", "head"]).index,
         [row for _, row in TABLE.iterrows()],
         torch.tensor([[1, 2], [0, 3]]),
+        TABLE.set_index(["layer", "head"]),
+        ["L1H2", "0.3"],
+        TABLE["name"].tolist(),
     ],
 )
 def test_heads_in_every_form(heads):
@@ -83,19 +92,9 @@ def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
 
 @pytest.mark.parametrize(
     "heads",
-    [
-        "12",
-        "L1H2",
-        12,
-        (1, 2),
-        TABLE.iloc[0],
-        {1: [2]},
-        TABLE[["layer"]],
-        np.array([1, 2]),
-        TABLE.assign(head=[True, 1]),
-    ],
+    ["12", 12, {1: [2]}, TABLE[["layer"]], TABLE["name"], (1, 2, 3), [1, 2, 3], TABLE.assign(head=[True, 1])],
 )
-def test_one_pair_or_a_text_instead_of_a_list_is_refused(heads):
+def test_what_is_no_list_of_heads_is_refused(heads):
     with pytest.raises(BadHead, match=FORMS):
         chosen(heads)
 
@@ -117,16 +116,38 @@ def test_texts_are_refused_by_whatever_takes_heads():
 @pytest.mark.parametrize(
     "at", ["12", ("1", "2"), (1, 2.5), (True, False), (1, 2, 0), [1, 2], 1.5, True, None], ids=repr
 )
-def test_operators_refuse_what_is_no_place(at):
-    with pytest.raises(BadHead, match=r"names no head: (heads are|write operators\[layer, head\])"):
+def test_operators_refuse_what_names_no_head(at):
+    with pytest.raises(BadHead, match=r"names no head: (a head is|write operators\[layer, head\])"):
         tls.qk_operators(shared("bridge", "llama"))[at]
 
 
-@pytest.mark.parametrize("layers", ["01", ["1"], [0.5], [True], [None], [(0, 1)]])
+@pytest.mark.parametrize("layers", ["01", ["1"], [0.5], 0.5, [True], [None], [(0, 1)]])
 def test_layers_are_whole_numbers(layers):
-    with pytest.raises(BadHead, match=r"layers are whole numbers, such as \[0, 1\]; found"):
-        unchecked(_checked_layers)(layers, 2)
-    assert unchecked(_checked_layers)([np.int64(1), 0.0], 2) == [0, 1]
+    with pytest.raises(BadHead, match=r"layers are whole numbers, such as 3 or \[0, 1\]; found"):
+        chosen_layers(layers, 2)
+    assert chosen_layers([np.int64(1), 0.0], 2) == [0, 1]
+
+
+def test_a_layer_may_stand_alone_and_count_from_the_end():
+    assert chosen_layers(1, 2) == chosen_layers(-1, 2) == chosen_layers([-1, 1], 2) == [1]
+    with pytest.raises(BadHead, match="layers 0 to 1"):
+        chosen_layers(-3, 2)
+
+
+def test_parts_are_given_by_the_symbol_of_what_is_removed():
+    model = shared("bridge", "llama")
+    tokens = repeated_sequences(attention_view(model), 2, 4, seed=0)
+    for symbol, part in (("M_S", "symmetric"), ("M_A", "antisymmetric"), ("Im(M_t)", "rope_phase")):
+        with tls.ablate(model, "L1H2", symbol):
+            by_symbol = model(tokens)
+        with tls.ablate(model, "L1H2", part):
+            assert torch.equal(model(tokens), by_symbol)
+
+
+@pytest.mark.parametrize(("given", "near"), [("symetric", "symmetric"), ("M_s", "M_S"), ("rope-phase", "rope_phase")])
+def test_a_part_that_is_nearly_right_is_named(given, near):
+    with pytest.raises(ValueError, match=f"not '{given}'; did you mean '{near}'"):
+        chosen_part(given, PARTS)
 
 
 @pytest.mark.parametrize("heads", [[True, False], ["1"], [0.5]])

@@ -38,7 +38,7 @@ def made(part="symmetric", seed=0, control=False):
     if control:
         sweep["control_delta"], sweep["control_delta_stderr"] = 0.25, 0.001
         sums["delta_above_control"] = (deltas - 0.25).sum(0).tolist()
-    sweep.attrs = {"sums_per_sequence": sums}
+    sweep.attrs = {"sums_per_sequence": sums, "task": "induction", "higher_is_better": False}
     heads = sweep[["layer", "head"]].assign(
         dir_frac=rng.uniform(0.5, 0.8, n),
         D_head=sweep["delta"] ** 3,
@@ -150,7 +150,11 @@ def test_several_parts_are_summarised_one_by_one():
     apart = summarize_sweep([one, two], heads)
     assert apart["part"].unique().tolist() == ["symmetric", "antisymmetric"]
     assert (apart.loc[apart["statement"] == "sum", "note"] == "over 8 sequences").all()
-    joined = summarize_sweep(pd.concat([one, two], ignore_index=True), heads)
+    both = pd.concat([one, two], ignore_index=True)
+    with pytest.raises(ValueError, match="give the sweeps as a list"):
+        summarize_sweep(both, heads)
+    both.attrs = {"task": "induction", "higher_is_better": False}
+    joined = summarize_sweep(both, heads)
     assert (joined.loc[joined["statement"] == "sum", "note"] == "errors of all heads added").all()
     keep = ["part", "size_control", "statement", "column", "value", "pvalue", "n"]
     pd.testing.assert_frame_equal(joined[keep], apart[keep])

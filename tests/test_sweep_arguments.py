@@ -13,7 +13,7 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
-from tlspectral.tasks import induction_loss
+from tlspectral.tasks import induction_loss, task_of
 
 sweep = functools.partial(ablation_sweep, show_progress=False)
 
@@ -74,13 +74,18 @@ def test_arguments_without_meaning_are_refused(part, options, said):
         sweep.func(shared("bridge", "llama"), part, show_progress=False, **options)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(3))
 def test_words_that_it_does_not_know_are_refused(place):
     # Called within: while tests run, the annotations of the public function refuse them first.
-    given = ["symmetric", "induction", None, None]
+    given = ["symmetric", None, None]
     given[place] = "other"
-    with pytest.raises(ValueError, match=f"{('part', 'task', 'control', 'screen')[place]} must be .*not 'other'"):
-        sweep_module._check_arguments(*given)
+    with pytest.raises(ValueError, match=f"{('part', 'control', 'screen')[place]} must be .*not 'other'"):
+        sweep_module._checked_part(*given)
+
+
+def test_a_task_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match=r"task must be a tls\.Task, 'induction' or 'language', not 'other'"):
+        task_of("other")
 
 
 def test_heads_that_do_not_exist_are_refused():

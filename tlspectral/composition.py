@@ -22,9 +22,9 @@ from tlspectral.models.attention import (
     key_value_groups,
     vocabulary_chunks,
 )
-from tlspectral.models.attention.selection import head_pair
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
+from tlspectral.selection import head_pair
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
 
@@ -87,7 +87,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
     source = open_layers(model)
-    layer, head = head_pair(target)
+    layer, head = head_pair(target, source.n_layers)
     if not 0 <= layer < source.n_layers:
         raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
     side: Side = "output" if kind == "v" else "query-key"

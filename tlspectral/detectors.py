@@ -15,8 +15,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models import AttentionView, Heads, attention_view, heads_by_layer
+from tlspectral.models import AttentionView, attention_view, heads_by_layer
 from tlspectral.models.attention.padding import refuse_padding
+from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")

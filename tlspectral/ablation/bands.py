@@ -18,8 +18,9 @@ from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.selection import Heads
 from tlspectral.tables import named
 from tlspectral.tasks import ScoredSequences, Scores, Task, scored_sequences, standard_error, task_of
 
@@ -46,7 +47,7 @@ def band_effects(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: (layer, head) pairs or a DataFrame with these columns.
+        heads: as in `ablate`.
         task, tokens, attention_mask: as in `ablation_sweep`.
         draws: random sets per band.
         seed: of the sets and of the task's sequences.

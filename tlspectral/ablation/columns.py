@@ -62,7 +62,7 @@ _SUMMARY = (
         "removed), random (effect less that of a random part of equal size).", "label", range="none, score_rms, random",
         does_not_establish="That the control is enough: effects need not be linear in the size."),
     Column("statement",
-        "What value is: sum (of all heads' effects), share_small (heads with an absolute effect below 0.01 nats), "
+        "What value is: sum (of all heads' effects), share_small (heads with an absolute effect below small), "
         "detector_rank (rank by a detector of the head with the largest effect), rank_correlation (Spearman of the "
         "effect with a column of the head table).", "label", range="sum, share_small, detector_rank, rank_correlation",
         source="FP 5, 8"),

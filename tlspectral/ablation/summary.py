@@ -1,6 +1,7 @@
 """Summary of a sweep in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tlspectral.detectors import DETECTORS
 from tlspectral.tables import HEAD_COLUMNS, named
 from tlspectral.tables.same_model import require_same_model
 
-SMALL_EFFECT = 0.01
+_SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
 _NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
 _LEVEL = 1.959964  # two-sided 95 %
@@ -21,19 +22,24 @@ _RESAMPLES = 2_000
 
 
 def summarize_sweep(
-    sweep: pd.DataFrame | Sequence[pd.DataFrame], heads: pd.DataFrame, *, seed: int = 0
+    sweep: pd.DataFrame | Sequence[pd.DataFrame],
+    heads: pd.DataFrame,
+    *,
+    small: float | None = None,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """Summarise a sweep in statements, part by part, with and without control of the size of the removed part.
 
-    `size_control` is `none` (effects as they are, nats), `score_rms` (effect over the RMS removed, nats per unit of
-    score: the fair comparison of parts that differ in size) or `random` (effect less that of a random part of equal
+    `size_control` is `none` (effects as they are, in the unit of the metric, nats for a loss), `score_rms` (effect over
+    the RMS removed, per unit of score: the fair comparison of parts that differ in size) or `random` (effect less that of a random part of equal
     size; with `control="random"` alone). `statement` is one of
 
     * `sum`: of the effects of all heads. Interval over sequences (t distribution), from the sums that `sweep.attrs`
       hold; where a table was cut or joined and they no longer fit, the widest that the heads' standard errors allow.
-    * `share_small`: share of heads with an absolute effect below 0.01 nats; low and high move every effect by 1.96 of
+    * `share_small`: share of heads with an absolute effect below `small`; low and high move every effect by 1.96 of
       its standard errors against or with it.
-    * `detector_rank`: rank (1 is best) of the head with the largest effect among all heads by `prev`, `dup`, `ind`;
+    * `detector_rank`: rank (1 is best) of the head whose ablation does the most harm (raises a loss the most, or lowers
+      a score of which more is better) among all heads by `prev`, `dup`, `ind`;
       p = rank / n is exact for a head chosen at random, not corrected for the three detectors. `note` names the head.
     * `rank_correlation`: Spearman of the effect with each numeric column of `heads` that is spectral, and with the
       detectors; the interval resamples layers (percentile, 2,000 draws, ranks of the whole table), the p takes heads as
@@ -42,6 +48,8 @@ def summarize_sweep(
     Args:
         sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.
         heads: of `analyze_heads` for the same model; heads outside the sweep do not count.
+        small: what counts as a small effect, in the unit of the metric. Default: 0.01 nats for the tasks `induction`
+            and `language`; for a task of one's own it has to be given.
         seed: of the resampling.
 
     Returns:
@@ -49,7 +57,8 @@ def summarize_sweep(
         where something has no meaning.
 
     Raises:
-        ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, or heads of another model.
+        ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, heads of another model, no `small`
+            for a metric without a usual one, or a task that does not say whether a higher score is better.
 
     What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
     one model this is one observation of circuits, not many.
@@ -61,14 +70,37 @@ def summarize_sweep(
         parts = table["part"].unique()
         for part in parts:
             measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, seed)
+            scale = _scale(table.attrs, small)
+            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, scale, seed)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
     return named(pd.DataFrame(rows, columns=list(COLUMNS)), SUMMARIZE_SWEEP)
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """How effects are read: `harm` is 1 where a higher score is worse and -1 where it is better."""
+
+    small: float
+    harm: int
+
+
+def _scale(attrs: Any, small: float | None) -> _Scale:
+    if "task" not in attrs:
+        raise ValueError("the table does not hold its task (pd.concat drops attrs): give the sweeps as a list")
+    task, higher_is_better = attrs["task"], attrs.get("higher_is_better")
+    if higher_is_better is None:
+        raise ValueError(
+            f"the sweep's task ({task}) does not say whether a higher score is better, so harm cannot be ranked: give "
+            "tls.Task(..., higher_is_better=True or False)"
+        )
+    if small is None and task not in _SMALL_EFFECT:
+        raise ValueError(f"say with small= what a small effect is, in the unit of the metric of {task}")
+    return _Scale(_SMALL_EFFECT[task] if small is None else small, -1 if higher_is_better else 1)
+
+
 def _part_rows(
-    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, seed: int
+    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, scale: _Scale, seed: int
 ) -> Iterator[dict[str, Any]]:
     if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
@@ -87,9 +119,9 @@ def _part_rows(
             continue
         yield start | _sum(effect[usable], error[usable], sums.get(name))
         if control != "score_rms":
-            yield start | _share_small(effect[usable], error[usable])
+            yield start | _share_small(effect[usable], error[usable], scale.small)
         usable_heads = joined.iloc[np.flatnonzero(usable)]
-        for statement in _ranks(usable_heads, heads, effect[usable]):
+        for statement in _ranks(usable_heads, heads, scale.harm * effect[usable]):
             yield start | statement
         for statement in _correlations(usable_heads, heads, effect[usable], seed):
             yield start | statement
@@ -126,14 +158,14 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
     }
 
 
-def _share_small(effect: np.ndarray, error: np.ndarray) -> dict[str, Any]:
+def _share_small(effect: np.ndarray, error: np.ndarray, small: float) -> dict[str, Any]:
     size, slack = np.abs(effect), _LEVEL * np.nan_to_num(error)
-    shares = [float((sizes < SMALL_EFFECT).mean()) for sizes in (size, size + slack, size - slack)]
+    shares = [float((sizes < small).mean()) for sizes in (size, size + slack, size - slack)]
     return {"statement": "share_small", "value": shares[0], "low": shares[1], "high": shares[2], "n": len(effect)}
 
 
-def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
-    largest = joined.iloc[int(effect.argmax())]
+def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:
+    largest = joined.iloc[int(harm.argmax())]
     for name in DETECTORS:
         if name not in heads or pd.isna(largest[name]):
             continue

@@ -19,7 +19,8 @@ from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import Heads, Symbol, chosen_part
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -40,7 +41,7 @@ SCREENED = 20
 
 def ablation_sweep(
     model: Any,
-    part: Part,
+    part: Part | Symbol,
     *,
     heads: Heads | None = None,
     task: Task | Literal["induction", "language"] = "induction",
@@ -61,8 +62,7 @@ def ablation_sweep(
     Args:
         model: a TransformerBridge or HookedTransformer.
         part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"` or `"output"`.
-        heads: (layer, head) pairs or a DataFrame with these columns; None is every head (for `rope_phase`: of layers
-            with rotary positions).
+        heads: as in `ablate`; None is every head (for `rope_phase`: of layers with rotary positions).
         task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
             tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would take
             hours; FP used 128 to 300 sequences.
@@ -101,13 +101,13 @@ def ablation_sweep(
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control.
     """
-    _check_arguments(part, control, screen)
+    removed = _checked_part(part, control, screen)
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
-    by_layer = _chosen_heads(view, heads, part)
+    by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     draws = CONTROL_DRAWS if control == "random" else 0
-    plan = _Plan(part, sequences, draws, seed)
+    plan = _Plan(removed, sequences, draws, seed)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -123,18 +123,18 @@ def ablation_sweep(
         folder = open_model_parts(checkpoint_dir, settings, intact, manifest="sweep.json")
     screened = None
     if screen == "gradient":
-        name = f"{part}_screen"
-        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, part, seed))
+        name = f"{removed}_screen"
+        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, removed, seed))
         screened = finished_parts([screening], folder, description=name, unit="screen", show_progress=False)[name]
         chosen_heads = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
         [
-            WorkPart(f"{part}_L{layer:03d}", partial(_layer_table, plan, layer, chosen))
+            WorkPart(f"{removed}_L{layer:03d}", partial(_layer_table, plan, layer, chosen))
             for layer, chosen in by_layer.items()
         ],
         folder,
-        description=f"sweep {part}",
+        description=f"sweep {removed}",
         unit="layer",
         prepare=partial(_intact, view.model, plan, list(by_layer)),
         n_jobs=n_jobs,
@@ -153,17 +153,17 @@ class _Plan:
     seed: int
 
 
-def _check_arguments(part: str, control: str | None, screen: str | None) -> None:
+def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
     if part == "rotary_band":
         raise ValueError("a sweep has no frequencies: use ablate(..., 'rotary_band', frequencies=...) for a band")
-    if part not in SWEPT_PARTS:
-        raise ValueError(f"part must be one of {', '.join(map(repr, SWEPT_PARTS))}; not {part!r}")
+    part = chosen_part(part, SWEPT_PARTS)
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
     if part == "output" and control is not None:
         raise ValueError("'output' is no part of the scores, so there is no random score part of its size")
+    return part  # pyright: ignore[reportReturnType]
 
 
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:

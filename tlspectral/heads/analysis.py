@@ -16,16 +16,15 @@ from tqdm.auto import tqdm
 
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
-from tlspectral.errors import BadHead
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads
 from tlspectral.heads.null import null_columns
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.selection import whole_number
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
+from tlspectral.selection import chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
 from tlspectral.version import __version__
 
@@ -35,7 +34,7 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 def analyze_heads(
     model: Any,
     *,
-    layers: Iterable[int] | None = None,
+    layers: int | Iterable[int] | None = None,
     null_draws: int = 300,
     null_blocks: Literal["shared", "fresh"] = "shared",
     detectors: bool = True,
@@ -58,7 +57,7 @@ def analyze_heads(
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
             read.
-        layers: layers to tabulate, None for all.
+        layers: a layer or several to tabulate, negative ones from the end; None for all.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
@@ -89,7 +88,7 @@ def analyze_heads(
     extras = tuple(extras)
     _check_arguments(null_draws, null_blocks, extras)
     source = open_layers(model, load=detectors)
-    indices = _checked_layers(layers, source.n_layers)
+    indices = chosen_layers(layers, source.n_layers)
     if isinstance(source, AttentionView):
         if checkpoint_dir is not None:
             raise ValueError(
@@ -222,18 +221,6 @@ def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -
         raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
     if null_draws < 2:
         raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
-
-
-def _checked_layers(layers: Iterable[int] | None, n_layers: int) -> list[int]:
-    given = list(range(n_layers) if layers is None else layers)
-    numbers = [whole_number(layer) for layer in given]
-    if None in numbers:
-        raise BadHead(f"layers are whole numbers, such as [0, 1]; found {given[numbers.index(None)]!r}")
-    chosen = sorted({number for number in numbers if number is not None})
-    wrong = [index for index in chosen if not 0 <= index < n_layers]
-    if wrong or not chosen:
-        raise BadHead(f"layers {wrong or chosen} cannot be tabulated: the model has layers 0 to {n_layers - 1}")
-    return chosen
 
 
 def _versions() -> dict[str, str]:

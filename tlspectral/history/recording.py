@@ -19,7 +19,7 @@ from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.selection import head_pair
+from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 
 _OF_A_STEP = (

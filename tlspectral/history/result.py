@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import BadHead
-from tlspectral.models.attention.selection import head_pair
+from tlspectral.selection import head_pair
 from tlspectral.tables.html_summary import html_rows
 
 Head = tuple[int, int]

@@ -21,9 +21,10 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
 )
-from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import exclusive, hooks_on
 from tlspectral.rotary import RotaryGeometry, pair_mask, per_pair, widened
+from tlspectral.selection import Heads, Symbol, chosen_part
 
 PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
 
@@ -33,7 +34,7 @@ Frequencies = Iterable[Any] | Tensor | None
 
 @contextmanager
 def ablate(
-    model: Any, heads: Heads, part: Part, *, frequencies: Frequencies = None, include_bias: bool = False
+    model: Any, heads: Heads, part: Part | Symbol, *, frequencies: Frequencies = None, include_bias: bool = False
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
@@ -52,8 +53,9 @@ def ablate(
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
-        heads: (layer, head) pairs over any layers, or a DataFrame with these columns; none at all changes nothing.
-        part: what is removed.
+        heads: "L5H1", (5, 1), a table row, a list of these over any layers, or a DataFrame with `layer` and `head`;
+            an empty list changes nothing.
+        part: what is removed, by name or as `"M_S"`, `"M_A"`, `"Im(M_t)"`.
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
         include_bias: see above.
 
@@ -78,7 +80,7 @@ def ablate(
 
 
 def ablation_hooks(
-    model: Any, heads: Heads, part: Part, *, frequencies: Frequencies = None, include_bias: bool = False
+    model: Any, heads: Heads, part: Part | Symbol, *, frequencies: Frequencies = None, include_bias: bool = False
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -86,15 +88,16 @@ def ablation_hooks(
     TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
     a second one.
     """
+    removed = chosen_part(part, PARTS)
+    _check_arguments(removed, frequencies, include_bias)
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
-    _check_arguments(part, frequencies, include_bias)
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for index, chosen in by_layer.items():
         layer = view.layer(index)
-        pairs = _chosen_pairs(layer, part, frequencies)
+        pairs = _chosen_pairs(layer, removed, frequencies)
         if pairs is None or bool(pairs.any()):
-            hooks += LayerAblation(view, layer, chosen, part, pairs, include_bias).hooks()
+            hooks += LayerAblation(view, layer, chosen, removed, pairs, include_bias).hooks()
     return hooks
 
 
@@ -324,8 +327,6 @@ class LayerAblation:
 
 
 def _check_arguments(part: Part, frequencies: Frequencies, include_bias: bool) -> None:
-    if part not in PARTS:
-        raise ValueError(f"part must be one of {', '.join(map(repr, PARTS))}; not {part!r}")
     rotary = part in ("rope_phase", "rotary_band")
     if frequencies is not None and not rotary:
         raise ValueError(f"frequencies choose rotary pairs, and {part!r} is not made of them")

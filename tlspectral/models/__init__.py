@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view
-    from tlspectral.models.attention.selection import Heads, heads_by_layer
+    from tlspectral.models.attention.selection import heads_by_layer
     from tlspectral.models.checkpoints import CheckpointLayers
     from tlspectral.models.loading import load_model
     from tlspectral.models.opening import open_layers
@@ -19,7 +19,6 @@ _HOMES = {
     "AttentionLayer": "attention",
     "AttentionView": "attention",
     "CheckpointLayers": "checkpoints",
-    "Heads": "attention.selection",
     "RawAttention": "attention",
     "attention_view": "attention",
     "heads_by_layer": "attention.selection",
@@ -31,7 +30,6 @@ __all__ = [
     "AttentionLayer",
     "AttentionView",
     "CheckpointLayers",
-    "Heads",
     "RawAttention",
     "attention_view",
     "heads_by_layer",

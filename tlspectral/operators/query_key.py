@@ -13,8 +13,8 @@ from torch import Tensor
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models import AttentionLayer, AttentionView, attention_view
-from tlspectral.models.attention.selection import head_pair, whole_number
 from tlspectral.rotary import RotaryGeometry
+from tlspectral.selection import head_pair, whole_number
 from tlspectral.spectra import ThinProduct
 
 
@@ -130,14 +130,14 @@ class QKOperators(Sequence[QKOperator]):
         return sum(self._heads)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one operator by (layer, head), or by its index among all heads.
+        """Return one operator by "L0H3" or (layer, head), or by its index among all heads.
 
         Raises:
             BadHead: no such layer or head, or no pair of whole numbers.
         """
         if isinstance(key, slice):
             return [self[i] for i in range(len(self))[key]]
-        if not isinstance(key, tuple):
+        if not isinstance(key, tuple | str):
             number = whole_number(key)
             if number is None:
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
@@ -147,7 +147,7 @@ class QKOperators(Sequence[QKOperator]):
                 flat -= self._heads[layer]
                 layer += 1
             key = (layer, flat)
-        layer, head = head_pair(key)
+        layer, head = head_pair(key, self._view.n_layers)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
             raise BadHead(
                 f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"

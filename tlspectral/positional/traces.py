@@ -13,12 +13,13 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS
 from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, LastQueryReader, Reduce, normed, require_reproduced
 from tlspectral.positional.scores import block_means
+from tlspectral.selection import Heads
 from tlspectral.tables import named
 
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention import hooked as reader
-from tlspectral.models.attention.selection import Heads
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import RotaryGeometry
+from tlspectral.selection import Heads
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.placement import Placement, cached_tokens, checkpointed_modules, sites_of

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.selection import Heads, heads_by_layer
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.rotary import RotaryGeometry
+from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE
 
 Frequencies = Iterable[Any] | Tensor | None

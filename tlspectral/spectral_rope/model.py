@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.selection import Heads
 from tlspectral.rotary import RotaryGeometry
+from tlspectral.selection import Heads
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.placement import Placement, cached_tokens, checkpointed_modules, sites_of

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
-from tlspectral.models.attention.selection import whole_number
 from tlspectral.rotary import pair_mask, times_phase, widened
+from tlspectral.selection import whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
 Side = Literal["query", "key"]

@@ -1,19 +1,8 @@
-"""Heads as a caller names them, by pairs or table rows, checked against the model and grouped by layer."""
-
-import operator
-from collections.abc import Iterable, Mapping, Set
-from typing import Any, NoReturn
-
-import numpy as np
-import pandas as pd
-import torch
+"""Heads that a caller chose, checked against the model and grouped by layer."""
 
 from tlspectral.errors import BadHead
 from tlspectral.models.attention.view import AttentionView
-
-Heads = Iterable[Any] | pd.DataFrame
-HEAD_FORMS = "heads are (layer, head) pairs of whole numbers, as [(1, 2)], or a DataFrame with columns layer and head"
-_NAMES = ("layer", "head")
+from tlspectral.selection import Heads, head_pairs
 
 
 def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
@@ -21,21 +10,13 @@ def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
 
     Args:
         view: the model's view.
-        heads: (layer, head) pairs, or a DataFrame with these columns.
+        heads: see `tlspectral.selection.Heads`.
 
     Raises:
         BadHead: a layer or head that does not exist, or heads in none of these forms.
     """
-    if isinstance(heads, pd.MultiIndex) and set(heads.names) == set(_NAMES):
-        heads = heads.to_frame(index=False)
-    if isinstance(heads, pd.DataFrame):
-        if not set(_NAMES) <= set(heads.columns):
-            raise BadHead(f"a DataFrame with columns {', '.join(map(str, heads.columns))} names no heads: {HEAD_FORMS}")
-        heads = zip(heads["layer"], heads["head"], strict=True)
-    if isinstance(heads, str) or not isinstance(heads, Iterable):
-        _refuse(heads)
     chosen: dict[int, list[int]] = {}
-    for layer, head in sorted({head_pair(head) for head in heads}):
+    for layer, head in sorted(head_pairs(heads, view.n_layers)):
         if not 0 <= layer < view.n_layers:
             raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
         chosen.setdefault(layer, []).append(head)
@@ -45,43 +26,3 @@ def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
         if wrong:
             raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
     return chosen
-
-
-def head_pair(head: Any) -> tuple[int, int]:
-    """Return layer and head of one pair, or of a table row by its fields `layer` and `head`.
-
-    Raises:
-        BadHead: `head` is no pair of whole numbers.
-    """
-    if isinstance(head, pd.Series) and set(_NAMES) <= set(head.index):
-        pair: tuple[Any, ...] = (head["layer"], head["head"])
-    elif set(_NAMES) <= set(getattr(head, "_fields", ())):
-        pair = (head.layer, head.head)
-    elif isinstance(head, Iterable) and not isinstance(head, str | bytes | Mapping | Set):
-        # A tensor without dimensions is iterable by its type alone.
-        pair = () if getattr(head, "ndim", 1) == 0 else tuple(head)
-    else:
-        pair = ()
-    numbers = [whole_number(part) for part in pair]
-    if len(numbers) != 2:
-        _refuse(head)
-    layer, index = numbers
-    if layer is None or index is None:
-        _refuse(head)
-    return layer, index
-
-
-def whole_number(value: Any) -> int | None:
-    """Return an integer of any library, or of a float that holds one (columns with NaN); None for anything else."""
-    if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) is torch.bool:
-        return None
-    if isinstance(value, float | np.floating):
-        return int(value) if float(value).is_integer() else None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def _refuse(given: Any) -> NoReturn:
-    raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")

@@ -1,7 +1,5 @@
 """Heads frequency by frequency: profiles of both scores, the path over the plane, and norms."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,10 +11,6 @@ from matplotlib.ticker import MaxNLocator
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.plane import SCORES, circle_entry, plane_axes
 from tlspectral.plots.positional.rows import (
-    Head,
-    head_name,
-    head_pair,
-    head_pairs,
     of_head,
     require_one_row_per,
     without_nan,
@@ -33,6 +27,7 @@ from tlspectral.plots.style import (
     new_figure,
     sequential_colours,
 )
+from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
 from tlspectral.tables.required import require
 
 _MADE_BY = "positional_symbolic(..., per_frequency=True)"
@@ -41,7 +36,7 @@ _ONE_ROW = "give one row per head and frequency"
 _FREQUENCY_AXIS = "frequency index (0 = fastest)"
 
 
-def frequency_profile(frequencies: pd.DataFrame, heads: Iterable[Head] | pd.DataFrame) -> Figure:
+def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     """Both scores of some heads against the frequency index, with the spread of the logits in a strip beneath.
 
     The strip is logarithmic, with a line at 1. Far below it a frequency's pattern is flat, and both scores are high

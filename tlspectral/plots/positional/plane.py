@@ -1,7 +1,5 @@
 """Heads in the positional-symbolic plane, all at once and for each queried block."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -13,9 +11,6 @@ from matplotlib.lines import Line2D
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.rows import (
-    Head,
-    head_name,
-    head_pairs,
     require_one_row_per,
     without_nan,
 )
@@ -30,6 +25,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
+from tlspectral.selection import Heads, head_name, head_pairs
 from tlspectral.tables.required import require
 
 SCORES = ["s_pos", "s_sym"]
@@ -38,9 +34,7 @@ SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 MOST_QUERIES = 9
 
 
-def positional_symbolic_plane(
-    scores: pd.DataFrame, *, color: str = "layer", highlight: Iterable[Head] | pd.DataFrame | None = None
-) -> Figure:
+def positional_symbolic_plane(scores: pd.DataFrame, *, color: str = "layer", highlight: Heads | None = None) -> Figure:
     """Draw every head in the plane of its positional score (across) and its symbolic score (up).
 
     The thin arc is the unit circle. Under one swap of two blocks no head can lie inside it, and a head with all of its
@@ -224,9 +218,7 @@ def _correlation(scores: pd.DataFrame) -> str | None:
     return text if stats.get("null_pct") is None else f"{text}; r at percentile {100 * stats['null_pct']:.3g}"
 
 
-def _named_rows(
-    scores: pd.DataFrame, shown: pd.DataFrame, highlight: Iterable[Head] | pd.DataFrame | None
-) -> pd.DataFrame:
+def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:
     """The drawn rows of the heads to be named."""
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]

@@ -10,8 +10,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional.rows import head_name, require_one_row_per, without_nan
+from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.selection import head_name
 from tlspectral.tables.required import require
 
 _TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]

@@ -1,0 +1,264 @@
+"""Tasks of one's own: prompts in every form, the positions that a metric gets, and scores that are used as numbers."""
+
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from zoo import shared
+
+import tlspectral as tls
+from tlspectral.models.attention import attention_view
+from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks.scoring import predicted_positions, scored_sequences
+
+PROMPTS = [[1, 4, 9, 3], [1, 5], [1, 8, 2, 6, 7]]
+# Logits of a whole pass and of a pass over other rows differ by 1e-6 in float32; another position moves them by 0.1.
+NOISE = 1e-5
+
+
+def last_margin(logits, tokens, mask):
+    return logits[:, -1, 3] - logits[:, -1, 5]
+
+
+def by_hand(model, prompts=PROMPTS):
+    """Each prompt by itself, without filling."""
+    with torch.no_grad():
+        rows = [model(torch.tensor([prompt]), return_type="logits")[0, -1] for prompt in prompts]
+    return np.array([float(row[3] - row[5]) for row in rows])
+
+
+@pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "gpt2"), ("hooked", "llama")])
+@pytest.mark.parametrize("predict", [None, -1, [-1], [0, -1], slice(-2, None)], ids=str)
+def test_a_metric_gets_the_last_real_token_of_each_prompt(backend, name, predict):
+    """A position that a short prompt does not have is its last real token, whatever the metric asks for."""
+    model = shared(backend, name)
+    score = tls.evaluate(model, tls.Task(PROMPTS, last_margin, predict=predict))
+    np.testing.assert_allclose(score.per_sequence, by_hand(model), rtol=0, atol=NOISE)
+
+
+def padded(side):
+    width = max(map(len, PROMPTS))
+    rows = [[0] * (width - len(prompt)) for prompt in PROMPTS]
+    ids = [fill + row if side == "left" else row + fill for row, fill in zip(PROMPTS, rows, strict=True)]
+    mask = [
+        [0] * len(fill) + [1] * len(row) if side == "left" else [1] * len(row) + [0] * len(fill)
+        for row, fill in zip(PROMPTS, rows, strict=True)
+    ]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [torch.tensor(prompt) for prompt in PROMPTS],
+        [np.array(prompt) for prompt in PROMPTS],
+        [torch.tensor([prompt]) for prompt in PROMPTS],
+        padded("left"),
+        padded("right"),
+    ],
+    ids=["tensors", "arrays", "rows", "left", "right"],
+)
+def test_prompts_in_every_form_are_the_same_prompts(prompts):
+    model = shared("bridge", "llama")
+    expected = tls.evaluate(model, tls.Task(PROMPTS, last_margin, predict=-1)).per_sequence
+    score = tls.evaluate(model, tls.Task(prompts, last_margin, predict=-1))
+    assert score.per_sequence.tolist() == expected.tolist()
+
+
+def test_strings_are_tokenised_as_by_the_model(tmp_path):
+    model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
+    texts = ["w4 w9 w3", "w5"]
+    rows = [model.to_tokens(text)[0].tolist() for text in texts]
+    score = tls.evaluate(model, tls.Task(texts, last_margin, predict=-1))
+    np.testing.assert_allclose(score.per_sequence, by_hand(model, rows), rtol=0, atol=NOISE)
+    answers = tls.evaluate(model, tls.logit_difference(texts, "w3", "w5"))
+    np.testing.assert_allclose(answers.per_sequence, score.per_sequence, rtol=0, atol=NOISE)
+    with pytest.raises(ValueError, match=r"correct: 'w3 w4' is 2 tokens, \['w3', 'w4'\]; an answer is one token"):
+        tls.evaluate(model, tls.logit_difference(texts, "w3 w4", "w5"))
+
+
+def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
+    """So that answers of each prompt may be closed over, however the model is run."""
+    monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 5)  # one prompt at a time
+    answers, sizes = torch.tensor([3, 5, 7]), []
+
+    def metric(logits, tokens, mask):
+        sizes.append((tuple(logits.shape[:2]), tokens.tolist(), mask.sum(1).tolist()))
+        return logits[torch.arange(3), -1, answers]
+
+    model = shared("bridge", "llama")
+    found = tls.evaluate(model, tls.Task(PROMPTS, metric, predict=-1)).per_sequence
+    assert sizes == [((3, 1), [[1, 4, 9, 3, 3], [1, 5, 5, 5, 5], [1, 8, 2, 6, 7]], [4, 2, 5])]
+    for row, (prompt, answer) in enumerate(zip(PROMPTS, answers.tolist(), strict=True)):
+        with torch.no_grad():
+            expected = float(model(torch.tensor([prompt]), return_type="logits")[0, -1, answer])
+        assert found[row] == pytest.approx(expected, abs=NOISE)
+
+
+def test_several_answers_are_averaged():
+    model = shared("bridge", "llama")
+    with torch.no_grad():
+        logits = torch.stack([model(torch.tensor([prompt]), return_type="logits")[0, -1] for prompt in PROMPTS])
+    task = tls.logit_difference(PROMPTS, [[3, 4], 5, torch.tensor(6)], [1, [2, 3], [7, 8, 9]])
+    expected = [
+        logits[0, [3, 4]].mean() - logits[0, 1],
+        logits[1, 5] - logits[1, [2, 3]].mean(),
+        logits[2, 6] - logits[2, [7, 8, 9]].mean(),
+    ]
+    found = tls.evaluate(model, task)
+    np.testing.assert_allclose(found.per_sequence, [float(value) for value in expected], rtol=0, atol=NOISE)
+    assert task.higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("correct", "wrong", "said"),
+    [
+        (3, 3, "prompt 0: token 3 is a correct and a wrong answer"),
+        ([3, 4], 5, "the 3 prompts; found 2"),
+        ([3, [], 4], 5, "prompt 1 has no correct answer"),
+        (3, 999, "wrong: token ids are 0 to"),
+        ("w3", 4, "correct: this model has no tokenizer, so 'w3' cannot be read"),
+    ],
+)
+def test_answers_that_do_not_fit_are_refused(correct, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        tls.evaluate(shared("bridge", "llama"), tls.logit_difference(PROMPTS, correct, wrong))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "said"),
+    [
+        ([], TypeError, "prompts are strings"),
+        (7, TypeError, "found int 7"),
+        ([[1, 2], "w3"], TypeError, "found str 'w3' in the list"),
+        ([[1, 2], []], ValueError, "prompt 1 has no token"),
+        ([[1, 2], [1.5]], TypeError, "in the list"),
+        (torch.rand(2, 3), TypeError, "a tensor of torch.float32"),
+        ({"ids": [[1]]}, TypeError, "found a mapping with ids"),
+        ([[1, 999]], ValueError, "token ids are 0 to"),
+        ([[1] * 200], ValueError, "prompt 0 has 200 tokens, and the model's context is"),
+        ("w3", ValueError, "has no tokenizer"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompts, error, said):
+    with pytest.raises(error, match=said):
+        tls.evaluate(shared("bridge", "llama"), tls.Task(prompts, last_margin))
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (lambda logits, tokens, mask: logits.mean(), r"a tensor of shape \(3,\); found shape \(\)"),
+        (lambda logits, tokens, mask: 1.0, "found float"),
+        (lambda logits, tokens, mask: logits[:2, -1, 0], r"found shape \(2,\)"),
+        (lambda logits, tokens, mask: logits[:, -1, 0] / 0 * 0, "is nan for sequence 0: a score is a finite number"),
+    ],
+)
+def test_a_metric_that_gives_no_score_per_sequence_is_refused(metric, said):
+    with pytest.raises(ValueError, match=said):
+        tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, metric, name="mine"))
+
+
+def test_what_does_not_fit_the_prompts_is_refused(monkeypatch):
+    model = shared("bridge", "llama")
+    for options, said in (
+        ({"predict": 4}, "predict: prompt 0 has no position 4; it has 4 tokens"),
+        ({"predict": -3}, "predict: prompt 1 has no position -3; it has 2 tokens"),
+        ({"predict": slice(9, None)}, "chooses no position"),
+        ({"labels": pd.DataFrame({"kind": ["a"]})}, "labels have 1 rows and there are 3 sequences"),
+        ({"attention": [[1, 0]]}, r"a query and a key position per sequence, \[3, 2\]"),
+        ({"attention": (0, 1)}, "attention of sequence 0: its key comes after its query"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tls.evaluate(model, tls.Task(PROMPTS, last_margin, **options))
+    monkeypatch.setattr("tlspectral.tasks.scoring._MOST_LOGITS", 100)
+    with pytest.raises(ValueError, match="all 3 prompts at once, 0 GiB: say with predict="):
+        tls.evaluate(model, tls.Task(PROMPTS, last_margin))
+    # Called within: while tests run, the annotations of the class refuse them first.
+    check = inspect.unwrap(tls.Task.__post_init__)
+    with pytest.raises(TypeError, match="metric is a function"):
+        check(SimpleNamespace(metric="loss", labels=None))
+    with pytest.raises(TypeError, match="labels are a DataFrame"):
+        check(SimpleNamespace(metric=last_margin, labels=[1, 2, 3]))
+
+
+def test_positions_are_those_of_each_prompt():
+    lengths = torch.tensor([4, 2, 5])
+    assert predicted_positions(lengths, 5, None).tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 1, 1], [0, 1, 2, 3, 4]]
+    assert predicted_positions(lengths, 5, [0, -1]).tolist() == [[0, 3], [0, 1], [0, 4]]
+    assert predicted_positions(torch.tensor([5, 5]), 5, slice(1, -1)) == slice(1, 4)
+    assert predicted_positions(lengths, 5, torch.tensor([[1], [0], [-2]])).tolist() == [[1], [0], [3]]
+
+
+def test_logits_of_other_positions_are_never_computed():
+    """A vocabulary of 262,144 does not fill the memory."""
+    model, seen = shared("bridge", "llama"), []
+    handle = model.unembed.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[:2])))
+    try:
+        tls.evaluate(model, tls.logit_difference(PROMPTS, 3, 5))
+    finally:
+        handle.remove()
+    assert seen == [(3, 1)]
+
+
+def test_named_tasks_are_the_losses():
+    model = shared("bridge", "llama")
+    assert tls.evaluate(model, "induction").per_sequence.tolist() == tls.induction_loss(model).per_sequence.tolist()
+    task = tls.tasks.induction(n_sequences=5, segment_length=6, seed=3)
+    expected = tls.induction_loss(model, n_sequences=5, segment_length=6, seed=3)
+    assert tls.evaluate(model, task).per_sequence.tolist() == expected.per_sequence.tolist()
+
+
+def test_a_score_is_a_number():
+    score = Score(np.array([1.0, 2.0, 3.0]))
+    assert float(score) == score == 2.0 == score.value
+    assert f"{score:.1f}" == "2.0"
+    assert f"{score}" == "2.0000 ± 0.5774"
+    assert 1 < score < 3
+    assert score <= 2 <= score
+    assert score - 0.5 == 1.5
+    assert 3 - score == 1.0
+    assert abs(-score) == 2.0
+    assert score == pytest.approx(2.0)
+    assert sorted([score, Score(np.array([0.0, 1.0]))])[0] == 0.5
+    assert score != "2.0"
+    assert len({score, 2.0}) == 1
+    assert "2" in score._repr_html_()
+
+
+def test_the_difference_of_scores_is_paired():
+    before, after = Score(np.array([1.0, 2.0, 3.0])), Score(np.array([1.5, 2.5, 3.6]))
+    effect = after - before
+    assert (effect.value, effect.stderr, effect.pvalue) == (
+        paired_effect(after, before).value,
+        paired_effect(after, before).stderr,
+        0.25,
+    )
+    assert effect > 0.5
+    assert effect - 0.5 == pytest.approx(1 / 30)
+    other = Score(np.array([1.0, 2.0, 3.0]), sequences_sha256="a")
+    with pytest.raises(ValueError, match="these are of other tokens"):
+        other - Score(np.array([1.0, 2.0, 3.0]), sequences_sha256="b")
+
+
+def test_scores_are_grouped_by_labels():
+    labels = pd.DataFrame({"kind": ["a", "b", "a"]}, index=[7, 8, 9])
+    score = tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, last_margin, predict=-1, labels=labels))
+    means = score.table().groupby("kind")["value"].mean()
+    assert means["a"] == pytest.approx(score.per_sequence[[0, 2]].mean())
+    assert means["b"] == score.per_sequence[1]
+
+
+def test_the_hash_is_of_tokens_lengths_and_positions():
+    view = attention_view(shared("bridge", "llama"))
+    tasks = [
+        tls.Task(PROMPTS, last_margin),
+        tls.Task(PROMPTS, last_margin, predict=-1),
+        tls.Task([*PROMPTS[:2], PROMPTS[2][:4]], last_margin),
+        tls.Task([PROMPTS[0], [*PROMPTS[1], 5], PROMPTS[2]], last_margin),
+    ]
+    assert len({scored_sequences(view, task).digest for task in tasks}) == len(tasks)

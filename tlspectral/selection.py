@@ -1,0 +1,159 @@
+"""Heads, layers and parts as people write them: one reader for every function and command."""
+
+import difflib
+import operator
+import re
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.errors import BadHead
+
+Head = Any
+"""One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative layers count from the end."""
+
+Heads = Iterable[Any] | pd.DataFrame | str
+"""Heads: one `Head`, a list of them, or a DataFrame with `layer` and `head` as columns or index."""
+
+HEAD_FORMS = (
+    'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, a list of them, or a '
+    "DataFrame with layer and head as columns or index"
+)
+_FIELDS = ("layer", "head")
+_NAME = re.compile(r"L?(-?\d+)[H.](\d+)", re.IGNORECASE)
+
+
+def head_name(layer: int, head: int) -> str:
+    """Return the name of a head as tables print it: L12H0."""
+    return f"L{layer}H{head}"
+
+
+def head_pair(head: Head, n_layers: int | None = None) -> tuple[int, int]:
+    """Return layer and head of one head.
+
+    Args:
+        head: see `Head`.
+        n_layers: layers of the model, from which a negative layer is counted; None leaves it negative.
+
+    Raises:
+        BadHead: `head` names no head.
+    """
+    if isinstance(head, str):
+        match = _NAME.fullmatch(head.strip())
+        pair: tuple[Any, ...] = () if match is None else (int(match[1]), int(match[2]))
+    elif isinstance(head, pd.Series) and set(_FIELDS) <= set(head.index):
+        pair = (head["layer"], head["head"])
+    elif isinstance(head, pd.Series) and isinstance(head.name, tuple):  # of a DataFrame whose index is layer, head
+        pair = head.name
+    elif set(_FIELDS) <= set(getattr(head, "_fields", ())):
+        pair = (head.layer, head.head)
+    elif isinstance(head, Iterable) and not isinstance(head, bytes | Mapping | Set):
+        # A tensor without dimensions is iterable by its type alone.
+        pair = () if getattr(head, "ndim", 1) == 0 else tuple(head)
+    else:
+        pair = ()
+    numbers = [whole_number(part) for part in pair]
+    if len(numbers) != 2:
+        _refuse(head)
+    layer, index = numbers
+    if layer is None or index is None:
+        _refuse(head)
+    return layer + n_layers if n_layers is not None and layer < 0 else layer, index
+
+
+def head_pairs(heads: Any, n_layers: int | None = None) -> list[tuple[int, int]]:
+    """Return layer and head of each head, in their order, each once.
+
+    Args:
+        heads: see `Heads`.
+        n_layers: as for `head_pair`.
+
+    Raises:
+        BadHead: heads in none of the forms.
+    """
+    if isinstance(heads, pd.DataFrame) and set(heads.index.names) >= set(_FIELDS):
+        heads = heads.reset_index() if not set(_FIELDS) & set(heads.columns) else heads.reset_index(drop=True)
+    if isinstance(heads, pd.MultiIndex) and set(heads.names) >= set(_FIELDS):
+        heads = heads.to_frame(index=False)
+    if isinstance(heads, pd.DataFrame):
+        if not set(_FIELDS) <= set(heads.columns):
+            names = ", ".join(map(str, heads.columns))
+            raise BadHead(f"a DataFrame with columns {names} names no heads: {HEAD_FORMS}")
+        heads = zip(heads["layer"], heads["head"], strict=True)
+    elif _is_one(heads):
+        heads = [heads]
+    if not isinstance(heads, Iterable) or isinstance(heads, Mapping):
+        _refuse(heads)
+    return list(dict.fromkeys(head_pair(head, n_layers) for head in heads))
+
+
+def _is_one(heads: Any) -> bool:
+    """Tell a single head from a list of them: a name, a row, or two whole numbers."""
+    if isinstance(heads, str | pd.Series) or set(_FIELDS) <= set(getattr(heads, "_fields", ())):
+        return True
+    if isinstance(heads, list | tuple) or getattr(heads, "ndim", 0) == 1:
+        return len(heads) == 2 and all(whole_number(part) is not None for part in heads)
+    return False
+
+
+def whole_number(value: Any) -> int | None:
+    """Return an integer of any library, or of a float that holds one (columns with NaN); None for anything else."""
+    if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) == "torch.bool":
+        return None
+    if isinstance(value, float | np.floating):
+        return int(value) if float(value).is_integer() else None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def chosen_layers(layers: Any, n_layers: int) -> list[int]:
+    """Return the chosen layers, sorted, each once.
+
+    Args:
+        layers: a layer or several; negative ones count from the end; None is all of them.
+        n_layers: layers of the model.
+
+    Raises:
+        BadHead: a layer that does not exist, none at all, or something that is no whole number.
+    """
+    if layers is None:
+        return list(range(n_layers))
+    given = [layers] if whole_number(layers) is not None or not isinstance(layers, Iterable) else list(layers)
+    numbers = [whole_number(layer) for layer in given]
+    if None in numbers:
+        raise BadHead(f"layers are whole numbers, such as 3 or [0, 1]; found {given[numbers.index(None)]!r}")
+    chosen = {number + n_layers if number < 0 else number for number in numbers if number is not None}
+    wrong = sorted(index for index in chosen if not 0 <= index < n_layers)
+    if wrong or not chosen:
+        raise BadHead(f"layers {wrong or given} cannot be tabulated: the model has layers 0 to {n_layers - 1}")
+    return sorted(chosen)
+
+
+Symbol = Literal["M_S", "M_A", "Im(M_t)"]
+"""What is removed, by the symbol that "Fingerprint, Not Blueprint" has for it."""
+
+_PARTS: dict[str, str] = {"M_S": "symmetric", "M_A": "antisymmetric", "Im(M_t)": "rope_phase"}
+
+
+def chosen_part(part: str, known: Iterable[str]) -> Any:
+    """Return the name of a part that is given by name or by `Symbol`.
+
+    Raises:
+        ValueError: it is none of the known ones; the message has the nearest of them.
+    """
+    known = list(known)
+    name = _PARTS.get(part, part) if isinstance(part, str) else part
+    if name in known:
+        return name
+    symbols = [symbol for symbol, meant in _PARTS.items() if meant in known]
+    near = difflib.get_close_matches(str(part), [*known, *symbols], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"part must be one of {', '.join(map(repr, [*known, *symbols]))}; not {part!r}{hint}")
+
+
+def _refuse(given: Any) -> NoReturn:
+    raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")
