@@ -31,8 +31,8 @@ def summarize_sweep(
     """Summarise a sweep in statements, part by part, with and without control of the size of the removed part.
 
     `size_control` is `none` (effects as they are, in the unit of the metric, nats for a loss), `score_rms` (effect over
-    the RMS removed, per unit of score: the fair comparison of parts that differ in size) or `random` (effect less that of a random part of equal
-    size; with `control="random"` alone). `statement` is one of
+    the RMS removed, per unit of score: the fair comparison of parts that differ in size) or `random` (effect less that
+    of a random part of equal size; with `control="random"` alone). `statement` is one of
 
     * `sum`: of the effects of all heads. Interval over sequences (t distribution), from the sums that `sweep.attrs`
       hold; where a table was cut or joined and they no longer fit, the widest that the heads' standard errors allow.
