@@ -1,5 +1,6 @@
 """Histories of names, folders and models: their labels, reading from files, and what a stored step came from."""
 
+import doctest
 import shutil
 
 import pandas as pd
@@ -90,6 +91,10 @@ def test_models_are_labelled_by_what_they_are():
     first.tlspectral_source = {"model": "base", "revision": None}
     second.tlspectral_source = {"model": "base", "revision": "v2"}
     assert tls.head_history(iter([first, second]), **WEIGHTS).steps == ["base", "base at v2"]
+
+
+def test_the_example_of_the_docstring_runs():
+    assert doctest.testmod(recording) == doctest.TestResults(failed=0, attempted=4)
 
 
 def test_packaged_models_are_loaded():

@@ -281,10 +281,10 @@ def _joined(measured: dict[Label, MeasuredStep], seed: int) -> HeadHistory:
     return history
 
 
-def _provenance(steps: dict[Label, dict[Any, Any]]) -> dict[str, Any]:
+def _provenance(steps: dict[Label, dict[Any, Any]]) -> dict[Any, Any]:
     """Return the facts that are the same at all steps, and in `checkpoints` the others of each step."""
     first, *others = steps.values()
-    common = {
+    common: dict[Any, Any] = {
         name: value
         for name, value in first.items()
         if name not in (*_OF_A_STEP, *_STORED) and all(name in attrs and attrs[name] == value for attrs in others)

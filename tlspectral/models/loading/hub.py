@@ -86,9 +86,10 @@ def hub_revisions(source: Source) -> list[str]:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
+    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])  # as in first_file
     try:
         refs = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT).list_repo_refs(source.location)
-    except (OSError, ValueError, HfHubHTTPError.__mro__[1]) as error:
+    except (OSError, ValueError, http_error) as error:
         reason = _reason(source, error)
         refused = isinstance(error, HfHubHTTPError)  # the hub was reached
         names = [] if refused else _cached_revisions(source.location)
