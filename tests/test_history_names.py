@@ -108,7 +108,7 @@ def test_packaged_models_are_loaded():
 # --- read from files ---
 
 
-@pytest.mark.parametrize("name", ["llama", "neox"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("neox", marks=pytest.mark.slow)])
 def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, sizes, monkeypatch):
     for step in (0, 8):
         zoo.save_folder(name, tmp_path / f"step{step}", seed=step)
@@ -145,7 +145,7 @@ def test_steps_of_other_shapes_are_refused_when_they_are_read_from_files(suite, 
 # --- continuing ---
 
 
-@pytest.mark.parametrize("detectors", [False, True])
+@pytest.mark.parametrize("detectors", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, monkeypatch, detectors):
     options = {**QUICK, "detectors": detectors, "folder": tmp_path / "parts"}
     steps = [shutil.copytree(suite / name, tmp_path / name) for name in ("step0", "step16")]
