@@ -4,6 +4,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.loading.source import Source
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
@@ -12,8 +13,13 @@ if TYPE_CHECKING:
 def open_layers(model: Any, *, load: bool = False) -> "AttentionView | CheckpointLayers":
     """Return the attention layers of a model, or of the model that a name or path means.
 
-    A folder or hub model is read from its files, unless `load`; other names are loaded.
+    A folder or hub model is read from its files, unless `load`; other names are loaded. A `Source`, which is what
+    `find_source` says of a name, a revision and a step, is read from its files.
     """
+    if isinstance(model, Source):
+        from tlspectral.models.checkpoints import CheckpointLayers
+
+        return CheckpointLayers(model)
     if not isinstance(model, str | PathLike):
         return attention_view(model)
     if not load:
