@@ -220,7 +220,9 @@ class LayerAblation:
         return bool(placed) and getattr(placed[0], "hook", placed[0]) == self._edit_scores
 
     @torch.no_grad()
-    def _require_own_scores(self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None) -> None:
+    def _require_own_scores(
+        self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None
+    ) -> None:
         """Refuse a run whose scores are not those of its queries and keys, by its first sequence."""
         query, key = (Projection(side.whole[:1], side.content[:1], None) for side in (query, key))
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
