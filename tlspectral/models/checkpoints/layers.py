@@ -217,7 +217,9 @@ class CheckpointLayers:
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
-        for parameter, value in empty_model(one_layer_config(self.config, index)).named_parameters():
+        with refusing(misfit(self.files.record)):
+            parameters = list(empty_model(one_layer_config(self.config, index)).named_parameters())
+        for parameter, value in parameters:
             match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
             if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
                 tensor = names.get(match[3])
