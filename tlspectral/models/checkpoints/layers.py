@@ -245,10 +245,6 @@ class CheckpointLayers:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
 @contextmanager
 def layer_named(index: int) -> Iterator[None]:
     """Rename layer 0 to layer `index` in errors about a one-layer model."""

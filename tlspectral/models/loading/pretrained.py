@@ -108,16 +108,12 @@ def _folder(source: Source) -> Path:
 
 def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
     """Call a `from_pretrained` without the network, and turn its errors into those of this package."""
-    from safetensors import SafetensorError
-
     name = source.record["model"]
     with refusing(misfit(source.record)), quiet():
         try:
             return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
         except OSError as error:
             raise FileNotFoundError(f"{folder} cannot be loaded: {first_sentence(error)}") from error
-        except SafetensorError as error:
-            raise BadWeights(f"The weights of {name} cannot be read: {first_sentence(error)}") from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
