@@ -81,7 +81,7 @@ def detect_heads(
         prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
         target there). `attrs` hold L, the number of sequences, the opening token, `chance`, what uniform attention
         would score on the copy, and `reliability`: the rank correlation, over the model's heads, of each score between
-        even and odd sequences.
+        even and odd sequences; and `user_hooks`, as in `analyze_heads`.
 
     Raises:
         ValueError: fewer than two sequences, or `tokens` that are no repeated sequences.
@@ -112,6 +112,7 @@ def detect_heads(
         "seed": seed,
         "chance": chance_level(length),
         "reliability": split_half_reliability(np.concatenate(halves, axis=2)),
+        **{key: value for key, value in view.source.items() if key == "user_hooks"},
     }
     return named(table, DETECT_HEADS)
 

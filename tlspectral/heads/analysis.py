@@ -75,7 +75,9 @@ def analyze_heads(
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
-        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks.
+        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`,
+        where there are any, the number of forward hooks of your own that were on the model, by hook point or module.
+        Such hooks act in the detectors.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.

@@ -19,6 +19,7 @@ from tlspectral.heads.measure import joined, measure_heads
 from tlspectral.heads.null import forget_blocks, layer_null
 from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.loading.damage import misfit, refusing
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import WorkPart, finished_parts, open_parts
@@ -107,7 +108,8 @@ def _measured(plan: _Plan, index: int) -> pd.DataFrame:
 
 
 def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
-    check = check_scores(view)
+    with refusing(misfit(plan.checkpoint.files.record)):
+        check = check_scores(view)
     raw = view.raw(0)
     groups = [
         measure_heads(fold_attention(group, 0), index, moments=None, directions=plan.directions)

@@ -243,6 +243,13 @@ def _tables(
     drift = max(float((cos - exact[0]).abs().max()), float((sin - exact[1]).abs().max()))
     # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
     if drift > 1e-2:
+        limit = rotary.valid_up_to
+        if limit is not None and n_positions > limit:
+            raise ScoreMismatch(
+                f"layer {index}: the prompt has {n_positions} tokens, and the rotary frequencies of this model change "
+                f"past {limit} (LongRoPE, dynamic NTK; cos and sin differ by {drift:.2e}); the operators are those of "
+                f"prompts of at most {limit} tokens, so use such prompts"
+            )
         raise ScoreMismatch(
             f"layer {index}: the model rotates its pairs by other angles than its frequencies say "
             f"(cos and sin differ by {drift:.2e} within {n_positions} tokens)"

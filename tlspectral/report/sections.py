@@ -30,6 +30,7 @@ _PROVENANCE = (
     ("null_blocks", "Null blocks"),
     ("score_check", "Self-check"),
     ("detectors", "Detectors"),
+    ("user_hooks", "Hooks that were on the model"),
     ("rotary_valid_up_to", "Rotary angles valid up to"),
     ("versions", "Versions"),
 )

@@ -8,6 +8,7 @@ import torch
 from tlspectral.models.loading import gguf
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
 from tlspectral.models.loading.bridge import build_bridge
+from tlspectral.models.loading.damage import misfit, refusing
 from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.pretrained import load_pretrained
@@ -29,13 +30,19 @@ def load_from_files(source: Source, backend: str, device: torch.device, dtype: t
         source = pinned(source)
     pretrained, tokenizer, left_out = load_pretrained(source, dtype)
     label = source.record["model"]
-    if backend == "hooked":
-        model = build_hooked(pretrained, tokenizer, label, dtype).to(device, print_details=False)
-    else:
-        expected = log_probabilities(pretrained.to(device))
-        require_numbers(pretrained, expected, label)
-        model = build_bridge(pretrained, tokenizer, label)  # takes the model apart, so its values are computed before
-        subject = f"the bridge that TransformerLens {version('transformer-lens')} makes of {label}"
-        require_agreement(model, expected, subject, "try another version of TransformerLens")
+    with refusing(misfit(source.record)):
+        model = _built(pretrained, tokenizer, backend, device, dtype, label)
     model.tlspectral_source = source.record | left_out
+    return model
+
+
+def _built(pretrained: Any, tokenizer: Any, backend: str, device: torch.device, dtype: torch.dtype, label: str) -> Any:
+    """Return the TransformerLens model of a transformers model, which it takes apart, after comparing the two."""
+    if backend == "hooked":
+        return build_hooked(pretrained, tokenizer, label, dtype).to(device, print_details=False)
+    expected = log_probabilities(pretrained.to(device))
+    require_numbers(pretrained, expected, label)
+    model = build_bridge(pretrained, tokenizer, label)  # takes the model apart, so its values are computed before
+    subject = f"the bridge that TransformerLens {version('transformer-lens')} makes of {label}"
+    require_agreement(model, expected, subject, "try another version of TransformerLens")
     return model
