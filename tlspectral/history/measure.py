@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,7 @@ def measure_step(
     *,
     pairs: Sequence[tuple[Head, Head]],
     null_draws: int,
+    null_dtype: Literal["float32", "float64"],
     detectors: bool,
     n_jobs: int,
     seed: int,
@@ -54,6 +55,7 @@ def measure_step(
     heads = analyze_heads(
         view.model,
         null_draws=null_draws,
+        null_dtype=null_dtype,
         null_blocks="fresh",
         detectors=detectors,
         n_jobs=n_jobs,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,7 @@ def head_history(
     *,
     pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
+    null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
@@ -50,6 +51,7 @@ def head_history(
         pairs: (source, target) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
+        null_dtype: as for `analyze_heads`.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
         folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
             steps. A checkpoint is then loaded only if its weights cannot be identified without loading.
@@ -79,12 +81,21 @@ def head_history(
         "what": "head history, one file a step",
         "pairs": [[list(head) for head in pair] for pair in wanted],
         "null_draws": null_draws,
+        "null_dtype": null_dtype,
         "detectors": detectors,
         "seed": seed,
     }
     part_folder = None if folder is None else open_parts(folder, settings)
 
-    measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
+    measure = partial(
+        measure_step,
+        pairs=wanted,
+        null_draws=null_draws,
+        null_dtype=null_dtype,
+        detectors=detectors,
+        n_jobs=n_jobs,
+        seed=seed,
+    )
     shapes: dict[int, dict[str, Any]] = {}
     with workers_kept():
         steps = finished_parts(
