@@ -46,8 +46,8 @@ def rounding(shape: heads.Shape, label: str, spectrum: np.ndarray) -> None:
         observed = np.random.default_rng(0).normal(exact.mean(), sd, (10_000, 1))
         moved = ((rounded <= observed).sum(axis=1) != (exact <= observed).sum(axis=1)).mean()
         print(
-            f"  {column:9s} sd {sd:.1e}, a draw off by at most {np.abs(rounded - exact).max():.0e}; of the sampling error:"
-            f" mean {of_mean:.4%}, sd {of_sd:.4%}; percentile of an observed draw moved by 1/{heads.DRAWS} in {moved:.2%}"
+            f"  {column:9s} sd {sd:.1e}, a draw off by at most {np.abs(rounded - exact).max():.0e}; of the sampling "
+            f"error: mean {of_mean:.3%}, sd {of_sd:.3%}; observed values whose percentile moves: {moved:.2%}"
         )
 
 
@@ -76,8 +76,8 @@ def layer_cost(repeats: int = 1) -> None:
             double, single, bare = (float(np.median(samples)) for samples in times.values())
             print(
                 f"one layer of {shape.name}, {shape.heads} heads, {draws} draws: {1e3 * double:.0f} ms a head in "
-                f"float64, {1e3 * single:.0f} in float32, bare float64 eigvals {1e3 * bare:.0f}; times {n_heads} heads: "
-                f"{n_heads * double:.0f} and {n_heads * single:.0f} CPU s",
+                f"float64, {1e3 * single:.0f} in float32, bare float64 eigvals {1e3 * bare:.0f}; times {n_heads} "
+                f"heads: {n_heads * double:.0f} and {n_heads * single:.0f} CPU s",
                 flush=True,
             )
 

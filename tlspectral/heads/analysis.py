@@ -85,7 +85,8 @@ def analyze_heads(
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
         BadHead: a layer that does not exist.
         IncompatibleCheckpoint: `checkpoint_dir` holds layers of other weights or settings.
-        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, or an argument that does not fit the model.
+        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, or an argument that does not fit the
+            model.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
