@@ -1,20 +1,18 @@
 """Eigenvalues of the null in float32: rounding against the Monte-Carlo error, and CPU cost against float64.
 
-Run `python benchmarks/null_dtype.py` (about ten minutes of CPU), `--layer` for the cost of whole tables alone. Both
-precisions take the same draws, alternately, in one process on one thread; the unit is CPU time. float32 is used here at
-every size, also where `null_draws` would not use it. The layer has the attention of Llama-3-8B, with random weights.
+Run `python benchmarks/null_dtype.py` (about a minute of an idle core), `--cost` for the cost of tables alone. Both
+precisions take the same draws, alternately, in one process on one thread; the unit is CPU time. Rounding is measured at
+every size, also where `null_draws` would not use float32. The cost of a model's table is that of two heads, times their
+number, with neither imports nor the shared blocks.
 """
 
 import os
 import sys
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import heads
 import numpy as np
-import scale
 import torch
 import typer
 
@@ -51,50 +49,42 @@ def rounding(shape: heads.Shape, label: str, spectrum: np.ndarray) -> None:
         )
 
 
-def layer_cost(repeats: int = 1) -> None:
-    """Print CPU a head of one layer's tables, both precisions alternately, and what the whole model would cost."""
-    import tlspectral
-
-    shape = replace(scale.LLAMA_8B, layers=1)
-    n_heads = scale.LLAMA_8B.layers * shape.heads
-    with tempfile.TemporaryDirectory(prefix="null_dtype_") as temporary:
-        folder = Path(temporary) / "layer"
-        scale.write_checkpoint(shape, folder)
-
-        def seconds(draws: int, dtype: str) -> float:
-            start = time.process_time()
-            tlspectral.analyze_heads(folder, null_draws=draws, null_dtype=dtype, detectors=False, show_progress=False)
-            return (time.process_time() - start) / shape.heads
-
-        seconds(scale.NO_NULL, "float64")  # sets up torch and LAPACK
-        for draws in scale.LLAMA_8B.draws:
-            times = {"float64": [], "float32": [], "bare": []}
-            for _ in range(repeats):
-                for dtype in ("float64", "float32"):
-                    times[dtype].append(seconds(draws, dtype))
-                times["bare"].append(scale.bare_eigvals(shape.d_head, draws))
-            double, single, bare = (float(np.median(samples)) for samples in times.values())
+def table_cost(shape: heads.Shape, model: str, n_heads: int) -> None:
+    """Print CPU a head of its row in both precisions, beside bare LAPACK, and what the model's rows would cost."""
+    factors = heads.factors(shape, shape.heads)
+    spectra = heads.metrics_only(shape, *factors).singular_values
+    for draws in (100, heads.DRAWS):
+        blocks = haar_blocks(shape.n, shape.d_head, draws, block_generator(0, shape.n, shape.d_head))
+        jobs = {
+            "metrics": lambda: heads.metrics_only(shape, *factors),
+            "bare": lambda blocks=blocks: heads.bare_lapack(spectra, blocks),
+            "float64": lambda blocks=blocks: heads.whole_table(shape, *factors, blocks, "float64"),
+            "float32": lambda blocks=blocks: heads.whole_table(shape, *factors, blocks, "float32"),
+        }
+        a_head = {name: heads.seconds(job) / shape.heads for name, job in jobs.items()}
+        for dtype in ("float64", "float32"):
+            null = (a_head[dtype] - a_head["metrics"]) / a_head["bare"]
             print(
-                f"one layer of {shape.name}, {shape.heads} heads, {draws} draws: {1e3 * double:.0f} ms a head in "
-                f"float64, {1e3 * single:.0f} in float32, bare float64 eigvals {1e3 * bare:.0f}; times {n_heads} "
-                f"heads: {n_heads * double:.0f} and {n_heads * single:.0f} CPU s",
+                f"{shape.name}, {shape.heads} heads, {draws} draws in {dtype}: {1e3 * a_head[dtype]:.0f} ms a head, "
+                f"the null {null:.3f} of bare float64 eigvals; {n_heads} heads ({model}): "
+                f"{n_heads * a_head[dtype]:.0f} CPU s",
                 flush=True,
             )
 
 
-def main(layer: bool = False) -> None:
-    """Measure rounding at all shapes, then the tables of a layer; `--layer`: these alone."""
+def main(cost: bool = False) -> None:
+    """Measure rounding at all shapes, then the cost of tables; `--cost`: this alone."""
     if os.environ.get("OMP_NUM_THREADS") != "1":
         # BLAS reads its thread count when it is loaded.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
     torch.set_num_threads(1)
-    if not layer:
+    if not cost:
         for shape in SHAPES:
             random = heads.metrics_only(shape, *heads.factors(shape, 1)).singular_values[0]
             rounding(shape, "random factors", random)
             rounding(shape, "a decaying spectrum", np.exp(-np.linspace(0, 4, shape.d_head)))
             sys.stdout.flush()
-    layer_cost()
+    table_cost(replace(heads.SHAPES[-1], heads=2), "Llama-3-8B", 1024)
 
 
 if __name__ == "__main__":
