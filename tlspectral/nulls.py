@@ -126,7 +126,7 @@ def null_draws(
     FLOAT32_FROM or more, eigenvalues are taken in float32; the largest s lies between 1 / sqrt(k) and 1, so nothing
     overflows. The first COMPARED_DRAWS draws are taken in both precisions. Where the root mean square difference of a
     metric reaches ROUNDING_SHARE of the Monte-Carlo error of its mean, sd / sqrt(draws), all draws of the head are
-    taken in float64; so are those of a head of rank 1, whose D_head has no spread.
+    taken in float64; so are those of a head of exactly rank 1, whose D_head has no spread.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         compared, rest = blocks[:COMPARED_DRAWS], blocks[COMPARED_DRAWS:]
