@@ -76,6 +76,7 @@ def test_rounding_stays_below_one_percent_of_the_sampling_error(spectrum):
 @pytest.mark.parametrize(
     ("n", "spectrum"),
     [
+        (512, of_rank(1, 128, 1e-17)),  # D_head is rounding in every draw
         (512, of_rank(1, 128, 0.0)),  # D_head is 0 in every draw
         (128, np.ones(128)),  # orthogonal draws: henrici is 0 up to rounding
     ],

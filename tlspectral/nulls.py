@@ -126,7 +126,7 @@ def null_draws(
     FLOAT32_FROM or more, eigenvalues are taken in float32; the largest s lies between 1 / sqrt(k) and 1, so nothing
     overflows. The first COMPARED_DRAWS draws are taken in both precisions. Where the root mean square difference of a
     metric reaches ROUNDING_SHARE of the Monte-Carlo error of its mean, sd / sqrt(draws), all draws of the head are
-    taken in float64; so are those of a head of exactly rank 1, whose D_head has no spread.
+    taken in float64; so are those of a head of rank 1, whose D_head has no spread but rounding.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         compared, rest = blocks[:COMPARED_DRAWS], blocks[COMPARED_DRAWS:]
@@ -143,7 +143,8 @@ def _rounding_is_small(
     exact: Float64[np.ndarray, " compared"], rounded: Float64[np.ndarray, " compared"], draws: int
 ) -> bool:
     error = float(np.sqrt(((rounded - exact) ** 2).mean()))
-    return error < ROUNDING_SHARE * float(exact.std()) / draws**0.5
+    spread = float(exact.std())
+    return spread > SPREAD_FLOOR and error < ROUNDING_SHARE * spread / draws**0.5
 
 
 def metrics_of_draws(
