@@ -130,13 +130,20 @@ def test_show_without_detectors_null_or_provenance(tmp_path):
 
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
-    options = ("--null-draws", 20, "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
     assert library.load == [("tiny", {"backend": "hooked"})]
     ((model, passed),) = library.analyze
     assert model.loaded == "tiny"
-    assert passed == {"null_draws": 20, "detectors": True, "n_jobs": 2, "seed": 7, "show_progress": True}
+    assert passed == {
+        "null_draws": 20,
+        "null_dtype": "float64",
+        "detectors": True,
+        "n_jobs": 2,
+        "seed": 7,
+        "show_progress": True,
+    }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
     assert "worst error 2.5e-06" in done.output.splitlines()[0]

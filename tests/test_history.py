@@ -337,7 +337,8 @@ def test_another_run_does_not_go_on_in_the_folder(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"null_draws": 9}, {"seed": 1}, {"detectors": False}, {"pairs": [((0, 0), (1, 0))]}]
+    "change",
+    [{"null_draws": 9}, {"null_dtype": "float64"}, {"seed": 1}, {"detectors": False}, {"pairs": [((0, 0), (1, 0))]}],
 )
 def test_a_folder_of_other_settings_is_refused(run, tmp_path, change):
     head_history(training_checkpoints(run)[:1], folder=tmp_path, **QUICK)

@@ -17,6 +17,7 @@ def analyze(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
     ] = None,
     null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
+    null_dtype: Annotated[str, typer.Option(help="float32 or float64, of the null's eigenvalues.")] = "float32",
     no_detectors: Annotated[
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
@@ -43,8 +44,12 @@ def analyze(
         require_writable(output)
     import tlspectral
 
-    streamed: dict[str, Any] = {} if checkpoint_dir is None else {"checkpoint_dir": checkpoint_dir}
-    if streamed and not (no_detectors and backend == "auto"):
+    if null_dtype not in ("float32", "float64"):
+        raise typer.BadParameter("is float32 or float64", param_hint="--null-dtype")
+    options: dict[str, Any] = {"null_dtype": null_dtype}
+    if checkpoint_dir is not None:
+        options["checkpoint_dir"] = checkpoint_dir
+    if checkpoint_dir is not None and not (no_detectors and backend == "auto"):
         raise typer.BadParameter("goes with --no-detectors and the automatic backend", param_hint="--checkpoint-dir")
     began = time.perf_counter()
     loaded = model if no_detectors and backend == "auto" else tlspectral.load_model(model, backend=backend)
@@ -55,7 +60,7 @@ def analyze(
         n_jobs=jobs,
         seed=seed,
         show_progress=True,
-        **streamed,
+        **options,
     )
     if output is not None:
         tlspectral.write_table(heads, output)

@@ -33,6 +33,7 @@ class _Plan:
     checkpoint: CheckpointLayers
     draws: int
     blocks: Literal["shared", "fresh"]
+    dtype: Literal["float32", "float64"]
     seed: int
     directions: Float64[Tensor, "d_model directions"] | None
 
@@ -43,6 +44,7 @@ def streamed_layers(
     *,
     null_draws: int,
     null_blocks: Literal["shared", "fresh"],
+    null_dtype: Literal["float32", "float64"],
     seed: int,
     extras: Iterable[str],
     checkpoint_dir: str | os.PathLike[str] | None,
@@ -64,13 +66,14 @@ def streamed_layers(
         checkpoint.prepare(indices[:1], "positions")
         with one_thread(), checkpoint.layer(indices[0], "positions") as view:
             directions = position_directions(view)
-    plan = _Plan(checkpoint, null_draws, null_blocks, seed, directions)
+    plan = _Plan(checkpoint, null_draws, null_blocks, null_dtype, seed, directions)
     folder = None
     if checkpoint_dir is not None:
         settings = {
             "config_sha256": checkpoint.files.config_digest(),
             "null_draws": null_draws,
             "null_blocks": null_blocks,
+            "null_dtype": null_dtype,
             "seed": seed,
             "extras": sorted(extras),
             "tlspectral": __version__,
@@ -116,7 +119,7 @@ def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
         for _, group in key_value_groups(raw)
     ]
     measured = joined(groups)
-    null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, seed=plan.seed)
+    null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, dtype=plan.dtype, seed=plan.seed)
     table = pd.DataFrame(measured.columns).join(null)
     table.attrs = {
         "check": check.of_layer(0) | {"layer": index},

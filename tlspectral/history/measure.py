@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -44,6 +44,7 @@ def measure_step(
     *,
     pairs: Sequence[tuple[Head, Head]],
     null_draws: int,
+    null_dtype: Literal["float32", "float64"],
     detectors: bool,
     n_jobs: int,
     seed: int,
@@ -60,6 +61,7 @@ def measure_step(
     heads = analyze_heads(
         model,
         null_draws=null_draws,
+        null_dtype=null_dtype,
         null_blocks="fresh",
         detectors=detectors,
         n_jobs=n_jobs,

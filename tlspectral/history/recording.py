@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ def head_history(
     steps: Iterable[int] | None = None,
     pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
+    null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
@@ -64,6 +65,7 @@ def head_history(
         pairs: (source, target) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
+        null_dtype: as for `analyze_heads`.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
         folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
             steps, if they were measured from the same commit on the hub or the same files. A checkpoint is then loaded
@@ -103,12 +105,21 @@ def head_history(
         "what": "head history, one file a step",
         "pairs": [[list(head) for head in pair] for pair in wanted],
         "null_draws": null_draws,
+        "null_dtype": null_dtype,
         "detectors": detectors,
         "seed": seed,
     }
     part_folder = None if folder is None else open_parts(folder, settings)
 
-    measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
+    measure = partial(
+        measure_step,
+        pairs=wanted,
+        null_draws=null_draws,
+        null_dtype=null_dtype,
+        detectors=detectors,
+        n_jobs=n_jobs,
+        seed=seed,
+    )
     plan = _Plan(folder, measure, stream=not detectors)
     with workers_kept():
         tables = finished_parts(

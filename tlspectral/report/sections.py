@@ -28,6 +28,7 @@ _PROVENANCE = (
     ("seed", "Seed"),
     ("null_draws", "Null draws per head"),
     ("null_blocks", "Null blocks"),
+    ("null_dtype", "Null eigenvalues"),
     ("score_check", "Self-check"),
     ("detectors", "Detectors"),
     ("user_hooks", "Hooks that were on the model"),
