@@ -37,8 +37,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     Args:
         df: table of any columns.
         path: file to write; an existing one is replaced.
-        attrs_for_pandas: whether `pandas.read_parquet` finds `df.attrs` too. False for a file of a dataset: pandas would
-            give all rows of the dataset the `attrs` of its first file. `read_table` finds them in either case.
+        attrs_for_pandas: whether `pandas.read_parquet` finds `df.attrs` too. False for a file of a dataset: pandas
+            would give all its rows the `attrs` of its first file. `read_table` finds them in either case.
 
     Raises:
         ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).

@@ -71,8 +71,8 @@ def finished_parts(
 
     With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
-    this call (see `workers_kept`). Each worker stores its parts itself. An interrupt, an error in a part unless `failed`
-    is given, or a part that cannot be written stops the work, and finished parts stay in the folder.
+    this call (see `workers_kept`). Each worker stores its parts itself. An interrupt, a part that cannot be written
+    and, without `failed`, an error in a part stop the work. Finished parts stay in the folder.
 
     Args:
         parts: with names of their own. Of a sequence all files are read and checked before the first missing part is
