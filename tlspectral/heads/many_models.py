@@ -28,6 +28,7 @@ from tlspectral.tables import (
     finished_parts,
     named,
     open_parts,
+    workers_kept,
     write_table,
 )
 from tlspectral.version import __version__
@@ -130,15 +131,16 @@ def analyze_models(
         failures[part.removeprefix("heads/")] = failure
         write_table(_failure_table(entries, failures), folder / _FAILURES)
 
-    tables = finished_parts(
-        parts,
-        part_folder,
-        description="models",
-        unit="model",
-        n_jobs=n_jobs if shared_out else 1,
-        failed=failed,
-        show_progress=show_progress,
-    )
+    with workers_kept():
+        tables = finished_parts(
+            parts,
+            part_folder,
+            description="models",
+            unit="model",
+            n_jobs=n_jobs if shared_out else 1,
+            failed=failed,
+            show_progress=show_progress,
+        )
     for part in tables:
         shutil.rmtree(folder / "layers" / part.removeprefix("heads/"), ignore_errors=True)
     if not failures:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 _OTHER_FILES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
 
@@ -14,22 +15,22 @@ def is_model_list(name: str | os.PathLike[str]) -> bool:
     return path.suffix.lower() not in _OTHER_FILES and path.is_file()
 
 
-def listed_models(models: Iterable[str | os.PathLike[str]]) -> list[str]:
+def listed_models(models: Iterable[Any]) -> list[str]:
     """Return the entries, with those of a list file in its place.
 
     A list file has one entry per line. `#` begins a comment at the start of a line or after a space. Relative paths are
     those of the working directory.
 
     Raises:
-        ValueError: a file is no text, an entry is neither a name nor a path, or nothing is listed.
+        ValueError: a file is no text, an entry is a loaded model, or nothing is listed.
     """
     given = [models] if isinstance(models, str | os.PathLike) else list(models)
     names: list[str] = []
     for entry in given:
         if not isinstance(entry, str | os.PathLike):
             raise ValueError(
-                f"found a {type(entry).__name__} among the models: give names or paths, and a model that is loaded to "
-                "analyze_heads"
+                f"found an object of type {type(entry).__name__} among the models: give names or paths; analyze_heads "
+                "takes a loaded model"
             )
         names += _lines(Path(entry).expanduser()) if is_model_list(entry) else [os.fspath(entry)]
     if not names:
