@@ -14,7 +14,7 @@ from tlspectral.cli.summary import self_check, summary
 def analyze(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help=f"{MODEL_HELP} Or a text file that lists models, one per line."),
+        typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} Or a text file that lists models, one per line."),
     ],
     output: Annotated[
         Path | None,
