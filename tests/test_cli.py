@@ -168,6 +168,68 @@ def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
     assert library.load == []
 
 
+@pytest.fixture
+def many(monkeypatch):
+    """What `analyze_models` is given; of the models, `many.failing` fail."""
+    import tlspectral.heads
+
+    calls = SimpleNamespace(given=[], failing=[])
+
+    def analyze_models(models, folder, **options):
+        calls.given.append((models, folder, options))
+        failures = pd.DataFrame(
+            [(model, "BadWeights", "no\nweights", "") for model in calls.failing],
+            columns=["model", "error", "message", "raised_in"],
+        )
+        failures.attrs["models"] = models
+        return failures
+
+    monkeypatch.setattr(tlspectral.heads, "analyze_models", analyze_models, raising=False)
+    return calls
+
+
+def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
+    options = ("--null-draws", 20, "--no-detectors", "--jobs", 2, "--seed", 7)
+    done = run("analyze", "a", "b", "-o", tmp_path / "out", *options)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"{tmp_path}/out/heads: 0 of 2 models failed"
+    passed = {"null_draws": 20, "detectors": False, "backend": "auto", "n_jobs": 2, "seed": 7, "show_progress": True}
+    assert many.given == [(["a", "b"], tmp_path / "out", passed)]
+    many.failing = ["b"]
+    done = run("analyze", "a", "b", "-o", tmp_path / "out")
+    assert done.exit_code == 1
+    assert done.stderr == "b: BadWeights: no weights\n"
+    last = f"{tmp_path}/out/heads: 1 of 2 models failed, see {tmp_path}/out/failures.parquet"
+    assert done.stdout.splitlines()[-1] == last
+
+
+def test_a_list_of_one_model_is_a_dataset_too(tmp_path, many):
+    (tmp_path / "models.txt").write_text("a\n")
+    assert run("analyze", tmp_path / "models.txt", "-o", tmp_path / "out").exit_code == 0
+    assert many.given[0][0] == [str(tmp_path / "models.txt")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "several models need a folder for their dataset"),
+        (("-o", "out", "--no-detectors", "--checkpoint-dir", "parts"), "several keep theirs in -o"),
+    ],
+)
+def test_several_models_refuse_what_is_for_one(many, options, said):
+    done = run("analyze", "a", "b", *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert many.given == []
+
+
+def test_several_models_refuse_a_file_as_output(tmp_path):
+    done = run("analyze", "a", "b", "-o", tmp_path / "heads.parquet")
+    assert done.exit_code == 2
+    assert "heads.parquet is a file, and several models make a dataset: name a folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     def verify_scores(model, tokens=None):
         return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))

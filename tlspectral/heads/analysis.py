@@ -94,7 +94,7 @@ def analyze_heads(
     tokens; only an ablation shows that a part of an operator is used.
     """
     extras = tuple(extras)
-    _check_arguments(null_draws, null_blocks, null_dtype, extras)
+    check_arguments(null_draws, null_blocks, null_dtype, extras)
     source = open_layers(model, load=detectors)
     indices = _checked_layers(layers, source.n_layers)
     if isinstance(source, AttentionView):
@@ -227,7 +227,8 @@ def _query_key(
     return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
 
 
-def _check_arguments(null_draws: int, null_blocks: str, null_dtype: str, extras: Sequence[str]) -> None:
+def check_arguments(null_draws: int, null_blocks: str, null_dtype: str, extras: Sequence[str]) -> None:
+    """Refuse settings that no model can have. Raises ValueError."""
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
