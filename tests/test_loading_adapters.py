@@ -1,10 +1,8 @@
 """Folders with a LoRA adapter: merged into its base, or refused with the reason."""
 
 import json
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.source import find_source
 
 BACKENDS = ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)]
@@ -56,22 +55,26 @@ def edited(path, **changes):
 @pytest.mark.parametrize("options", [{}, {"use_dora": True, "use_rslora": True}, {"modules_to_save": ["embed_out"]}])
 def test_an_adapter_is_merged_into_its_base(peft, base, tmp_path, backend, options):
     expected = saved_adapter(peft, base, tmp_path / "adapter", **options)
-    state = torch.random.get_rng_state()
     model = tls.load_model(tmp_path / "adapter", backend=backend)
     # Measured: at most 3e-6; without the adapter they differ by 1.
     torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=0)
     assert (logits(model) - logits(tls.load_model(base))).abs().max() > 0.1
-    assert torch.equal(torch.random.get_rng_state(), state)
     folder = str(tmp_path / "adapter")
     source = {"model": folder, "revision": None, "adapter": folder, "base": {"model": str(base), "revision": None}}
     assert model.tlspectral_source == source
     assert model.to_tokens("w5 w6", prepend_bos=False).tolist() == [[5, 6]]
 
 
-@pytest.mark.parametrize("detectors", [True, False])
-def test_the_head_table_of_an_adapter_names_its_base(peft, base, tmp_path, detectors):
+def test_a_merge_draws_no_random_numbers(peft, base, tmp_path):
     saved_adapter(peft, base, tmp_path / "adapter")
-    table = tls.analyze_heads(tmp_path / "adapter", detectors=detectors, null_draws=2, show_progress=False)
+    state = torch.random.get_rng_state()
+    load_merged(find_source(tmp_path / "adapter"), torch.float32, None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_head_table_of_an_adapter_names_its_base(peft, base, tmp_path):
+    saved_adapter(peft, base, tmp_path / "adapter")
+    table = tls.analyze_heads(tmp_path / "adapter", detectors=False, null_draws=2, show_progress=False)
     assert table.attrs["base"]["model"] == str(base)
     plain = tls.analyze_heads(tls.load_model(base), detectors=False, null_draws=2, show_progress=False)
     assert (table["D_head"] - plain["D_head"]).abs().max() > 0.01
@@ -106,9 +109,7 @@ def test_an_adapter_that_does_not_fit_its_base(peft, base, tmp_path):
     smaller = transformers.AutoModelForCausalLM.from_pretrained(base, num_hidden_layers=1)
     smaller.save_pretrained(tmp_path / "smaller")
     edited(path, base_model_name_or_path=str(tmp_path / "smaller"))
-    with pytest.raises(
-        BadWeights, match=r"does not fit its base: it lacks 0 weights and has \d+ too many, such as .*1"
-    ):
+    with pytest.raises(BadWeights, match=r"does not fit its base: it lacks 0 weights and has \d+ too many, such"):
         tls.load_model(path)
     edited(path, base_model_name_or_path=str(base), r=2)
     with pytest.raises(BadWeights, match=r"^peft \S+ cannot merge the adapter .* into its base: .*size mismatch"):
@@ -179,19 +180,10 @@ def test_a_damaged_description(monkeypatch, tmp_path):
             tls.load_model(tmp_path / text)
 
 
-def test_without_peft_the_command_that_installs_it_is_named(tmp_path):
-    code = f"""
-import sys
-sys.modules["peft"] = None
-import tlspectral
-try:
-    tlspectral.load_model({str(described(tmp_path / "adapter"))!r})
-except ImportError as error:
-    print(error)
-"""
-    root = str(Path(tls.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert 'needs the package peft: pip install "tlspectral[adapters]"' in done.stdout, done.stderr
+def test_without_peft_the_command_that_installs_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r'needs the package peft: pip install "tlspectral\[adapters\]"'):
+        tls.load_model(described(tmp_path / "adapter"))
 
 
 @pytest.mark.parametrize("detectors", [True, False])

@@ -37,7 +37,8 @@ def load_model(
     A model object of transformers stays as it is, its hooks included. What is returned is made of a copy with eager
     attention, without the object's hooks (a warning names them), whose parameters share their storage with the
     object's where type and device are the same: in the bridge, a later change of values in place, as by training, can
-    show in both. `model` and `commit` are what its config says; that its weights have not changed since is not known.
+    show in both. `model` and `commit` are what its config says (transformers 5 may not say a hub model's
+    commit); that its weights have not changed since is not known.
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
