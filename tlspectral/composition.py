@@ -117,7 +117,7 @@ def k_composition(
     table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
-    table.attrs = source.source
+    table.attrs = {**source.source}
     return named(table, K_COMPOSITION)
 
 

@@ -3,6 +3,7 @@
 import json
 import warnings
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,7 @@ def _base(folder: Path, name: str) -> Source:
 
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
     """Return the base with the adapter merged into its weights, in place; refuse a merge that is not exact."""
-    import peft
-
+    peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):
         raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; {' or '.join(_WEIGHTS)} should be there")
     try:

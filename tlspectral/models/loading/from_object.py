@@ -71,7 +71,7 @@ def _checked_name(given: Any) -> str:
         advice = "it is a TransformerLens model already" if hasattr(given, "run_with_hooks") else "give one of these"
         raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
     name = str(given.config._name_or_path or kind)
-    causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
         raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
     return name
