@@ -131,9 +131,10 @@ def test_show_without_detectors_null_or_provenance(tmp_path):
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
     options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    options += ("--revision", "v2")
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "hooked"})]
+    assert library.load == [("tiny", {"backend": "hooked", "revision": "v2"})]
     ((model, passed),) = library.analyze
     assert model.loaded == "tiny"
     assert passed == {
@@ -143,6 +144,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
         "n_jobs": 2,
         "seed": 7,
         "show_progress": True,
+        "revision": None,  # the model that is loaded is of that revision
     }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
@@ -151,14 +153,15 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
 
 
 def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, library):
-    done = run("analyze", "folder/of/safetensors", "-o", tmp_path / "h.parquet", "--no-detectors")
+    done = run("analyze", "maker/model", "-o", tmp_path / "h.parquet", "--no-detectors", "--revision", "v2")
     assert done.exit_code == 0, done.output
     assert library.load == []
-    assert library.analyze[0][0] == "folder/of/safetensors"
+    assert library.analyze[0][0] == "maker/model"
+    assert library.analyze[0][1]["revision"] == "v2"
     assert library.analyze[0][1]["detectors"] is False
     # A backend that was asked for is used.
     done = run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", "--backend", "bridge")
-    assert library.load == [("tiny", {"backend": "bridge"})]
+    assert library.load == [("tiny", {"backend": "bridge", "revision": None})]
 
 
 def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
@@ -235,8 +238,9 @@ def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
         return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))
 
     monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
-    done = run("verify", "tiny")
+    done = run("verify", "tiny", "--revision", "v2")
     assert done.exit_code == 0, done.output
+    assert library.load == [("tiny", {"backend": "auto", "revision": "v2"})]
     assert done.stdout.splitlines()[1:3] == ["    0  1.00e-06", "    1  2.50e-06"]
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
@@ -273,6 +277,19 @@ def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
     assert isinstance(done.exception, AttributeError)
     assert str(done.exception) == "a bug"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["ablate", "positional", "statistics"])
+def test_the_other_commands_about_a_model_take_a_revision(table, library, command):
+    arguments = {"ablate": ["tiny", table], "positional": ["tiny"], "statistics": [table, "--model", "tiny"]}[command]
+    run(command, *arguments, "--revision", "v2")
+    assert library.load == [("tiny", {"revision": "v2"})]
+
+
+def test_a_revision_of_no_model_is_refused(table):
+    done = run("statistics", table, "--revision", "v2")
+    assert done.exit_code == 2
+    assert "goes with --model" in done.stderr
 
 
 def test_files_that_are_not_ours_are_refused(tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, app, require_writable
+from tlspectral.cli.app import MODEL_HELP, Revision, app, require_writable
 from tlspectral.cli.summary import self_check, summary
 
 
@@ -32,6 +32,7 @@ def analyze(
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    revision: Revision = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
     checkpoint_dir: Annotated[
@@ -62,6 +63,8 @@ def analyze(
     if len(models) > 1 or is_model_list(models[0]):
         if checkpoint_dir is not None:
             raise typer.BadParameter("is for one model: several keep theirs in -o", param_hint="--checkpoint-dir")
+        if revision is not None:
+            raise typer.BadParameter("is for one model of the hub", param_hint="--revision")
         _analyze_many(
             models,
             output,
@@ -84,9 +87,11 @@ def analyze(
     if checkpoint_dir is not None and not (no_detectors and backend == "auto"):
         raise typer.BadParameter("goes with --no-detectors and the automatic backend", param_hint="--checkpoint-dir")
     began = time.perf_counter()
-    loaded = model if no_detectors and backend == "auto" else tlspectral.load_model(model, backend=backend)
+    streams = no_detectors and backend == "auto"
+    loaded = model if streams else tlspectral.load_model(model, backend=backend, revision=revision)
     heads = tlspectral.analyze_heads(
         loaded,
+        revision=revision if streams else None,
         null_draws=null_draws,
         detectors=not no_detectors,
         n_jobs=jobs,
@@ -121,6 +126,7 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
 def verify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    revision: Revision = None,
 ) -> None:
     """Check that the operators reproduce the model's own attention scores, layer by layer.
 
@@ -128,7 +134,7 @@ def verify(
     """
     import tlspectral
 
-    loaded = tlspectral.load_model(model, backend=backend)
+    loaded = tlspectral.load_model(model, backend=backend, revision=revision)
     errors = tlspectral.verify_scores(loaded)
     typer.echo("layer  worst error")
     for layer, error in errors.items():

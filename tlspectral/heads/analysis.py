@@ -19,11 +19,11 @@ from tlspectral.detectors import detect_heads
 from tlspectral.errors import BadHead
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
-from tlspectral.heads.measure import MeasuredHeads, measure_heads
+from tlspectral.heads.measure import MeasuredHeads, measure_heads, selected
 from tlspectral.heads.null import null_columns
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.selection import whole_number
-from tlspectral.models.opening import open_layers
+from tlspectral.models.attention.selection import Heads, heads_by_layer, whole_number
+from tlspectral.models.opening import download_bars, open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
@@ -35,7 +35,9 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 def analyze_heads(
     model: Any,
     *,
+    revision: str | None = None,
     layers: Iterable[int] | None = None,
+    heads: Heads | None = None,
     null_draws: int = 300,
     null_blocks: Literal["shared", "fresh"] = "shared",
     null_dtype: Literal["float32", "float64"] = "float32",
@@ -59,7 +61,11 @@ def analyze_heads(
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
             read.
+        revision: branch, tag or commit of a hub model that is given by name.
         layers: layers to tabulate, None for all.
+        heads: heads to tabulate, as (layer, head) pairs or a DataFrame, in place of `layers`. Their rows are those of
+            the whole table, but `D_head_pct` is the percentile among them. Of a model that is read from its files only
+            their layers are read.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
@@ -75,7 +81,7 @@ def analyze_heads(
             its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
             same for any number.
         seed: of the null and of the detector sequences.
-        show_progress: a bar per layer.
+        show_progress: a bar per layer, and huggingface_hub's for what is fetched.
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
@@ -85,25 +91,29 @@ def analyze_heads(
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
-        BadHead: a layer that does not exist.
+        BadHead: a layer or head that does not exist, or none at all.
         IncompatibleCheckpoint: `checkpoint_dir` holds layers of other weights or settings.
-        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, or an argument that does not fit the
-            model.
+        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, an argument that does not fit the
+            model, or layers beside heads; for a name also as `load_model`.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
     """
     extras = tuple(extras)
     check_arguments(null_draws, null_blocks, null_dtype, extras)
-    source = open_layers(model, load=detectors)
-    indices = _checked_layers(layers, source.n_layers)
+    if layers is not None and heads is not None:
+        raise ValueError("layers= and heads= both choose the rows; give one of them")
+    with download_bars(show_progress):
+        source = open_layers(model, load=detectors, revision=revision)
+    chosen = None if heads is None else heads_by_layer(source, heads)
+    indices = _checked_layers(layers if chosen is None else chosen, source.n_layers)
     if isinstance(source, AttentionView):
         if checkpoint_dir is not None:
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
         tables = _loaded_layers(
-            source, indices, tokens, extras, null_draws, null_blocks, null_dtype, seed, n_jobs, show_progress
+            source, indices, chosen, tokens, extras, null_draws, null_blocks, null_dtype, seed, n_jobs, show_progress
         )
     else:
         from tlspectral.heads.streamed import streamed_layers
@@ -112,6 +122,7 @@ def analyze_heads(
         tables = streamed_layers(
             source,
             indices,
+            chosen,
             null_draws=null_draws,
             null_blocks=null_blocks,
             null_dtype=null_dtype,
@@ -160,6 +171,7 @@ def _refuse_activations(tokens: Tensor | None, extras: Sequence[str]) -> None:
 def _loaded_layers(
     view: AttentionView,
     indices: Sequence[int],
+    chosen: dict[int, list[int]] | None,
     tokens: Int[Tensor, "*batch pos"] | None,
     extras: Sequence[str],
     null_draws: int,
@@ -173,6 +185,8 @@ def _loaded_layers(
     bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
         measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
+    if chosen is not None:
+        measured = [selected(layer, chosen[layer.spectra.layer]) for layer in measured]
     nulls = null_columns(
         [layer.spectra for layer in measured],
         draws=null_draws,

@@ -16,9 +16,10 @@ from tlspectral.tables import WorkPart, finished_parts
 
 @dataclass(frozen=True)
 class LayerSpectra:
-    """What the null of a layer is matched to: its heads' singular values and observed metrics."""
+    """What the null of a layer is matched to: its heads' singular values and observed metrics, and their indices."""
 
     layer: int
+    heads: tuple[int, ...]
     effective_dimension: int
     singular_values: Float64[np.ndarray, "heads k"]
     observed: dict[str, Float64[np.ndarray, "heads"]]
@@ -71,10 +72,12 @@ def layer_null(
     if blocks == "shared":
         block_source: Any = _shared_blocks(seed, n, k, draws)
     else:
-        block_source = partial(_fresh_blocks, seed=seed, n=n, k=k, draws=draws, layer=layer.layer)
+        block_source = partial(_fresh_blocks, layer.heads, seed=seed, n=n, k=k, draws=draws, layer=layer.layer)
     observed = {column: layer.observed[column] for column in NULL_COLUMNS}
     return pd.DataFrame(null_statistics(layer.singular_values, observed, block_source, n, dtype))
 
 
-def _fresh_blocks(head: int, *, seed: int, n: int, k: int, draws: int, layer: int) -> Float64[Tensor, "draws k k"]:
-    return haar_blocks(n, k, draws, block_generator(seed, n, k, layer, head))
+def _fresh_blocks(
+    heads: tuple[int, ...], row: int, *, seed: int, n: int, k: int, draws: int, layer: int
+) -> Float64[Tensor, "draws k k"]:
+    return haar_blocks(n, k, draws, block_generator(seed, n, k, layer, heads[row]))

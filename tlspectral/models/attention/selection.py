@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -11,16 +11,19 @@ import torch
 from tlspectral.errors import BadHead
 from tlspectral.models.attention.view import AttentionView
 
+if TYPE_CHECKING:
+    from tlspectral.models.checkpoints import CheckpointLayers
+
 Heads = Iterable[Any] | pd.DataFrame
 HEAD_FORMS = "heads are (layer, head) pairs of whole numbers, as [(1, 2)], or a DataFrame with columns layer and head"
 _NAMES = ("layer", "head")
 
 
-def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
+def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads) -> dict[int, list[int]]:
     """Return the chosen heads by layer, layers and heads sorted, each head once.
 
     Args:
-        view: the model's view.
+        view: the model's view, or its layers in files.
         heads: (layer, head) pairs, or a DataFrame with these columns.
 
     Raises:

@@ -259,7 +259,7 @@ def attention_view(model: Any) -> AttentionView:
     else:
         raise TypeError(
             f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer; "
-            "load one with tlspectral.load_model(name)"
+            "make one with tlspectral.load_model, of a name or of a model of transformers"
         )
     cfg = model.cfg
     return AttentionView(

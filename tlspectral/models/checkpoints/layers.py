@@ -62,12 +62,12 @@ _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
-    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, tiny models).
+def streamable_checkpoint(name: str | PathLike[str], revision: str | None = None) -> Source | None:
+    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, adapter, tiny).
 
     Raises as `load_model` for an unknown name.
     """
-    source = find_source(name)
+    source = find_source(name, revision)
     return source if source.kind in ("folder", "hub") else None
 
 
@@ -119,6 +119,10 @@ class CheckpointLayers:
     def d_model(self) -> int:
         """Width of the residual stream."""
         return int(self.config.hidden_size)
+
+    def n_heads(self, index: int) -> int:
+        """Return the number of query heads of a layer."""
+        return int(self.config.num_attention_heads)
 
     @property
     def source(self) -> dict[str, Any]:

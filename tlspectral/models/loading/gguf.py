@@ -105,7 +105,7 @@ def convert(file: Path, folder: Path) -> None:
         try:
             config = transformers.AutoConfig.from_pretrained(str(file.parent), **options)
             require_room(config, tensors=tensors, elements=elements, file=str(file))
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 str(file.parent),
                 config=config,
                 dtype=torch.float32,
@@ -113,6 +113,7 @@ def convert(file: Path, folder: Path) -> None:
                 output_loading_info=True,
                 **options,
             )
+            model, report = loaded
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **options)
         except BadWeights:
             raise

@@ -12,8 +12,8 @@ import torch
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
-from tlspectral.models.loading.source import Source
-from tlspectral.models.loading.unused_weights import unused_weights
+from tlspectral.models.loading.source import Source, refuse_adapter
+from tlspectral.models.loading.unused_weights import refuse_quantised, unused_weights
 from tlspectral.models.loading.weight_files import stored_names, weight_files
 
 one_load_at_a_time = threading.Lock()
@@ -23,7 +23,7 @@ one_load_at_a_time = threading.Lock()
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
     verbosity, bars, hub_bars_off = (
@@ -42,14 +42,15 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)
             if bars:
                 logging.enable_progress_bar()
-            if hub_bars_off:
-                disable_progress_bars()
+            # transformers switches the hub's bars together with its own, and the user may not have.
+            (disable_progress_bars if hub_bars_off else enable_progress_bars)()
 
 
-def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Any]]:
+def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    The last is empty, or holds `unused_weights`: number and names of tensors that fit no parameter of the model.
+    The tokenizer is the one that is given, if any. The last is empty, or holds `unused_weights`: number and names of
+    tensors that fit no parameter of the model.
 
     A hub model has to be pinned to a commit. Files that the cache lacks are fetched; it is loaded from the cache.
 
@@ -57,12 +58,14 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
         FileNotFoundError: A folder without weights.
         ValueError: Files that are neither in the cache nor given by the hub.
         UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for.
+        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for; or an
+            adapter beside the weights.
     """
     import transformers
 
     folder = _folder(source)
     check_settings(folder)
+    refuse_adapter(folder, source.record["model"])
     config = _load(transformers.AutoConfig.from_pretrained, source, folder)
     check_config(config, source)
     if source.kind == "hub":
@@ -83,6 +86,7 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
             output_loading_info=True,
         )
     lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
+    refuse_quantised(report["unexpected_keys"], source.record["model"])
     if lost:
         raise BadWeights(
             f"{source.record['model']} lacks {len(lost)} of the weights that its config.json asks for, such as"
@@ -94,7 +98,9 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
         left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
     if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
-    return model.eval(), _tokenizer(source, folder, model.config), left_out
+    if tokenizer is None:
+        tokenizer = find_tokenizer(source, folder, model.config)
+    return model.eval(), tokenizer, left_out
 
 
 def _folder(source: Source) -> Path:
@@ -152,13 +158,21 @@ def check_config(config: Any, source: Source) -> None:
         method = (
             quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
         )
-        raise BadWeights(
-            f"{name} stores quantised weights ({method}), which cannot be folded; save a de-quantised copy and load it."
-        )
+        method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
+        advice = "load the model that they were made from"
+        if method == "bitsandbytes":
+            advice += (
+                ", without quantization_config; if there are only these, save a copy of them by"
+                " model.dequantize() and model.save_pretrained(folder), and load that"
+            )
+        raise BadWeights(f"{name} stores quantised weights ({method}), which cannot be folded; {advice}.")
 
 
-def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
-    """Return the model's tokenizer or None, with a warning if it has one that cannot be fetched or read."""
+def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
+    """Return the tokenizer of a folder or None, with a warning if it has one that cannot be fetched or read.
+
+    `config` is the model's; it matters for a hub model.
+    """
     name, folders, problem = source.record["model"], [folder], None
     options: dict[str, Any] = {}
     if source.kind == "hub":
@@ -176,7 +190,7 @@ def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
         problem = problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
-        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=4)
+        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=6)
     return tokenizer
 
 
