@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tlspectral.cli import app
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.studies.bifocal import columns, experiments, language_runs, schedule
+from tlspectral.studies.bifocal.depth_manifold import depth_manifold
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, Modulo7
 from tlspectral.studies.bifocal.language_runs import LanguageRun
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig
@@ -227,3 +228,20 @@ def test_processes_change_nothing(finished, tmp_path):
     experiments.run_experiment("languages", tmp_path, languages=TINY, command="once", n_jobs=2)
     for path in tmp_path.glob("language_runs/*"):
         assert path.read_bytes() == (finished / "language_runs" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("arm", ["standard", "bifocal"])
+def test_a_run_on_another_device_gives_the_same_tables(arm, device):
+    run = LanguageRun("dyck3", arm, 1e-3, 0)
+    here, there = (language_runs.trained_model(run, schedule.QUICK, *where) for where in ((), (device,)))
+    assert str(there[0].unembed.weight.device) == device
+    assert here[1].keys() == there[1].keys()
+    assert all(table.equals(there[1][name]) for name, table in here[1].items())
+    assert depth_manifold(here[0], depth=4, n_words=8).equals(depth_manifold(there[0], depth=4, n_words=8))
+
+
+def test_the_kind_of_device_is_a_setting_of_a_folder(tmp_path):
+    open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device="cuda:1")
+    assert open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device="cuda").device == "cuda"
+    with pytest.raises(IncompatibleCheckpoint):
+        open_run_folder(tmp_path / "runs", {"steps": 1}, command="")
