@@ -42,12 +42,22 @@ def open_run_folder(path: Path, settings: dict[str, Any], *, command: str, devic
 
     Raises:
         IncompatibleCheckpoint: the folder holds runs of other settings, versions or kind of device, or other files.
+        ValueError: there is no such device here.
     """
+    require_device(device)
     # Another torch rounds differently, so its runs would not be identical. Our own version is recorded, not compared.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
     elsewhere = {} if device == "cpu" else {"device": torch.device(device).type}  # which rounds differently too
     parts = open_parts(path, {"settings": settings, "versions": rounding, **elsewhere})
     return RunFolder(parts, {"command": command, "versions": versions(), **elsewhere}, device)
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that this machine does not have. Raises ValueError."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(f"device={device!r} cannot be used here, choose cpu or another: {error}") from error
 
 
 def finish_runs(

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from described import assert_described
 from spectral_arms import LANGUAGE, generator
+from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
@@ -241,7 +242,10 @@ def test_a_run_on_another_device_gives_the_same_tables(arm, device):
 
 
 def test_the_kind_of_device_is_a_setting_of_a_folder(tmp_path):
-    open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device="cuda:1")
-    assert open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device="cuda").device == "cuda"
+    with StandInDevice():
+        open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device=SECOND_DEVICE)
+        assert open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device=DEVICE).device == DEVICE
     with pytest.raises(IncompatibleCheckpoint):
         open_run_folder(tmp_path / "runs", {"steps": 1}, command="")
+    with pytest.raises(ValueError, match="device='abacus' cannot be used here"):
+        open_run_folder(tmp_path / "others", {"steps": 1}, command="", device="abacus")

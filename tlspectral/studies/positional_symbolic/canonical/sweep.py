@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from tlspectral.studies.common.run_folder import require_device
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
     CanonicalSchedule,
@@ -76,7 +77,7 @@ def canonical_sweep(
         were trained.
 
     Raises:
-        ValueError: an unknown task or preset, no angles, angles or tasks given twice, or no seeds.
+        ValueError: an unknown task, preset or device, no angles, angles or tasks given twice, or no seeds.
         IncompatibleCheckpoint: the folder holds a sweep with another schedule or other angles, or other files.
 
     What it does not establish: that a task cannot be learned at an angle where it was not: this is one architecture
@@ -89,6 +90,7 @@ def canonical_sweep(
             raise ValueError(f"{name}={given}: give at least one, and each once")
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
+    require_device(device)
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
     show_steps = show_progress and n_jobs == 1
     stacks = [
