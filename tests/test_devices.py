@@ -25,13 +25,27 @@ from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spe
 
 # Grouped keys; query/key norm per head and over heads; softcap and windows; ALiBi; attention that is delegated, with
 # local windows; a quarter of the columns rotated; rope in some layers; learned positions; the other backend.
-FAST = ("llama", "gemma2", "bloom", "gptneo")
-SLOW = ("qwen3", "olmo2", "gemma3", "gptj", "neox", "smollm3", "mistral", "gpt2", "opt", "yarn", "phi3_longrope")
+FAST = ("gemma2", "gptneo")
+SLOW = (
+    "llama",
+    "bloom",
+    "qwen3",
+    "olmo2",
+    "gemma3",
+    "gptj",
+    "neox",
+    "smollm3",
+    "mistral",
+    "gpt2",
+    "opt",
+    "yarn",
+    "phi3_longrope",
+)
 MODELS = [pytest.param("bridge", name) for name in FAST]
 MODELS += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in SLOW]
-MODELS += [pytest.param("hooked", "llama", marks=zoo.needs_hooked)]
 MODELS += [
-    pytest.param("hooked", name, marks=[zoo.needs_hooked, pytest.mark.slow]) for name in ("gpt2", "qwen3", "bloom")
+    pytest.param("hooked", name, marks=[zoo.needs_hooked, pytest.mark.slow])
+    for name in ("llama", "gpt2", "qwen3", "bloom")
 ]
 every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
@@ -65,6 +79,12 @@ def ablated(model, part, tokens, *, bias=False, mask=None):
 def same(first, second):
     """Tables of the CPU and of the device: rounding of LAPACK by the alignment of memory, at most 2e-13 here."""
     pd.testing.assert_frame_equal(first, second, rtol=1e-9, atol=1e-9, check_exact=False)
+
+
+def same_gradients(first, second):
+    """Autograd may add terms in another order: measured 3e-7 of a gradient's size. A term left out is a tenth of it."""
+    for one, other in zip(first, second, strict=True):
+        assert float((one - other.cpu()).norm()) <= 1e-5 * float(one.norm())
 
 
 # --- the stand-in ---
@@ -128,7 +148,7 @@ def test_gradients_flow_through_an_ablation_on_the_device(name, device):
             model(zoo.prompt().to(attention_view(model).device), return_type="loss").backward()
         gradients.append([parameter.grad for _, parameter in model.named_parameters() if parameter.grad is not None])
     assert len(gradients[0]) == len(gradients[1]) > 10
-    assert all(torch.equal(one, other.cpu()) for one, other in zip(*gradients, strict=True))
+    same_gradients(*gradients)
 
 
 # --- tables ---
@@ -152,7 +172,8 @@ def test_tables_are_those_of_the_cpu(backend, name, device):
         same(tls.frequency_table(cpu), tls.frequency_table(model))
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj", pytest.param("gemma2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gptj", "gemma2"])
 def test_sweeps_are_those_of_the_cpu(name, device):
     cpu, model = zoo.shared("bridge", name), on_device("bridge", name)
     induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)
@@ -172,6 +193,9 @@ def test_sweeps_are_those_of_the_cpu(name, device):
                 tls.ablation_sweep(one, part, heads=heads, **given, **quiet)
                 for one, given in ((cpu, options), (model, {k: _moved(v, device) for k, v in options.items()}))
             )
+            if "estimate" in first:
+                # A gradient: autograd adds its terms in another order, which moves it by 3e-6 of its size.
+                pd.testing.assert_series_equal(first.pop("estimate"), second.pop("estimate"), rtol=1e-4)
             same(first, second)
     same(*(band_effects(one, heads[:2], tokens=induction, draws=2, **quiet) for one in (cpu, model)))
     assert tls.induction_loss(cpu, n_sequences=4).value == tls.induction_loss(model, n_sequences=4).value
@@ -207,26 +231,33 @@ def test_traces_are_those_of_the_cpu(name, device):
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [("bridge", "llama"), ("bridge", "qwen3"), pytest.param("hooked", "llama", marks=zoo.needs_hooked)],
+    [
+        ("bridge", "llama"),
+        pytest.param("bridge", "qwen3", marks=pytest.mark.slow),
+        pytest.param("hooked", "llama", marks=[zoo.needs_hooked, pytest.mark.slow]),
+    ],
 )
 @pytest.mark.parametrize("log_omega", [False, True])
 def test_spectral_models_learn_on_the_device(backend, name, log_omega, device, tmp_path):
-    trained, tables = [], []
+    runs, gradients, tables = [], [], []
     for base in (zoo.shared(backend, name), on_device(backend, name)):
         spectral = move(to_spectral(base, log_omega=log_omega))
-        optimizer = torch.optim.AdamW(list(spectral.spectral_parameters()), lr=1e-2)
+        parameters = list(spectral.spectral_parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2)
         tokens = zoo.prompt().to(attention_view(spectral).device)
+        with torch.no_grad(), tls.ablate(spectral, [(0, 1), (1, 2)], "rope_phase"):
+            runs.append([spectral(tokens, return_type="logits")])
+        tables.append(tls.analyze_heads(spectral, null_draws=2, detectors=False, **quiet))
         loss = spectral(tokens, return_type="loss")
-        loss.backward(inputs=list(spectral.spectral_parameters()))
+        loss.backward(inputs=parameters)
+        runs[-1].append(loss)
+        gradients.append([parameter.grad for parameter in parameters])
         optimizer.step()
         save_spectral(spectral, tmp_path / "spectral.safetensors")
         again = load_spectral(base, tmp_path / "spectral.safetensors")
         assert torch.equal(again(tokens, return_type="logits"), spectral(tokens, return_type="logits"))
-        with torch.no_grad(), tls.ablate(spectral, [(0, 1), (1, 2)], "rope_phase"):
-            logits = spectral(tokens, return_type="logits")
-        trained.append([loss, logits, *spectral.spectral_parameters()])
-        tables.append(tls.analyze_heads(spectral, null_draws=2, detectors=False, **quiet))
-    assert all(torch.equal(one, other.cpu()) for one, other in zip(*trained, strict=True))
+    assert all(torch.equal(one, other.cpu()) for one, other in zip(*runs, strict=True))
+    same_gradients(*gradients)
     same(*tables)
 
 
@@ -248,5 +279,4 @@ def test_the_spectral_hooked_transformer_learns_on_the_device(device):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         model(zoo.prompt().to(attention_view(model).device), return_type="loss").backward()
         optimizer.step()
-    here, there = (dict(model.named_parameters()) for model in models)
-    assert all(torch.equal(here[name], there[name].cpu()) for name in here)
+    same_gradients(*([parameter.grad for parameter in model.parameters()] for model in models))

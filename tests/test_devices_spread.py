@@ -54,9 +54,8 @@ def spread(name):
 
 
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
-@pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gptneo", "gemma2", "qwen3"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gptneo", "gemma2", "qwen3"])
 @pytest.mark.usefixtures("_device")
 def test_a_model_on_two_devices(name):
     cpu, model, tokens = zoo.shared("bridge", name), spread(name), zoo.prompt()

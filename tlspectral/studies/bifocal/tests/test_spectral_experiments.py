@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -237,8 +238,12 @@ def test_a_run_on_another_device_gives_the_same_tables(arm, device):
     here, there = (language_runs.trained_model(run, schedule.QUICK, *where) for where in ((), (device,)))
     assert str(there[0].unembed.weight.device) == device
     assert here[1].keys() == there[1].keys()
-    assert all(table.equals(there[1][name]) for name, table in here[1].items())
-    assert depth_manifold(here[0], depth=4, n_words=8).equals(depth_manifold(there[0], depth=4, n_words=8))
+    # The CPU fuses its attention, the stand-in does not: measured 2e-7 in losses, 5e-6 in outputs of size 0.8. Other
+    # data or weights move losses by a hundredth.
+    near = partial(pd.testing.assert_frame_equal, rtol=1e-4, atol=1e-4)
+    for name, table in here[1].items():
+        near(table, there[1][name])
+    near(*(depth_manifold(model, depth=4, n_words=8) for model, _ in (here, there)))
 
 
 def test_the_kind_of_device_is_a_setting_of_a_folder(tmp_path):
