@@ -25,28 +25,10 @@ from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spe
 
 # Grouped keys; query/key norm per head and over heads; softcap and windows; ALiBi; attention that is delegated, with
 # local windows; a quarter of the columns rotated; rope in some layers; learned positions; the other backend.
-FAST = ("gemma2", "gptneo")
-SLOW = (
-    "llama",
-    "bloom",
-    "qwen3",
-    "olmo2",
-    "gemma3",
-    "gptj",
-    "neox",
-    "smollm3",
-    "mistral",
-    "gpt2",
-    "opt",
-    "yarn",
-    "phi3_longrope",
-)
-MODELS = [pytest.param("bridge", name) for name in FAST]
-MODELS += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in SLOW]
-MODELS += [
-    pytest.param("hooked", name, marks=[zoo.needs_hooked, pytest.mark.slow])
-    for name in ("llama", "gpt2", "qwen3", "bloom")
-]
+OTHERS = ("gemma2", "gptneo", "bloom", "qwen3", "olmo2", "gemma3", "gptj", "neox", "smollm3", "mistral", "gpt2", "opt")
+MODELS = [("bridge", "llama"), *(pytest.param("bridge", name, marks=pytest.mark.slow) for name in OTHERS)]
+on_line_3 = [zoo.needs_hooked, pytest.mark.slow]
+MODELS += [pytest.param("hooked", name, marks=on_line_3) for name in ("llama", "gpt2", "qwen3", "bloom")]
 every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 quiet = {"show_progress": False}
@@ -130,6 +112,7 @@ def test_every_part_is_removed_on_the_device(backend, name, device):
             assert not torch.equal(on_cpu, cpu(tokens, return_type="logits")), part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "neox"), ("bridge", "llama")])
 def test_bias_and_padding_on_the_device(backend, name, device):
     cpu, model = zoo.shared(backend, name), on_device(backend, name)
@@ -140,6 +123,7 @@ def test_bias_and_padding_on_the_device(backend, name, device):
         assert torch.equal(there.cpu(), ablated(cpu, part, tokens, bias=True, mask=mask)), part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "qwen3", "gptj"])
 def test_gradients_flow_through_an_ablation_on_the_device(name, device):
     gradients = []
@@ -154,6 +138,7 @@ def test_gradients_flow_through_an_ablation_on_the_device(name, device):
 # --- tables ---
 
 
+@pytest.mark.slow
 @every_model
 def test_tables_are_those_of_the_cpu(backend, name, device):
     cpu, model = zoo.shared(backend, name), on_device(backend, name)
@@ -216,7 +201,8 @@ def test_positional_scores_are_those_of_the_cpu(backend, name, device):
         same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
 
 
-@pytest.mark.parametrize("name", ["yarn", pytest.param("bloom", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["yarn", "bloom"])
 def test_traces_are_those_of_the_cpu(name, device):
     cpu, model = zoo.shared("bridge", name), on_device("bridge", name)
     for mode in ("prompt", "key"):
@@ -234,10 +220,10 @@ def test_traces_are_those_of_the_cpu(name, device):
     [
         ("bridge", "llama"),
         pytest.param("bridge", "qwen3", marks=pytest.mark.slow),
-        pytest.param("hooked", "llama", marks=[zoo.needs_hooked, pytest.mark.slow]),
+        pytest.param("hooked", "llama", marks=on_line_3),
     ],
 )
-@pytest.mark.parametrize("log_omega", [False, True])
+@pytest.mark.parametrize("log_omega", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_spectral_models_learn_on_the_device(backend, name, log_omega, device, tmp_path):
     runs, gradients, tables = [], [], []
     for base in (zoo.shared(backend, name), on_device(backend, name)):
@@ -261,6 +247,7 @@ def test_spectral_models_learn_on_the_device(backend, name, log_omega, device, t
     same(*tables)
 
 
+@pytest.mark.slow
 def test_gain_and_phase_are_merged_on_the_device(device):
     merged = [
         merge(move(to_spectral(base), only=("gain", "phase")))
@@ -270,6 +257,7 @@ def test_gain_and_phase_are_merged_on_the_device(device):
     assert all(torch.equal(here[name], there[name].cpu()) for name in here)
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 def test_the_spectral_hooked_transformer_learns_on_the_device(device):
     from test_spectral_hooked import config

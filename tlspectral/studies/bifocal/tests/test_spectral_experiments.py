@@ -232,7 +232,7 @@ def test_processes_change_nothing(finished, tmp_path):
         assert path.read_bytes() == (finished / "language_runs" / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("arm", ["standard", "bifocal"])
+@pytest.mark.parametrize("arm", ["standard", pytest.param("bifocal", marks=pytest.mark.slow)])
 def test_a_run_on_another_device_gives_the_same_tables(arm, device):
     run = LanguageRun("dyck3", arm, 1e-3, 0)
     here, there = (language_runs.trained_model(run, schedule.QUICK, *where) for where in ((), (device,)))

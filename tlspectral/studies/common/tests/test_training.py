@@ -296,6 +296,7 @@ def test_the_same_seed_gives_the_same_weights(run):
     assert not torch.equal(weights["embed.W_E"], different["embed.W_E"])
 
 
+@pytest.mark.slow
 def test_training_on_another_device_is_the_same_training(run, device):
     there = train(SMALL, SMALL_TASK, SHORT, keep_steps=[30], device=device)
     assert str(there.model.embed.W_E.device) == device

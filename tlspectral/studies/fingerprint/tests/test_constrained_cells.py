@@ -60,6 +60,7 @@ def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
     assert len(train_cell(replace(TINY, stop_after=None), ARMS["ape_free"], 0).evaluations) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["rope_imag", "ape_sym"])
 def test_a_cell_on_another_device_holds_the_same_tables(arm, device):
     here, there = (train_cell(TINY, ARMS[arm], 1, **options).tables() for options in ({}, {"device": device}))

@@ -254,6 +254,7 @@ def test_accuracy_by_position_counts_right_answers():
             assert row["correct"].item() == int(right[run][batch.answer_position == position].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learned", [False, True])
 def test_training_on_another_device_is_the_same_training(learned, device):
     task, runs = CanonicalTask("index"), [CanonicalRun((0.1,), 0), CanonicalRun((0.2,), 1)]
