@@ -214,7 +214,7 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
     w_u, norm = view.unembedding()
     if w_u.shape[1] != len(view.embedding()):
         return None
-    gain = None if norm.gain is None else norm.gain.detach().to(device="cpu", dtype=torch.float64)
+    gain = None if norm.gain is None else norm.gain.detach().cpu().double()
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
     chunks = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
     for unembedding, embedding in chunks:

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models import AttentionView, Heads, attention_view, heads_by_layer
 from tlspectral.models.attention.padding import refuse_padding
+from tlspectral.rotary import in_float64
 from tlspectral.tables import COLUMNS, Column, Table, named
 
 DETECTORS = ("prev", "dup", "ind")
@@ -197,7 +198,7 @@ def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) ->
     def add(scores: Tensor, hook: Any) -> None:
         chosen = scores[:, heads]
         for offset in range(total.shape[1]):
-            diagonal = chosen.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
+            diagonal = in_float64(chosen.diagonal(-offset, dim1=-2, dim2=-1))  # [batch, heads, queries]
             unmasked = diagonal > torch.finfo(scores.dtype).min / 2
             total[0, offset] += diagonal.where(unmasked, 0.0).sum((0, 2)).cpu()
             total[1, offset] += unmasked.sum((0, 2)).cpu()
@@ -277,10 +278,12 @@ def _mean_and_error(
         def reduce(pattern: Tensor, hook: Any) -> None:
             mass = [
                 # Entry i of the diagonal is query i + offset, key i.
-                pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :].double().mean(-1)
+                in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(
+                    -1
+                )
                 for name in DETECTORS
             ]
-            mass.append(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length].double().mean(-1))
+            mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
             scores = torch.stack(mass).cpu()  # [scores, batch, heads]
             odd = (batch_start + torch.arange(scores.shape[1])) % 2 == 1
             halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])

@@ -11,6 +11,7 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks.ablation import Removal
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import TokenMask, refuse_padding, right_packed
+from tlspectral.rotary import in_float64
 
 # Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.
 _CPU_TOKENS, _CPU_LOGITS = 2**11, 2**26
@@ -59,10 +60,10 @@ class ScoredSequences:
         token_losses = torch.nn.functional.cross_entropy(
             wide.flatten(0, 1), targets.repeat(copies, 1).flatten(), reduction="none"
         )
-        by_position = token_losses.view(copies, *targets.shape).double()
+        by_position = in_float64(token_losses.view(copies, *targets.shape))
         if self.lengths is None:
             return by_position.mean(-1)
-        counted = self._real(sequences)[:, self.first + 1 :].to(logits.device)
+        counted = self._real(sequences)[:, self.first + 1 :].to(by_position.device)
         return by_position.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
     def unpadded(self, removal: Removal, sequences: slice) -> Removal:

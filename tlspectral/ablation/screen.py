@@ -49,7 +49,7 @@ def gradient_screen(
             batch = slice(start, min(start + rows, n))
             loss = sequences.losses(logits_at(view, sequences.tokens[batch], sequences.scored), batch).sum()
             for layer, gradient in zip(gates, torch.autograd.grad(loss, list(gates.values())), strict=True):
-                estimates[layer] += gradient.double().cpu()
+                estimates[layer] += gradient.cpu().double()
     tables = [
         pd.DataFrame(
             {
@@ -71,7 +71,7 @@ def _gated(gate: Tensor, squares: Tensor, unpadded: Callable[[Removal], Removal]
         if removal.allowed is None:
             squares.fill_(torch.nan)
         else:
-            squares.add_(root_mean_square(difference, removal.allowed).square().sum(0).double().cpu())
+            squares.add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
         return difference * gate.to(difference)[:, None, None]
 
     return alter

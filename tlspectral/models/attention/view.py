@@ -275,7 +275,7 @@ def attention_view(model: Any) -> AttentionView:
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
     """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
     for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.to(device="cpu", dtype=torch.float64)
+        yield chunk.cpu().double()
 
 
 @contextmanager
