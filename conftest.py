@@ -71,6 +71,17 @@ def dask_cluster():
         yield
 
 
+@pytest.fixture(params=[True, False], ids=["with_float64", "without_float64"])
+def device(request, monkeypatch):
+    """A device other than the CPU, without an accelerator; with float64 the package uses it there, as on CUDA."""
+    from stand_in_device import DEVICE, StandInDevice
+
+    if request.param:
+        monkeypatch.setattr("tlspectral.rotary._HAVE_FLOAT64", ("cpu", "lazy"))
+    with StandInDevice(float64=request.param):
+        yield DEVICE
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A checkpoint folder per architecture, made when first asked for. Not to be changed: copy it."""

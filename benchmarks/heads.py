@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -85,11 +86,17 @@ def metrics_only(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor):
     return head_metrics(w_q, w_k, storage_dtype=torch.float32, effective_dimension=shape.n)
 
 
-def whole_table(shape: Shape, w_q: torch.Tensor, w_k: torch.Tensor, blocks: torch.Tensor):
+def whole_table(
+    shape: Shape,
+    w_q: torch.Tensor,
+    w_k: torch.Tensor,
+    blocks: torch.Tensor,
+    dtype: Literal["float32", "float64"] = "float64",
+):
     """Our metrics and null of a layer, given the table's blocks."""
     metrics = metrics_only(shape, w_q, w_k)
     observed = {column: getattr(metrics, column) for column in NULL_COLUMNS}
-    return metrics, null_statistics(metrics.singular_values, observed, blocks, shape.n)
+    return metrics, null_statistics(metrics.singular_values, observed, blocks, shape.n, dtype)
 
 
 def bare_lapack(values: np.ndarray, blocks: torch.Tensor) -> None:
@@ -227,7 +234,7 @@ def compare(shape: Shape) -> None:
     values = metrics_only(shape, w_q, w_k).singular_values
     with_text = shape.d_model == 768
     times: dict[str, list[float]] = {
-        name: [] for name in ("blocks", "metrics", "bare", "table", "torch", "numpy", "text")
+        name: [] for name in ("blocks", "metrics", "bare", "table", "single", "torch", "numpy", "text")
     }
     drawn = []
     for _ in range(shape.repeats):
@@ -241,6 +248,9 @@ def compare(shape: Shape) -> None:
         times["metrics"].append(seconds(lambda: metrics_only(shape, w_q, w_k)) / shape.heads)
         times["bare"].append(seconds(lambda blocks=blocks: bare_lapack(values, blocks)) / shape.heads)
         times["table"].append(seconds(lambda blocks=blocks: whole_table(shape, w_q, w_k, blocks)) / shape.heads)
+        times["single"].append(
+            seconds(lambda blocks=blocks: whole_table(shape, w_q, w_k, blocks, "float32")) / shape.heads
+        )
         times["torch"].append(plain_seconds(shape, w_q[0], w_k[0], with_numpy=False))
         times["numpy"].append(plain_seconds(shape, w_q[0], w_k[0], with_numpy=True))
         if with_text:
@@ -255,6 +265,8 @@ def compare(shape: Shape) -> None:
     )
     share = (ours - by_side["metrics"]) / by_side["bare"]
     print(f"        (table - metrics) / bare = {np.median(share):.3f}   [at most 1.25]")
+    single = (by_side["single"] + by_side["blocks"] - by_side["metrics"]) / by_side["bare"]
+    print(f"        the same with null_dtype='float32', to bare float64: {np.median(single):.3f}")
     for library in ("torch", "numpy"):
         plain = by_side[library] / ours
         print(

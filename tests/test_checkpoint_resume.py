@@ -89,7 +89,14 @@ def test_a_learned_position_table_is_part_of_the_work(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"null_draws": 6}, {"seed": 1}, {"null_blocks": "fresh"}, {"extras": ["position_share"]}]
+    "change",
+    [
+        {"null_draws": 6},
+        {"seed": 1},
+        {"null_blocks": "fresh"},
+        {"null_dtype": "float64"},
+        {"extras": ["position_share"]},
+    ],
 )
 def test_a_folder_of_other_settings_is_refused(path, tmp_path, change):
     analyze(path, layers=[0], checkpoint_dir=tmp_path)

@@ -130,13 +130,22 @@ def test_show_without_detectors_null_or_provenance(tmp_path):
 
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
-    options = ("--null-draws", 20, "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    options += ("--revision", "v2")
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "hooked"})]
+    assert library.load == [("tiny", {"backend": "hooked", "revision": "v2"})]
     ((model, passed),) = library.analyze
     assert model.loaded == "tiny"
-    assert passed == {"null_draws": 20, "detectors": True, "n_jobs": 2, "seed": 7, "show_progress": True}
+    assert passed == {
+        "null_draws": 20,
+        "null_dtype": "float64",
+        "detectors": True,
+        "n_jobs": 2,
+        "seed": 7,
+        "show_progress": True,
+        "revision": None,  # the model that is loaded is of that revision
+    }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
     assert "worst error 2.5e-06" in done.output.splitlines()[0]
@@ -144,14 +153,15 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
 
 
 def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, library):
-    done = run("analyze", "folder/of/safetensors", "-o", tmp_path / "h.parquet", "--no-detectors")
+    done = run("analyze", "maker/model", "-o", tmp_path / "h.parquet", "--no-detectors", "--revision", "v2")
     assert done.exit_code == 0, done.output
     assert library.load == []
-    assert library.analyze[0][0] == "folder/of/safetensors"
+    assert library.analyze[0][0] == "maker/model"
+    assert library.analyze[0][1]["revision"] == "v2"
     assert library.analyze[0][1]["detectors"] is False
     # A backend that was asked for is used.
     done = run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", "--backend", "bridge")
-    assert library.load == [("tiny", {"backend": "bridge"})]
+    assert library.load == [("tiny", {"backend": "bridge", "revision": None})]
 
 
 def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
@@ -161,13 +171,76 @@ def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
     assert library.load == []
 
 
+@pytest.fixture
+def many(monkeypatch):
+    """What `analyze_models` is given; of the models, `many.failing` fail."""
+    import tlspectral.heads
+
+    calls = SimpleNamespace(given=[], failing=[])
+
+    def analyze_models(models, folder, **options):
+        calls.given.append((models, folder, options))
+        failures = pd.DataFrame(
+            [(model, "BadWeights", "no\nweights", "") for model in calls.failing],
+            columns=["model", "error", "message", "raised_in"],
+        )
+        failures.attrs["models"] = models
+        return failures
+
+    monkeypatch.setattr(tlspectral.heads, "analyze_models", analyze_models, raising=False)
+    return calls
+
+
+def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
+    options = ("--null-draws", 20, "--no-detectors", "--jobs", 2, "--seed", 7)
+    done = run("analyze", "a", "b", "-o", tmp_path / "out", *options)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == f"{tmp_path}/out/heads: 0 of 2 models failed"
+    passed = {"null_draws": 20, "detectors": False, "backend": "auto", "n_jobs": 2, "seed": 7, "show_progress": True}
+    assert many.given == [(["a", "b"], tmp_path / "out", passed)]
+    many.failing = ["b"]
+    done = run("analyze", "a", "b", "-o", tmp_path / "out")
+    assert done.exit_code == 1
+    assert done.stderr == "b: BadWeights: no weights\n"
+    last = f"{tmp_path}/out/heads: 1 of 2 models failed, see {tmp_path}/out/failures.parquet"
+    assert done.stdout.splitlines()[-1] == last
+
+
+def test_a_list_of_one_model_is_a_dataset_too(tmp_path, many):
+    (tmp_path / "models.txt").write_text("a\n")
+    assert run("analyze", tmp_path / "models.txt", "-o", tmp_path / "out").exit_code == 0
+    assert many.given[0][0] == [str(tmp_path / "models.txt")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "several models need a folder for their dataset"),
+        (("-o", "out", "--no-detectors", "--checkpoint-dir", "parts"), "several keep theirs in -o"),
+    ],
+)
+def test_several_models_refuse_what_is_for_one(many, options, said):
+    done = run("analyze", "a", "b", *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert many.given == []
+
+
+def test_several_models_refuse_a_file_as_output(tmp_path):
+    done = run("analyze", "a", "b", "-o", tmp_path / "heads.parquet")
+    assert done.exit_code == 2
+    assert "heads.parquet is a file, and several models make a dataset: name a folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     def verify_scores(model, tokens=None):
         return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))
 
     monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
-    done = run("verify", "tiny")
+    done = run("verify", "tiny", "--revision", "v2")
     assert done.exit_code == 0, done.output
+    assert library.load == [("tiny", {"backend": "auto", "revision": "v2"})]
     assert done.stdout.splitlines()[1:3] == ["    0  1.00e-06", "    1  2.50e-06"]
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
@@ -204,6 +277,19 @@ def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
     assert isinstance(done.exception, AttributeError)
     assert str(done.exception) == "a bug"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["ablate", "positional", "statistics"])
+def test_the_other_commands_about_a_model_take_a_revision(table, library, command):
+    arguments = {"ablate": ["tiny", table], "positional": ["tiny"], "statistics": [table, "--model", "tiny"]}[command]
+    run(command, *arguments, "--revision", "v2")
+    assert library.load == [("tiny", {"revision": "v2"})]
+
+
+def test_a_revision_of_no_model_is_refused(table):
+    done = run("statistics", table, "--revision", "v2")
+    assert done.exit_code == 2
+    assert "goes with --model" in done.stderr
 
 
 def test_files_that_are_not_ours_are_refused(tmp_path):

@@ -19,7 +19,12 @@ def test_attrs_say_all_and_are_json():
     assert attrs == table.attrs
     assert attrs["backend"] == "bridge"
     assert {"model", "revision"} <= attrs.keys()
-    assert (attrs["seed"], attrs["null_draws"], attrs["null_blocks"]) == (4, 20, "fresh")
+    assert (attrs["seed"], attrs["null_draws"], attrs["null_blocks"], attrs["null_dtype"]) == (
+        4,
+        20,
+        "fresh",
+        "float32",
+    )
     assert {"tlspectral", "transformer-lens", "transformers", "torch", "numpy", "scipy"} <= attrs["versions"].keys()
     assert attrs["versions"]["torch"] == torch.__version__
     assert attrs["versions"]["tlspectral"] == tls.__version__

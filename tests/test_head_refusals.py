@@ -68,6 +68,7 @@ def test_layers_that_do_not_exist_are_refused(layers):
         ({"extras": "score_asym"}, "unknown extras"),
         ({"null_draws": 1}, "at least two draws, found null_draws=1"),
         ({"null_blocks": "own"}, "null_blocks"),
+        ({"null_dtype": "float16"}, "null_dtype"),
     ],
 )
 def test_unknown_wishes_are_refused_before_any_work(monkeypatch, arguments, said):

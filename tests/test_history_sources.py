@@ -42,9 +42,6 @@ def test_hub_checkpoints_are_loaded_by_step_when_called(calls):
     assert found[11][1]() == "model"
     assert calls == [(("EleutherAI/pythia-410m",), {"checkpoint": 1000})]
     others = hub_checkpoints("EleutherAI/pythia-160m", [1, 143_000])
-    assert others[1][1].identity() == "EleutherAI/pythia-160m step 143000"
-    names = {at.identity() for _, at in [*found, *others]}
-    assert len(names) == 24
     others[0][1]()
     assert calls[1] == (("EleutherAI/pythia-160m",), {"checkpoint": 1})
 

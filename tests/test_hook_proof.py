@@ -11,6 +11,7 @@ from ablation_runs import DELEGATED, SCORES, assert_same_state, intact, logits, 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import bridge as bridge_reader
 
 
 def make_deaf(model, name):
@@ -135,3 +136,47 @@ def test_the_probe_does_not_depend_on_padding_conventions(backend, pad):
         assert len(ablation_hooks(model, [(0, 0)], "symmetric")) >= 3
     finally:
         tokenizer.padding_side, tokenizer.pad_token = sides, pads
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
+def test_a_model_whose_scores_are_not_those_of_its_operators_is_refused(monkeypatch, name):
+    real = bridge_reader._score_scale
+    monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.01 * real(*arguments))
+    model = zoo.bridge(name)
+    before = state_of(model)
+    with (
+        pytest.raises(EditNotHonored, match=r"layer 1, head \d: the model's scores are not those of .*verify_scores"),
+        ablate(model, [(1, 1)], "antisymmetric"),
+    ):
+        pytest.fail("entered")
+    assert_same_state(state_of(model), before)
+
+
+@pytest.mark.parametrize("name", zoo.READ_WRONG)
+def test_a_bridge_that_rotates_other_pairs_is_refused(name):
+    with pytest.raises(EditNotHonored, match="the model's scores are not those of"):
+        ablation_hooks(zoo.bridge(name), [(0, 0)], "rope_phase")
+
+
+@pytest.mark.parametrize(("backend", "name"), SCORES)
+def test_an_edit_of_queries_after_the_ablation_is_refused(backend, name):
+    model = zoo.shared(backend, name)
+    late = [(attention_view(model).hook_names(0)["query"], lambda q, hook: q.flip(1))]
+    message = r"layer 0, head 1: .*enter the ablation after hooks that edit queries or keys"
+    with ablate(model, [(0, 1)], "symmetric"), pytest.raises(EditNotHonored, match=message):
+        model.run_with_hooks(zoo.prompt(), fwd_hooks=late)
+
+
+@pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
+def test_past_a_switch_angles_that_are_not_those_of_the_run_are_refused(monkeypatch, name):
+    model = zoo.bridge(name)
+
+    def short_tables(self, index, n_positions, captured):
+        return self.rotary(index).position_tables(n_positions)
+
+    with ablate(model, [(0, 1)], "rope_phase"):
+        logits(model, zoo.prompt(length=48))  # the tables of the run
+        monkeypatch.setattr(AttentionView, "rotary_tables", short_tables)
+        logits(model, zoo.prompt())
+        with pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores are not those of"):
+            logits(model, zoo.prompt(length=48))

@@ -57,6 +57,49 @@ def test_a_damaged_index_is_named(tmp_path, text):
         tls.load_model(tmp_path)
 
 
+ROADS = {
+    "loaded": tls.load_model,
+    "streamed": lambda path: tls.analyze_heads(path, detectors=False, null_draws=2, show_progress=False),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, r"weights \(gptq\), .*; load the model that they were made from\.$"),
+        ({"quant_method": "awq", "bits": 4}, r"weights \(awq\), .*; load the model that they were made from\.$"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            r"weights \(bitsandbytes\), .*without quantization_config; if .* model\.dequantize\(\)",
+        ),
+        ({"load_in_8bit": True}, r"weights \(bitsandbytes\), which cannot be folded"),
+    ],
+)
+def test_quantised_weights_are_refused_with_what_to_do(copied, road, settings, text):
+    path = copied("llama")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    with pytest.raises(BadWeights, match=text):
+        ROADS[road](path)
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("kind", ["qweight", "SCB"])
+def test_quantised_weights_that_the_config_does_not_tell_of_are_refused(copied, road, kind):
+    """Packed ones in place of the weights, as GPTQ wrote them beside an own file of settings, or scales beside them."""
+    path = copied("llama")
+    tensors, name = load((path / "model.safetensors").read_bytes()), "model.layers.1.self_attn.q_proj"
+    if kind == "qweight":
+        del tensors[f"{name}.weight"]
+    tensors[f"{name}.{kind}"] = torch.ones(4)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        BadWeights, match=rf"stores quantised weights \({name}\.{kind} .*config\.json does not say so; load"
+    ):
+        ROADS[road](path)
+
+
 def poisoned(path, name, value):
     file = path / "model.safetensors"
     tensors = load(file.read_bytes())

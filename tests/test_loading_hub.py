@@ -49,7 +49,8 @@ def assert_weights(model, name, seed=0):
 
 
 def streamed(name, **arguments):
-    return tls.analyze_heads(name, detectors=False, null_draws=3, show_progress=False, **arguments)
+    settings = {"detectors": False, "null_draws": 3, "show_progress": False, **arguments}
+    return tls.analyze_heads(name, **settings)
 
 
 # --- cold and warm ---
@@ -223,6 +224,80 @@ def test_a_branch_that_has_moved_is_still_that_of_the_cache(hub, folders, tmp_pa
     assert_weights(model, "llama")
     assert_reads(model, "llama")
     assert sorted(hub.fetched) == sorted(DETAILS)
+
+
+@pytest.fixture
+def branches(hub, folders, tmp_path):
+    """Commits of two branches with other weights: main, and v2."""
+    late = shutil.copytree(folders["llama"], tmp_path / "late")
+    zoo.hf_model("llama", seed=3).save_pretrained(late)
+    return {"main": hub.publish(NAME, folders["llama"]), "v2": hub.publish(NAME, late, branch="v2")}
+
+
+@pytest.mark.parametrize("detectors", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_a_table_of_a_revision_is_of_its_weights_and_names_its_commit(hub, branches, detectors):
+    settings = {"detectors": detectors, "null_draws": 2, "layers": [0], "show_progress": False}
+    tables = {revision: tls.analyze_heads(NAME, revision=revision, **settings) for revision in ("main", "v2")}
+    for revision, seed in (("main", 0), ("v2", 3)):
+        attrs = tables[revision].attrs
+        assert (attrs["revision"], attrs["commit"]) == (revision, branches[revision])
+        expected = tls.analyze_heads(zoo.bridge("llama", seed), **settings | {"detectors": False})
+        # Measured: 3e-16 between files and model; other weights differ by 0.05 and more.
+        assert (tables[revision]["D_head"] - expected["D_head"]).abs().max() < 1e-9
+    by_commit = tls.analyze_heads(NAME, revision=branches["v2"], **settings)
+    assert by_commit.equals(tables["v2"])
+    with pytest.raises(ValueError, match="there is no revision 'v3'"):
+        tls.analyze_heads(NAME, revision="v3", **settings)
+
+
+def test_composition_of_a_revision(hub, branches):
+    tables = {revision: tls.k_composition(NAME, (1, 0), revision=revision) for revision in ("main", "v2")}
+    for revision, seed in (("main", 0), ("v2", 3)):
+        assert tables[revision].attrs["commit"] == branches[revision]
+        expected = tls.k_composition(zoo.bridge("llama", seed), (1, 0)).sort_values("head")
+        found = tables[revision].sort_values("head")
+        # Measured: 2e-16; other weights differ by 0.01 and more.
+        assert abs(found["score"].to_numpy() - expected["score"].to_numpy()).max() < 1e-9
+
+
+def test_a_revision_of_what_has_none_is_refused(folders):
+    for road in ROADS.values():
+        with pytest.raises(ValueError, match="is a local folder, which has no revision='v2'"):
+            road(folders["llama"], revision="v2")
+    with pytest.raises(ValueError, match="tiny-rope is one packaged set of weights; it has no revision"):
+        streamed("tiny-rope", revision="v2")
+
+
+# --- bars ---
+
+
+@pytest.mark.parametrize("road", ["loaded", "streamed"])
+def test_a_download_shows_its_bar_and_a_cached_model_none(hub, folders, monkeypatch, capfd, road):
+    """transformers' settings, which a load changes for a while, are left as the user has them."""
+    from transformers.utils import logging
+
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # as on a terminal
+    monkeypatch.setattr(logging, "_tqdm_active", False)  # switched off by the user, the hub's bars are not
+    hub.publish(NAME, folders["llama"])
+    tables = {"loaded": tls.load_model, "streamed": lambda name: streamed(name, show_progress=True)}
+    for state in ("cold", "warm"):
+        capfd.readouterr()
+        tables[road](NAME)
+        shown = capfd.readouterr().err
+        assert ("model.safetensors: 100%" in shown) == (state == "cold")
+        assert ("config.json" in shown) == (state == "cold")
+
+
+def test_without_progress_a_table_shows_no_bar_of_a_download(hub, folders, monkeypatch, capfd):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    monkeypatch.setenv("TQDM_POSITION", "-1")
+    hub.publish(NAME, folders["llama"])
+    capfd.readouterr()
+    streamed(NAME)
+    assert hub.fetched
+    assert capfd.readouterr().err == ""
+    assert not are_progress_bars_disabled()
 
 
 # --- a cache without the tokenizer ---

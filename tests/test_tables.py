@@ -111,6 +111,13 @@ def test_plain_pandas_reads_the_same_frame(tmp_path):
     assert found.attrs == frame.attrs
 
 
+def test_a_file_of_a_dataset_gives_pandas_no_attrs(tmp_path):
+    frame = heads()
+    write_table(frame, tmp_path / "heads.parquet", attrs_for_pandas=False)
+    assert pd.read_parquet(tmp_path / "heads.parquet").attrs == {}
+    assert read_table(tmp_path / "heads.parquet").attrs == frame.attrs
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

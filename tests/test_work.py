@@ -100,6 +100,33 @@ def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, mo
     assert numbers(finished(parts_of(1), folder)) == [0]
 
 
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
+    folder, failures = open_parts(tmp_path / "parts", {}), {}
+    (folder.path / "part2.parquet").write_bytes(b"PAR1 and no more")
+    with joblib.parallel_config(backend="threading"):
+        found = finished(parts_of(4, fails), folder, n_jobs=n_jobs, failed=failures.__setitem__)
+    assert list(found) == ["part0", "part3"]
+    assert {name: failure.error for name, failure in failures.items()} == {
+        "part1": "ValueError",
+        "part2": "IncompatibleCheckpoint",
+    }
+    assert failures["part1"].message == "part 1 cannot be made"
+    assert failures["part1"].raised_in.endswith(f"test_work.py:{fails.__code__.co_firstlineno + 2} in fails")
+    assert sorted(file.stem for file in folder.path.glob("*.parquet")) == ["part0", "part2", "part3"]
+
+
+def test_a_full_disk_stops_the_work_though_failures_are_noted(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder, failures = open_parts(tmp_path / "parts", {}), {}
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*part0\.parquet"):
+        finished(parts_of(2), folder, failed=failures.__setitem__)
+    assert failures == {}
+
+
 @pytest.mark.slow
 def test_workers_that_the_caller_configured_are_left_alone():
     with joblib.parallel_config(backend="loky"):

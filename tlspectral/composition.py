@@ -57,7 +57,9 @@ COPYING_SCORES = Table("copying_scores", "`tls.copying_scores`", (*_HEAD, COLUMN
 TABLES = (K_COMPOSITION, COPYING_SCORES)
 
 
-def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind = "k") -> pd.DataFrame:
+def k_composition(
+    model: Any, target: tuple[int, int], *, kind: CompositionKind = "k", revision: str | None = None
+) -> pd.DataFrame:
     """Score how strongly each head of an earlier layer can feed the target head (Elhage et al. 2021; FP section 4).
 
     `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of the target, with M^T in place of M for its queries (`"q"`) and
@@ -70,15 +72,17 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
         target: (layer, head) that reads.
         kind: which input of the target is meant.
+        revision: branch, tag or commit of a hub model that is given by name.
 
     Returns:
         DataFrame `layer, head, score, chance, rank`, best first; `chance` = 1/sqrt(d_model), the score of operators
-        with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a target in layer 0.
+        with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a target in layer 0. `attrs`
+        say where the model came from.
 
     Raises:
         BadHead: no such head, or no (layer, head) pair.
         BadWeights, UnsupportedArchitecture: a layer cannot be read.
-        ValueError: an unknown kind.
+        ValueError: an unknown kind, or a revision of what has none.
 
     What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
     the number of heads to be ranked among grows with the layer. The gain of a norm behind the attention (Gemma 2 and 3,
@@ -86,7 +90,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     """
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
-    source = open_layers(model)
+    source = open_layers(model, revision=revision)
     layer, head = head_pair(target, source.n_layers)
     if not 0 <= layer < source.n_layers:
         raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
@@ -113,6 +117,7 @@ def k_composition(model: Any, target: tuple[int, int], *, kind: CompositionKind 
     table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
+    table.attrs = {**source.source}
     return named(table, K_COMPOSITION)
 
 
@@ -209,7 +214,7 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
     w_u, norm = view.unembedding()
     if w_u.shape[1] != len(view.embedding()):
         return None
-    gain = None if norm.gain is None else norm.gain.detach().to(device="cpu", dtype=torch.float64)
+    gain = None if norm.gain is None else norm.gain.detach().cpu().double()
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
     chunks = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
     for unembedding, embedding in chunks:

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models import AttentionView, attention_view, heads_by_layer
 from tlspectral.models.attention.padding import refuse_padding
+from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, Column, Table, named
 
@@ -82,7 +83,7 @@ def detect_heads(
         prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
         target there). `attrs` hold L, the number of sequences, the opening token, `chance`, what uniform attention
         would score on the copy, and `reliability`: the rank correlation, over the model's heads, of each score between
-        even and odd sequences.
+        even and odd sequences; and `user_hooks`, as in `analyze_heads`.
 
     Raises:
         ValueError: fewer than two sequences, or `tokens` that are no repeated sequences.
@@ -113,6 +114,7 @@ def detect_heads(
         "seed": seed,
         "chance": chance_level(length),
         "reliability": split_half_reliability(np.concatenate(halves, axis=2)),
+        **{key: value for key, value in view.source.items() if key == "user_hooks"},
     }
     return named(table, DETECT_HEADS)
 
@@ -197,7 +199,7 @@ def _by_offset(heads: list[int], total: Float64[Tensor, "two offsets heads"]) ->
     def add(scores: Tensor, hook: Any) -> None:
         chosen = scores[:, heads]
         for offset in range(total.shape[1]):
-            diagonal = chosen.diagonal(-offset, dim1=-2, dim2=-1).double()  # [batch, heads, queries]
+            diagonal = in_float64(chosen.diagonal(-offset, dim1=-2, dim2=-1))  # [batch, heads, queries]
             unmasked = diagonal > torch.finfo(scores.dtype).min / 2
             total[0, offset] += diagonal.where(unmasked, 0.0).sum((0, 2)).cpu()
             total[1, offset] += unmasked.sum((0, 2)).cpu()
@@ -277,10 +279,12 @@ def _mean_and_error(
         def reduce(pattern: Tensor, hook: Any) -> None:
             mass = [
                 # Entry i of the diagonal is query i + offset, key i.
-                pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :].double().mean(-1)
+                in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(
+                    -1
+                )
                 for name in DETECTORS
             ]
-            mass.append(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length].double().mean(-1))
+            mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
             scores = torch.stack(mass).cpu()  # [scores, batch, heads]
             odd = (batch_start + torch.arange(scores.shape[1])) % 2 == 1
             halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])

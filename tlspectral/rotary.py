@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
+
+_HAVE_FLOAT64 = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ def pair_mask(frequencies: Iterable[Any] | Tensor, n_pairs: int) -> Bool[Tensor,
 def widened(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return values in float32 at least. Half precision would round away angles and differences of scores."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def in_float64(values: Shaped[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """Return values in float64 on their own device, or on the CPU if the device may have no float64 (mps has none)."""
+    return (values if values.device.type in _HAVE_FLOAT64 else values.cpu()).double()
 
 
 def times_phase(

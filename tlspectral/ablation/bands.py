@@ -20,6 +20,7 @@ from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
 from tlspectral.tasks import ScoredSequences, Scores, Task, scored_sequences, standard_error, task_of
@@ -231,15 +232,15 @@ def _adder(score_scale: float, total: Tensor, of_batch: Callable[[Removal], Remo
             rotation = removal.rotation.of_heads([index])
             allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, index]
             unmasked = allowed.expand(len(query), *allowed.shape[-2:])
-            per_sequence = unmasked.sum((-2, -1))
-            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
             products = torch.stack(
                 [
                     rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][unmasked]
                     for pair in range(n_pairs)
                 ]
             )  # [pairs, unmasked pairs of tokens]
-            products = score_scale * products.double()
+            products = score_scale * in_float64(products)
+            per_sequence = unmasked.sum((-2, -1)).to(products.device)
+            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
             total[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 

@@ -102,7 +102,7 @@ def _alteration(
             return removal.difference
         removal = unpadded(removal, sequences, batch)
         assert removal.allowed is not None
-        squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T)
+        squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T.cpu())
         if not random:
             return removal.difference
         frames = random_frames(seed, layer, [jobs[index] for index in random], removal.d_head)

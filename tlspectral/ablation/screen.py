@@ -59,7 +59,7 @@ def gradient_screen(
             else:
                 gradients = torch.autograd.grad(logits, list(gates.values()), logit_gradients[batch].to(logits))
             for layer, gradient in zip(gates, gradients, strict=True):
-                estimates[layer] += gradient.double().cpu()
+                estimates[layer] += gradient.cpu().double()
     tables = [
         pd.DataFrame(
             {
@@ -101,7 +101,7 @@ def _gated(gate: Tensor, squares: Tensor, of_batch: Callable[[Removal], Removal]
         if removal.allowed is None:
             squares.fill_(torch.nan)
         else:
-            squares.add_(root_mean_square(difference, removal.allowed).square().sum(0).double().cpu())
+            squares.add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
         return difference * gate.to(difference)[:, None, None]
 
     return alter

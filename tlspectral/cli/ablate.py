@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable
+from tlspectral.cli.app import MODEL_HELP, Revision, TableFile, app, require_writable
 from tlspectral.cli.summary import head_table, require_detectors
 
 _OTHER_PREV = 0.1  # only heads below it are sampled as other heads
@@ -21,6 +21,7 @@ def ablate(
     ] = "induction",
     top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE.")] = 5,
     matched: Annotated[int, typer.Option(min=0, help="Random other heads of the same layers.")] = 5,
+    revision: Revision = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
     ] = None,
@@ -45,7 +46,7 @@ def ablate(
     strongest = heads.nlargest(top, "prev")
     others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
     chosen = pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
-    loaded = tlspectral.load_model(model)
+    loaded = tlspectral.load_model(model, revision=revision)
     require_table_of(loaded, heads)
     sweep = tlspectral.ablation_sweep(loaded, part, heads=chosen, task=task, seed=seed)  # type: ignore[arg-type]
     if output is not None:

@@ -6,22 +6,33 @@ from typing import Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, app, require_writable
+from tlspectral.cli.app import MODEL_HELP, Revision, app, require_writable
 from tlspectral.cli.summary import self_check, summary
 
 
-@app.command(short_help="one row per head of a model, as a table")
+@app.command(short_help="one row per head of a model or of many, as a table")
 def analyze(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} Or a text file that lists models, one per line."),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|FOLDER",
+            help="Parquet file to write, none: only print; of several models the folder of their dataset.",
+        ),
     ] = None,
     null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
+    null_dtype: Annotated[str, typer.Option(help="float32 or float64, of the null's eigenvalues.")] = "float32",
     no_detectors: Annotated[
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    revision: Revision = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
     checkpoint_dir: Annotated[
@@ -37,25 +48,56 @@ def analyze(
     With --no-detectors and the automatic backend, a folder of safetensors or a hub model is read from its files, layer
     by layer, without loading the model.
 
+    Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
+    model that fails is a row of FOLDER/failures.parquet and stops nothing; the exit status is then 1. The same command
+    continues there, tries the failed models again and leaves the finished ones alone.
+
     Example: tlspectral analyze smollm2-135m -o heads.parquet
+
+    Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
     """
+    from tlspectral.heads.model_lists import is_model_list
+
+    if null_dtype not in ("float32", "float64"):
+        raise typer.BadParameter("is float32 or float64", param_hint="--null-dtype")
+    if len(models) > 1 or is_model_list(models[0]):
+        if checkpoint_dir is not None:
+            raise typer.BadParameter("is for one model: several keep theirs in -o", param_hint="--checkpoint-dir")
+        if revision is not None:
+            raise typer.BadParameter("is for one model of the hub", param_hint="--revision")
+        _analyze_many(
+            models,
+            output,
+            n_jobs=jobs,
+            null_draws=null_draws,
+            null_dtype=null_dtype,
+            detectors=not no_detectors,
+            backend=backend,
+            seed=seed,
+        )
+        return
+    (model,) = models
     if output is not None:
         require_writable(output)
     import tlspectral
 
-    streamed: dict[str, Any] = {} if checkpoint_dir is None else {"checkpoint_dir": checkpoint_dir}
-    if streamed and not (no_detectors and backend == "auto"):
+    options: dict[str, Any] = {"null_dtype": null_dtype}
+    if checkpoint_dir is not None:
+        options["checkpoint_dir"] = checkpoint_dir
+    if checkpoint_dir is not None and not (no_detectors and backend == "auto"):
         raise typer.BadParameter("goes with --no-detectors and the automatic backend", param_hint="--checkpoint-dir")
     began = time.perf_counter()
-    loaded = model if no_detectors and backend == "auto" else tlspectral.load_model(model, backend=backend)
+    streams = no_detectors and backend == "auto"
+    loaded = model if streams else tlspectral.load_model(model, backend=backend, revision=revision)
     heads = tlspectral.analyze_heads(
         loaded,
+        revision=revision if streams else None,
         null_draws=null_draws,
         detectors=not no_detectors,
         n_jobs=jobs,
         seed=seed,
         show_progress=True,
-        **streamed,
+        **options,
     )
     if output is not None:
         tlspectral.write_table(heads, output)
@@ -64,10 +106,27 @@ def analyze(
     typer.echo(summary(heads, top=5))
 
 
+def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> None:
+    """Write the dataset of several models, and say how many failed."""
+    if output is None:
+        raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
+    from tlspectral.heads import analyze_models
+
+    failures = analyze_models(models, output, show_progress=True, **settings)
+    for row in failures.to_dict(orient="records"):
+        typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)
+    named = len(failures.attrs["models"])
+    if len(failures):
+        typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures.parquet'}")
+        raise typer.Exit(1)
+    typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
+
+
 @app.command(short_help="do the operators reproduce the model's own scores?")
 def verify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    revision: Revision = None,
 ) -> None:
     """Check that the operators reproduce the model's own attention scores, layer by layer.
 
@@ -75,7 +134,7 @@ def verify(
     """
     import tlspectral
 
-    loaded = tlspectral.load_model(model, backend=backend)
+    loaded = tlspectral.load_model(model, backend=backend, revision=revision)
     errors = tlspectral.verify_scores(loaded)
     typer.echo("layer  worst error")
     for layer, error in errors.items():

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _REFUSAL = 2
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
+]
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
 
 

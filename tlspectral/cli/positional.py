@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, app, require_writable, write_figure
+from tlspectral.cli.app import MODEL_HELP, Revision, app, require_writable, write_figure
 from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def positional(
         int,
         typer.Option(min=0, help="Also drop frequency bands of this many previous-token and this many symbolic heads."),
     ] = 0,
+    revision: Revision = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
@@ -53,7 +54,7 @@ def positional(
 
     task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
-    loaded = tlspectral.load_model(model)
+    loaded = tlspectral.load_model(model, revision=revision)
     if heads is None:
         heads = tlspectral.analyze_heads(loaded, null_draws=2)
     else:

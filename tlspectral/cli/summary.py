@@ -76,6 +76,8 @@ def _provenance(heads: "pd.DataFrame") -> str:
         settings.append(f"detectors on {count} sequences [BOS, r, r], r of {length} tokens")
     if settings:
         lines.append("; ".join(settings))
+    if attrs.get("user_hooks"):
+        lines.append(f"hooks that were on the model: {', '.join(attrs['user_hooks'])}")
     if attrs.get("versions"):
         lines.append(", ".join(f"{name} {version}" for name, version in attrs["versions"].items()))
     lines.append(self_check(attrs))

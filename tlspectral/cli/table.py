@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, TableFile, app, require_writable, write_figure
+from tlspectral.cli.app import MODEL_HELP, Revision, TableFile, app, require_writable, write_figure
 from tlspectral.cli.summary import head_table, summary
 
 
@@ -69,6 +69,7 @@ def statistics(
         str | None,
         typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}"),
     ] = None,
+    revision: Revision = None,
     top: Annotated[int, typer.Option(min=1, help="Previous-token heads, an odd number.")] = 5,
     seed: Annotated[int, typer.Option(help="Of resamples, placebos and perturbations.")] = 0,
     output: Annotated[
@@ -81,6 +82,8 @@ def statistics(
     """
     if output is not None:
         require_writable(output)
+    if revision is not None and model is None:
+        raise typer.BadParameter("goes with --model", param_hint="--revision")
     from tlspectral.heads.model_statistics import another_model
     from tlspectral.tables import read_table, write_table
 
@@ -89,7 +92,7 @@ def statistics(
     if model is not None:
         from tlspectral import load_model
 
-        loaded = load_model(model)
+        loaded = load_model(model, revision=revision)
     results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=True)
     shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
     typer.echo(shown.to_string(index=False, na_rep=""))

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from tlspectral.heads.analysis import analyze_heads
     from tlspectral.heads.comparison import compare_heads
     from tlspectral.heads.frequencies import frequency_table
+    from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
 
 _HOMES = {
     "analyze_heads": "analysis",
+    "analyze_models": "many_models",
     "compare_heads": "comparison",
     "frequency_table": "frequencies",
     "statistic_noise": "noise",
@@ -23,6 +25,7 @@ _HOMES = {
 
 __all__ = [
     "analyze_heads",
+    "analyze_models",
     "compare_heads",
     "frequency_table",
     "statistic_noise",

@@ -18,13 +18,14 @@ from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembeddi
 from tlspectral.detectors import detect_heads
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
-from tlspectral.heads.measure import MeasuredHeads, measure_heads
+from tlspectral.heads.measure import MeasuredHeads, measure_heads, selected
 from tlspectral.heads.null import null_columns
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.opening import open_layers
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.opening import download_bars, open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.selection import chosen_layers
+from tlspectral.selection import Heads, chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
 from tlspectral.version import __version__
 
@@ -34,9 +35,12 @@ _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
 def analyze_heads(
     model: Any,
     *,
+    revision: str | None = None,
     layers: int | Iterable[int] | None = None,
+    heads: Heads | None = None,
     null_draws: int = 300,
     null_blocks: Literal["shared", "fresh"] = "shared",
+    null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
     tokens: Int[Tensor, "*batch pos"] | None = None,
     extras: Iterable[str] = (),
@@ -57,10 +61,17 @@ def analyze_heads(
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
             read.
+        revision: branch, tag or commit of a hub model that is given by name.
         layers: a layer or several to tabulate, negative ones from the end; None for all.
+        heads: heads to tabulate, as in `ablate`, in place of `layers`. Their rows are those of the whole table, but
+            `D_head_pct` is the percentile among them. Of a model that is read from its files only their layers are
+            read.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
+        null_dtype: of the eigenvalues of the draws. `"float32"` is used where it is faster, for d_head of 128 or more,
+            and for heads where its rounding stays below 1 % of the Monte-Carlo error; all others, and the heads' own
+            spectra, are in float64. The random frames are the same.
         detectors: also run the model on repeated sequences (`detect_heads`), the only slow part for a large model.
         tokens: prompts, [batch, pos], for the self-check, `outside_m` and `score_asym`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`.
@@ -70,31 +81,40 @@ def analyze_heads(
             its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
             same for any number.
         seed: of the null and of the detector sequences.
-        show_progress: a bar per layer.
+        show_progress: a bar per layer, and huggingface_hub's for what is fetched.
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
-        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks.
+        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`,
+        where there are any, the number of forward hooks of your own that were on the model, by hook point or module.
+        Such hooks act in the detectors.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
-        BadHead: a layer that does not exist.
+        BadHead: a layer or head that does not exist, or none at all.
         IncompatibleCheckpoint: `checkpoint_dir` holds layers of other weights or settings.
-        ValueError: an unknown extra or kind of block, fewer than two draws, or an argument that does not fit the model.
+        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, an argument that does not fit the
+            model, or layers beside heads; for a name also as `load_model`.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
     """
     extras = tuple(extras)
-    _check_arguments(null_draws, null_blocks, extras)
-    source = open_layers(model, load=detectors)
-    indices = chosen_layers(layers, source.n_layers)
+    check_arguments(null_draws, null_blocks, null_dtype, extras)
+    if layers is not None and heads is not None:
+        raise ValueError("layers= and heads= both choose the rows; give one of them")
+    with download_bars(show_progress):
+        source = open_layers(model, load=detectors, revision=revision)
+    chosen = None if heads is None else heads_by_layer(source, heads)
+    indices = chosen_layers(layers if chosen is None else chosen, source.n_layers)
     if isinstance(source, AttentionView):
         if checkpoint_dir is not None:
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
-        tables = _loaded_layers(source, indices, tokens, extras, null_draws, null_blocks, seed, n_jobs, show_progress)
+        tables = _loaded_layers(
+            source, indices, chosen, tokens, extras, null_draws, null_blocks, null_dtype, seed, n_jobs, show_progress
+        )
     else:
         from tlspectral.heads.streamed import streamed_layers
 
@@ -102,8 +122,10 @@ def analyze_heads(
         tables = streamed_layers(
             source,
             indices,
+            chosen,
             null_draws=null_draws,
             null_blocks=null_blocks,
+            null_dtype=null_dtype,
             seed=seed,
             extras=extras,
             checkpoint_dir=checkpoint_dir,
@@ -128,6 +150,7 @@ def analyze_heads(
         "seed": seed,
         "null_draws": null_draws,
         "null_blocks": null_blocks,
+        "null_dtype": null_dtype,
         "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
         "score_check": max(
             (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
@@ -148,10 +171,12 @@ def _refuse_activations(tokens: Tensor | None, extras: Sequence[str]) -> None:
 def _loaded_layers(
     view: AttentionView,
     indices: Sequence[int],
+    chosen: dict[int, list[int]] | None,
     tokens: Int[Tensor, "*batch pos"] | None,
     extras: Sequence[str],
     null_draws: int,
     null_blocks: Literal["shared", "fresh"],
+    null_dtype: Literal["float32", "float64"],
     seed: int,
     n_jobs: int,
     show_progress: bool,
@@ -160,10 +185,13 @@ def _loaded_layers(
     bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
         measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
+    if chosen is not None:
+        measured = [selected(layer, chosen[layer.spectra.layer]) for layer in measured]
     nulls = null_columns(
         [layer.spectra for layer in measured],
         draws=null_draws,
         blocks=null_blocks,
+        dtype=null_dtype,
         seed=seed,
         n_jobs=n_jobs,
         show_progress=show_progress,
@@ -213,12 +241,15 @@ def _query_key(
     return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
 
 
-def _check_arguments(null_draws: int, null_blocks: str, extras: Sequence[str]) -> None:
+def check_arguments(null_draws: int, null_blocks: str, null_dtype: str, extras: Sequence[str]) -> None:
+    """Refuse settings that no model can have. Raises ValueError."""
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
     if null_blocks not in ("shared", "fresh"):
         raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
+    if null_dtype not in ("float32", "float64"):
+        raise ValueError(f"null_dtype must be 'float32' or 'float64', not {null_dtype!r}")
     if null_draws < 2:
         raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
 

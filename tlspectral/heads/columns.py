@@ -102,9 +102,33 @@ def _placebo_column(name: str) -> Column:
     )
 
 
+_MODEL = Column("model", "Name of the model: hub id, absolute path, or name of a packaged model.", "label",
+    range="any text", source="the caller",
+    does_not_establish="Which weights these were: weights_sha256 in the attrs of the model's file does.")
+_ORIGIN = (
+    _MODEL,
+    Column("revision", "Branch, tag or commit that was asked for; missing where none was.", "label", range="any text",
+        source="the caller"),
+    Column("commit", "Commit of the hub that the files are of; missing for other models.", "label",
+        range="40 hexadecimal digits", source="the hub"),
+)
+_FAILURE = (
+    _MODEL,
+    Column("error", "Type of the error that the model ended with.", "label", range="any name"),
+    Column("message", "What the error said.", "label", range="any text"),
+    Column("raised_in", "File, line and function that raised the error.", "label", range="any text"),
+)
+
 ANALYZE_HEADS = Table("analyze_heads",
     "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it",
     (*HEAD_COLUMNS, *EXTRA_COLUMNS))
+ANALYZE_MODELS = {
+    "heads": Table("analyze_models.heads",
+        "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it, a file per model",
+        (*_ORIGIN, *HEAD_COLUMNS)),
+    "failures": Table("analyze_models.failures",
+        "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it if a model failed", _FAILURE),
+}
 FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
 WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",
     (*_HEAD, *(column for name in _SPECTRAL for column in _noise_columns(name))))
@@ -120,5 +144,5 @@ PERMUTED_PAIRING = Table("permuted_pairing",
 
 TABLES = (
     ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
-    PERMUTED_PAIRING,
+    PERMUTED_PAIRING, *ANALYZE_MODELS.values(),
 )

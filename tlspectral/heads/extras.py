@@ -26,7 +26,7 @@ def score_asymmetries(
     asymmetries = []
     for index, name in enumerate(names):
         layer = view.layer(index)
-        n = layer.norm.normalized(residuals[name].double().cpu())
+        n = layer.norm.normalized(residuals[name].cpu().double())
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)
@@ -43,7 +43,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     positions = view.position_embedding()
     if positions is None:
         return None
-    rows = positions.detach().to(device="cpu", dtype=torch.float64)
+    rows = positions.detach().cpu().double()
     if view.raw(0).norm.kind == "LN":
         rows = rows - rows.mean(1, keepdim=True)
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T

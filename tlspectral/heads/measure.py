@@ -1,6 +1,7 @@
 """Columns that follow from the query-key factors of heads, and the spectra that the null is matched to."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,23 @@ def measure_heads(
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = position_shares(w_q, w_k, directions)
     observed = {name: getattr(metrics, name) for name in NULL_COLUMNS}
-    return MeasuredHeads(columns, LayerSpectra(index, layer.effective_dimension, metrics.singular_values, observed))
+    heads = tuple(range(len(w_q)))
+    spectra = LayerSpectra(index, heads, layer.effective_dimension, metrics.singular_values, observed)
+    return MeasuredHeads(columns, spectra)
+
+
+def selected(measured: MeasuredHeads, heads: Sequence[int]) -> MeasuredHeads:
+    """Return some heads of a layer that was measured whole, in the order of `heads`."""
+    rows, spectra = list(heads), measured.spectra
+    return MeasuredHeads(
+        {name: np.asarray(values)[rows] for name, values in measured.columns.items()},
+        replace(
+            spectra,
+            heads=tuple(rows),
+            singular_values=spectra.singular_values[rows],
+            observed={name: values[rows] for name, values in spectra.observed.items()},
+        ),
+    )
 
 
 def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
@@ -58,6 +75,7 @@ def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
     columns["name"] = np.array([f"L{index}H{head}" for head in columns["head"]])
     whole = LayerSpectra(
         index,
+        tuple(range(sum(group_sizes))),
         spectra[0].effective_dimension,
         np.concatenate([group_spectra.singular_values for group_spectra in spectra]),
         {name: np.concatenate([group_spectra.observed[name] for group_spectra in spectra]) for name in NULL_COLUMNS},

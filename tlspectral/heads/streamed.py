@@ -15,10 +15,12 @@ from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.extras import position_directions
-from tlspectral.heads.measure import joined, measure_heads
+from tlspectral.heads.measure import joined, measure_heads, selected
 from tlspectral.heads.null import forget_blocks, layer_null
 from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.loading.damage import misfit, refusing
+from tlspectral.models.opening import download_bars
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import WorkPart, finished_parts, open_parts
@@ -32,16 +34,20 @@ class _Plan:
     checkpoint: CheckpointLayers
     draws: int
     blocks: Literal["shared", "fresh"]
+    dtype: Literal["float32", "float64"]
     seed: int
     directions: Float64[Tensor, "d_model directions"] | None
+    heads: dict[int, list[int]] | None
 
 
 def streamed_layers(
     checkpoint: CheckpointLayers,
     indices: list[int],
+    heads: dict[int, list[int]] | None,
     *,
     null_draws: int,
     null_blocks: Literal["shared", "fresh"],
+    null_dtype: Literal["float32", "float64"],
     seed: int,
     extras: Iterable[str],
     checkpoint_dir: str | os.PathLike[str] | None,
@@ -50,6 +56,7 @@ def streamed_layers(
 ) -> list[pd.DataFrame]:
     """Return a table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
 
+    `heads` gives the heads of each layer to tabulate, None all.
     Every file is checked before the first layer is measured. With a folder, each finished layer is stored as a file
     there. A stored layer is used again if it was made from the same weights.
 
@@ -57,23 +64,28 @@ def streamed_layers(
         IncompatibleCheckpoint: the folder was made with other weights or settings.
         BadWeights, UnsupportedArchitecture, ScoreMismatch: a layer cannot be read or trusted.
     """
-    checkpoint.prepare(indices)
+    with download_bars(show_progress):
+        checkpoint.prepare(indices)
+        if "position_share" in extras:
+            checkpoint.prepare(indices[:1], "positions")
     directions = None
     if "position_share" in extras:
-        checkpoint.prepare(indices[:1], "positions")
         with one_thread(), checkpoint.layer(indices[0], "positions") as view:
             directions = position_directions(view)
-    plan = _Plan(checkpoint, null_draws, null_blocks, seed, directions)
+    plan = _Plan(checkpoint, null_draws, null_blocks, null_dtype, seed, directions, heads)
     folder = None
     if checkpoint_dir is not None:
         settings = {
             "config_sha256": checkpoint.files.config_digest(),
             "null_draws": null_draws,
             "null_blocks": null_blocks,
+            "null_dtype": null_dtype,
             "seed": seed,
             "extras": sorted(extras),
             "tlspectral": __version__,
         }
+        if heads is not None:
+            settings["heads"] = [[layer, head] for layer, chosen in heads.items() for head in chosen]
         folder = open_parts(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
     parts = []
     for index in indices:
@@ -107,14 +119,17 @@ def _measured(plan: _Plan, index: int) -> pd.DataFrame:
 
 
 def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
-    check = check_scores(view)
+    with refusing(misfit(plan.checkpoint.files.record)):
+        check = check_scores(view)
     raw = view.raw(0)
     groups = [
         measure_heads(fold_attention(group, 0), index, moments=None, directions=plan.directions)
         for _, group in key_value_groups(raw)
     ]
     measured = joined(groups)
-    null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, seed=plan.seed)
+    if plan.heads is not None:
+        measured = selected(measured, plan.heads[index])
+    null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, dtype=plan.dtype, seed=plan.seed)
     table = pd.DataFrame(measured.columns).join(null)
     table.attrs = {
         "check": check.of_layer(0) | {"layer": index},

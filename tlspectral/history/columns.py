@@ -58,8 +58,13 @@ _PAIR = tuple(
     for part in ("layer", "head")
 )
 
+_STEP = replace(
+    CHECKPOINT_STEP,
+    meaning="Training step of the checkpoint; where checkpoints have names instead, the name, in the order given.",
+)
+
 HEAD_HISTORY = {
-    name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (CHECKPOINT_STEP, *columns))
+    name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (_STEP, *columns))
     for name, also, columns in (
         ("heads", "", (*HEAD_COLUMNS, *map(percentile_column, ("prev", "rope_imag_frac", "dir_frac")))),
         ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),

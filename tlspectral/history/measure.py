@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,11 @@ from tlspectral.history.in_context import in_context_score
 from tlspectral.history.population import PERCENTILES, within_model_percentile
 from tlspectral.history.result import Head
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.loading.source import Source
+from tlspectral.models.opening import open_layers
+
+if TYPE_CHECKING:
+    from tlspectral.models.checkpoints import CheckpointLayers
 
 _COMPOSITION = {
     "source_layer": np.int64,
@@ -35,25 +40,28 @@ class MeasuredStep:
 
 
 def measure_step(
-    view: AttentionView,
+    opened: AttentionView | Source,
     *,
     pairs: Sequence[tuple[Head, Head]],
     null_draws: int,
+    null_dtype: Literal["float32", "float64"],
     detectors: bool,
     n_jobs: int,
     seed: int,
 ) -> MeasuredStep:
-    """Measure a model; the arguments are those of `head_history`.
+    """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
     `heads.attrs` are those of `analyze_heads`, with `in_context` (the columns of a summary, None without detectors) and
     `shape` (numbers that have to be the same at all steps).
 
     Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
     """
-    composition = _composition(view, pairs)  # first, so that a wrong head is refused before the null is computed
+    model = opened.model if isinstance(opened, AttentionView) else opened
+    composition = _composition(model, pairs)  # first, so that a wrong head is refused before the null is computed
     heads = analyze_heads(
-        view.model,
+        model,
         null_draws=null_draws,
+        null_dtype=null_dtype,
         null_blocks="fresh",
         detectors=detectors,
         n_jobs=n_jobs,
@@ -62,23 +70,21 @@ def measure_step(
     )
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
-    heads.attrs["in_context"] = _in_context(view, seed) if detectors else None
-    heads.attrs["shape"] = _shape(view)
+    heads.attrs["in_context"] = _in_context(model, seed) if detectors else None
+    heads.attrs["shape"] = {"heads": heads.groupby("layer").size().tolist()} | _shape(open_layers(model))
     return MeasuredStep(heads, composition)
 
 
-def _shape(view: AttentionView) -> dict[str, Any]:
-    return {
-        "layers": view.n_layers,
-        "heads": [view.n_heads(layer) for layer in range(view.n_layers)],
-        "d_model": view.d_model,
-        "d_vocab": view.d_vocab,
-        "rotary": [view.rotary(layer) is not None for layer in range(view.n_layers)],
-    }
+def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
+    shape = {"layers": layers.n_layers, "d_model": layers.d_model}
+    if isinstance(layers, AttentionView):
+        rotary = [layers.rotary(index) is not None for index in range(layers.n_layers)]
+        return shape | {"d_vocab": layers.d_vocab, "rotary": rotary}
+    return shape | {"d_vocab": int(layers.config.vocab_size), "model_type": layers.config.model_type}
 
 
-def _in_context(view: AttentionView, seed: int) -> dict[str, float]:
-    score = in_context_score(view.model, seed=seed)
+def _in_context(model: Any, seed: int) -> dict[str, float]:
+    score = in_context_score(model, seed=seed)
     return {
         "icl_score": score.value,
         "icl_score_se": score.stderr,
@@ -87,10 +93,10 @@ def _in_context(view: AttentionView, seed: int) -> dict[str, float]:
     }
 
 
-def _composition(view: AttentionView, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
+def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
     """Return the pairs' rows of `k_composition`, which is computed once per target."""
     rows: list[tuple[Any, ...]] = []
-    by_target = {target: k_composition(view.model, target) for target in dict.fromkeys(target for _, target in pairs)}
+    by_target = {target: k_composition(model, target) for target in dict.fromkeys(target for _, target in pairs)}
     for source, target in pairs:
         table = by_target[target]
         source_rows = table.loc[(table["layer"] == source[0]) & (table["head"] == source[1])]

@@ -1,38 +1,43 @@
 """`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
 
 import gc
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.history.columns import HEAD_HISTORY
+from tlspectral.history.labels import Label, called, check_labels, labelled_checkpoints
 from tlspectral.history.measure import MeasuredStep, measure_step
 from tlspectral.history.population import population_medians
 from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.loading.source import Source
 from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 
-_OF_A_STEP = (
-    "commit", "control_variate", "file", "identity", "in_context", "revision", "score_check", "tables", "weights",
-    "weights_sha256",
-)  # fmt: skip
+_OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
+_STORED = ("control_variate", "identity", "in_context", "shape", "tables", "weights")
 
 
 def head_history(
-    checkpoints: Iterable[tuple[Any, Any]],
+    checkpoints: str | os.PathLike[str] | Iterable[Any],
     *,
+    revisions: str | None = None,
+    steps: Iterable[int] | None = None,
     pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
+    null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
@@ -41,28 +46,41 @@ def head_history(
 ) -> HeadHistory:
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
-    One checkpoint is in memory at a time, if they are given as functions or come from a generator. No file in a cache
-    is deleted, and no checkpoint is changed.
+    One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
+    `detectors=False` folders of safetensors and hub models are read from their files, layer by layer, and never loaded
+    (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is deleted, and no checkpoint is
+    changed.
 
     Args:
-        checkpoints: (step, model) with rising steps, where model is a TransformerBridge or HookedTransformer or a
-            function that loads one: `hub_checkpoints`, `folder_checkpoints` and `training_checkpoints` make such lists.
+        checkpoints: a hub model or a folder that holds the steps of a training, chosen by `revisions` and `steps`; or
+            checkpoints, each a name or path for `load_model`, a TransformerBridge or HookedTransformer, or a pair
+            (label, checkpoint), in which the checkpoint may also be a function that loads a model. Labels are training
+            steps, which have to rise, or names. A name that ends in `step{N}` or `checkpoint-{N}` is step N; others
+            are labels as they are. `hub_checkpoints`, `folder_checkpoints` and `training_checkpoints` make such pairs.
+        revisions: of one hub model: how its branches or tags are named, with `{step}` where the training step stands,
+            such as `"step{step}"` (Pythia), `"step{step}-tokens{tokens}B"` or `"stage1-step{step}-tokens{tokens}B"`
+            (OLMo). See `hub_checkpoints`.
+        steps: of one hub model or folder: which training steps, rising. None for all; without `revisions`, the 22 of
+            `PYTHIA_STEPS` for a Pythia model.
         pairs: (source, target) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
+        null_dtype: as for `analyze_heads`.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
         folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
-            steps. A checkpoint is then loaded only if its weights cannot be identified without loading.
+            steps, if they were measured from the same commit on the hub or the same files. A checkpoint is then loaded
+            only if its weights cannot be identified without loading.
         n_jobs: worker processes for the null; the tables do not depend on it.
         seed: of the null, of the sequences and of the simulated medians.
         show_progress: a bar over steps.
 
     Returns:
-        A `HeadHistory` of three DataFrames.
+        A `HeadHistory` of three DataFrames. Their column `step` holds the labels: whole numbers, or names.
 
     Raises:
-        ValueError: no checkpoints, steps that do not rise, models of different shapes, something that is no model, or
-            a pair whose source is not in an earlier layer.
+        ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
+            different shapes, something that is no model, revisions or steps that are not there, or a pair whose source
+            is not in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
         ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
@@ -70,67 +88,102 @@ def head_history(
     Source: "Fingerprint, Not Blueprint" (FP, section 9).
 
     What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and not the
-    order of two changes between the same two steps.
+    order of two changes between the same two steps. Names have no order: figures and questions of formation need steps.
+
+    Example:
+        >>> import tlspectral as tls
+        >>> models = ["tiny-rope-sym", "tiny-rope"]
+        >>> history = tls.head_history(models, null_draws=2, detectors=False, show_progress=False)
+        >>> history.steps
+        ['tiny-rope-sym', 'tiny-rope']
     """
     wanted = _checked_pairs(pairs)
-    if isinstance(checkpoints, Sequence):  # all of them, before the first is measured
-        _require_rising([step for step, _ in checkpoints])
+    labelled = labelled_checkpoints(checkpoints, revisions, steps)
+    if isinstance(labelled, Sequence):  # all of them, before the first is measured
+        check_labels([label for label, _ in labelled])
     settings = {
         "what": "head history, one file a step",
         "pairs": [[list(head) for head in pair] for pair in wanted],
         "null_draws": null_draws,
+        "null_dtype": null_dtype,
         "detectors": detectors,
         "seed": seed,
     }
     part_folder = None if folder is None else open_parts(folder, settings)
 
-    measure = partial(measure_step, pairs=wanted, null_draws=null_draws, detectors=detectors, n_jobs=n_jobs, seed=seed)
-    shapes: dict[int, dict[str, Any]] = {}
+    measure = partial(
+        measure_step,
+        pairs=wanted,
+        null_draws=null_draws,
+        null_dtype=null_dtype,
+        detectors=detectors,
+        n_jobs=n_jobs,
+        seed=seed,
+    )
+    plan = _Plan(folder, measure, stream=not detectors)
     with workers_kept():
-        steps = finished_parts(
-            _steps(checkpoints, folder, measure, shapes),
+        tables = finished_parts(
+            _parts(labelled, plan),
             part_folder,
             description="history",
             unit="step",
-            total=len(checkpoints) if isinstance(checkpoints, Sequence) else None,
+            total=len(labelled) if isinstance(labelled, Sequence) else None,
             show_progress=show_progress,
         )
-    if not steps:
+    if not tables:
         raise ValueError("there are no checkpoints to measure")
-    return _joined({step: _measured_step(table) for step, table in zip(shapes, steps.values(), strict=True)}, seed)
+    measured = {label: _measured_step(table) for label, table in zip(plan.shapes, tables.values(), strict=True)}
+    return _joined(measured, seed)
 
 
-def _steps(
-    checkpoints: Iterable[tuple[Any, Any]],
-    folder: str | os.PathLike[str] | None,
-    measure: Callable[[AttentionView], MeasuredStep],
-    shapes: dict[int, dict[str, Any]],
-) -> Iterator[WorkPart]:
-    """Yield a part per checkpoint. The shape of each model is added to `shapes`; all have to be the same."""
+@dataclass(frozen=True)
+class _Plan:
+    """What all steps share.
+
+    Attributes:
+        folder: of stored steps.
+        measure: measures an opened checkpoint.
+        stream: whether a checkpoint that can be read from its files is not loaded.
+        shapes: the shape of each model, by label; all have to be the same.
+    """
+
+    folder: str | os.PathLike[str] | None
+    measure: Callable[[AttentionView | Source], MeasuredStep]
+    stream: bool
+    shapes: dict[Label, dict[str, Any]] = field(default_factory=dict)
+
+
+def _parts(checkpoints: Iterable[tuple[Any, Any]], plan: _Plan) -> Iterator[WorkPart]:
+    """Yield a part per checkpoint."""
     earlier: list[Any] = []
-    for step, checkpoint in checkpoints:
-        earlier.append(step)
-        _require_rising(earlier)
-        step = int(step)
-        yield WorkPart(
-            f"step{step}",
-            partial(_measured, step, checkpoint, measure, shapes),
-            None if folder is None else partial(_require_same_model, folder, step, checkpoint, shapes),
-        )
-        del checkpoint
+    for label, checkpoint in checkpoints:
+        earlier.append(label)
+        check_labels(earlier)
+        label = label if isinstance(label, str) else int(label)
+        check = None if plan.folder is None else partial(_require_same_model, plan, label, checkpoint)
+        yield WorkPart(_part_name(label), partial(_measured, plan, label, checkpoint), check)
+        del checkpoint, check
         gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
 
 
-def _measured(
-    step: int, checkpoint: Any, measure: Callable[[AttentionView], MeasuredStep], shapes: dict[int, dict[str, Any]]
-) -> pd.DataFrame:
-    """Load and measure a checkpoint."""
-    view = _opened(step, checkpoint)
-    measured = measure(view)
-    identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
+def _part_name(label: Label) -> str:
+    if not isinstance(label, str):
+        return f"step{label}"
+    # A label can be a path of any length; the hash tells those apart that are written alike.
+    return f"{re.sub(r'[^A-Za-z0-9-]+', '-', label)[-60:]}-{hashlib.sha256(label.encode()).hexdigest()[:12]}"
+
+
+def _measured(plan: _Plan, label: Label, checkpoint: Any) -> pd.DataFrame:
+    """Open and measure a checkpoint."""
+    opened = _opened(label, checkpoint, plan.stream)
+    with _naming(label):
+        measured = plan.measure(opened)
     table = bundled({"heads": measured.heads, "composition": measured.composition})
-    table.attrs |= measured.heads.attrs | {"identity": identity, "weights": view.weights_digest()}
-    _note_shape(shapes, step, table)
+    table.attrs |= measured.heads.attrs
+    if plan.folder is not None:
+        table.attrs["identity"] = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
+        table.attrs["weights"] = opened.weights_digest() if isinstance(opened, AttentionView) else None
+    _note_shape(plan.shapes, label, table)
     return table
 
 
@@ -140,39 +193,52 @@ def _measured_step(table: pd.DataFrame) -> MeasuredStep:
     return step
 
 
-def _require_same_model(
-    folder: str | os.PathLike[str],
-    step: int,
-    checkpoint: Any,
-    shapes: dict[int, dict[str, Any]],
-    table: pd.DataFrame,
-) -> None:
+def _require_same_model(plan: _Plan, label: Label, checkpoint: Any, table: pd.DataFrame) -> None:
     """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise.
 
     Raises:
-        IncompatibleCheckpoint: they have other weights.
+        IncompatibleCheckpoint: they come from other files or another commit, or have other weights.
     """
-    identified = isinstance(checkpoint, LazyCheckpoint) and table.attrs["identity"] == checkpoint.identity()
-    if not identified and table.attrs["weights"] != _opened(step, checkpoint).weights_digest():
+    stored = table.attrs["identity"]
+    identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
+    if stored is not None and identity is not None:
+        same = stored == identity
+    else:
+        opened = _opened(label, checkpoint, plan.stream)
+        same = isinstance(opened, AttentionView) and table.attrs["weights"] == opened.weights_digest()
+    if not same:
         raise IncompatibleCheckpoint(
-            f"{os.fspath(folder)} holds step {step} of another model, or of other weights: choose another folder"
+            f"{os.fspath(plan.folder or '')} holds {called(label)} of another model, or of other weights "
+            f"({stored or 'a model in memory'} there, {identity or 'a model in memory'} now): choose another folder"
         )
-    _note_shape(shapes, step, table)
+    _note_shape(plan.shapes, label, table)
 
 
-def _opened(step: int, checkpoint: Any) -> AttentionView:
-    model = checkpoint
-    if not isinstance(checkpoint, nn.Module):  # a model is callable, too
-        if not callable(checkpoint):
-            raise ValueError(
-                f"step {step}: found {type(checkpoint).__name__}, which is neither a model nor a function that loads "
-                "one; hub_checkpoints and folder_checkpoints make such functions of names and paths"
-            )
-        model = checkpoint()
-    try:
+def _opened(label: Label, checkpoint: Any, stream: bool) -> AttentionView | Source:
+    """Return the view of a checkpoint's model, or the source that is read from its files."""
+    with _naming(label):
+        if stream and isinstance(checkpoint, LazyCheckpoint) and (source := checkpoint.files()) is not None:
+            return source
+        model = checkpoint
+        if not isinstance(checkpoint, nn.Module):  # a model is callable, too
+            if not callable(checkpoint):
+                raise TypeError(
+                    f"found {type(checkpoint).__name__}, which is neither a model nor its name nor a function that "
+                    "loads one"
+                )
+            model = checkpoint()
         return attention_view(model)
+
+
+@contextmanager
+def _naming(label: Label) -> Iterator[None]:
+    """Say in errors which checkpoint they are about."""
+    try:
+        yield
+    except TlspectralError as error:
+        raise type(error)(f"{called(label)}: {error}") from error
     except TypeError as error:
-        raise ValueError(f"step {step}: {error}") from error
+        raise ValueError(f"{called(label)}: {error}") from error
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
@@ -188,52 +254,37 @@ def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]
     return checked
 
 
-def _require_rising(steps: list[Any]) -> None:
-    for step in steps:
-        if isinstance(step, bool) or not isinstance(step, Integral) or int(step) < 0:
-            raise ValueError(f"{step!r} is no training step: give whole numbers from 0 up")
-    for before, after in pairwise(steps):
-        if after == before:
-            raise ValueError(f"step {after} comes twice: give each step once")
-        if after < before:
-            raise ValueError(f"step {after} comes after step {before}: give checkpoints in the order of training")
-
-
-def _note_shape(shapes: dict[int, dict[str, Any]], step: int, table: pd.DataFrame) -> None:
+def _note_shape(shapes: dict[Label, dict[str, Any]], label: Label, table: pd.DataFrame) -> None:
     """Add the shape of a step's model to `shapes`; refuse a shape other than that of the first model."""
-    shapes[step] = shape = table.attrs["shape"]
+    shapes[label] = shape = table.attrs["shape"]
     first, expected = next(iter(shapes.items()))
-    differing = [name for name in expected if expected[name] != shape[name]]
+    # The shape of a model that is read from files lacks what only a loaded one shows.
+    differing = [name for name in expected if name in shape and expected[name] != shape[name]]
     if differing:
         name = differing[0]
         raise ValueError(
-            f"step {step} is of another architecture than step {first}: {name} {shape[name]}, there {expected[name]}; "
-            "a history is of one model"
+            f"{called(label)} is of another architecture than {called(first)}: {name} {shape[name]}, there "
+            f"{expected[name]}; a history is of one model"
         )
 
 
-def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
+def _joined(measured: dict[Label, MeasuredStep], seed: int) -> HeadHistory:
     no_scores = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
     rows = [
         {
-            "step": step,
+            "step": label,
             "n_heads": len(tables.heads),
             **(tables.heads.attrs["in_context"] or no_scores),
             **population_medians(tables.heads, seed=seed),
         }
-        for step, tables in measured.items()
+        for label, tables in measured.items()
     ]
     history = HeadHistory(
-        heads=_stacked({step: tables.heads for step, tables in measured.items()}),
+        heads=_stacked({label: tables.heads for label, tables in measured.items()}),
         summary=pd.DataFrame(rows),
-        composition=_stacked({step: tables.composition for step, tables in measured.items()}),
+        composition=_stacked({label: tables.composition for label, tables in measured.items()}),
     )
-    last = list(measured.values())[-1].heads.attrs
-    common = {name: value for name, value in last.items() if name not in _OF_A_STEP}
-    common["checkpoints"] = [
-        {"step": step} | {name: tables.heads.attrs.get(name) for name in ("revision", "weights_sha256", "score_check")}
-        for step, tables in measured.items()
-    ]
+    common = _provenance({label: tables.heads.attrs for label, tables in measured.items()})
     for name, table in HEAD_HISTORY.items():
         frame: pd.DataFrame = getattr(history, name)
         frame.attrs = common
@@ -241,9 +292,24 @@ def _joined(measured: dict[int, MeasuredStep], seed: int) -> HeadHistory:
     return history
 
 
-def _stacked(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
+def _provenance(steps: dict[Label, dict[Any, Any]]) -> dict[Any, Any]:
+    """Return the facts that are the same at all steps, and in `checkpoints` the others of each step."""
+    first, *others = steps.values()
+    common: dict[Any, Any] = {
+        name: value
+        for name, value in first.items()
+        if name not in (*_OF_A_STEP, *_STORED) and all(name in attrs and attrs[name] == value for attrs in others)
+    }
+    common["checkpoints"] = [
+        {"step": label} | {name: value for name, value in attrs.items() if name not in common and name not in _STORED}
+        for label, attrs in steps.items()
+    ]
+    return common
+
+
+def _stacked(tables: dict[Label, pd.DataFrame]) -> pd.DataFrame:
     """Concatenate the tables of several steps, with the step as first column."""
-    copies = {step: table.copy(deep=False) for step, table in tables.items()}
-    for step, table in copies.items():
-        table.insert(0, "step", step)
+    copies = {label: table.copy(deep=False) for label, table in tables.items()}
+    for label, table in copies.items():
+        table.insert(0, "step", label)
     return stacked(copies.values())

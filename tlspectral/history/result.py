@@ -1,6 +1,7 @@
 """The tables of `head_history`, and the rows of one head in them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,9 +31,9 @@ class HeadHistory:
     composition: pd.DataFrame
 
     @property
-    def steps(self) -> list[int]:
-        """The steps, rising."""
-        return self.summary["step"].astype(int).tolist()
+    def steps(self) -> list[Any]:
+        """The steps, rising; or the names of the checkpoints, in the order given."""
+        return self.summary["step"].tolist()
 
     @property
     def previous_token_head(self) -> Head:
@@ -71,7 +72,7 @@ class HeadHistory:
     def _rows(self) -> list[tuple[str, str]]:
         steps, first, last = self.steps, self.summary.iloc[0], self.summary.iloc[-1]
         rows = [
-            ("model", str(self.heads.attrs["model"])),
+            ("model", str(self.heads.attrs.get("model", "several"))),
             ("steps", f"{len(steps)}, from {steps[0]} to {steps[-1]}; heads: {int(last['n_heads'])}"),
             (
                 "median D_head",

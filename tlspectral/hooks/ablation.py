@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
-from tlspectral.hooks.probe import require_honoured
+from tlspectral.hooks.probe import require_honoured, require_own_scores
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
@@ -64,9 +64,10 @@ def ablate(
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
         ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
             meaning.
-        EditNotHonored: the model discards the edit; a key/value cache is in use (raised as the model runs); the hooks
-            were taken off inside the block, by `reset_hooks` (raised at its end, unless another exception is
-            raised); or a second thread opens a block on the model or runs it while a block is open.
+        EditNotHonored: the model discards the edit, or its scores are not those of the operators; a key/value cache is
+            in use, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off inside
+            the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second thread
+            opens a block on the model or runs it while a block is open.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table).
 
@@ -156,16 +157,20 @@ class LayerAblation:
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         names = self.view.hook_names(self.layer.layer)
-        require_honoured(self.view, self.layer.layer, "scores" if "scores" in names and self.part != "output" else "z")
-        if self.part == "output":
-            return [(names["z"], self._edit_output)]
-        captured_points = ("query", "key", "cos", "sin") if "scores" in names else ("query", "key", "value")
-        hooks: list[tuple[str, Callable[..., Any]]] = [
-            (names[point], self._holder(point)) for point in captured_points if point in names
-        ]
-        if "scores" in names:
-            return [*hooks, (names["scores"], self._edit_scores)]
-        return [*hooks, (names["z"], self._edit_z)]
+        if self.part == "output" or "scores" not in names:
+            require_honoured(self.view, self.layer.layer, "z")
+            if self.part == "output":
+                return [(names["z"], self._edit_output)]
+            return [*self._holders("query", "key", "value"), (names["z"], self._edit_z)]
+        every_head = replace(self, heads=list(range(self.layer.n_heads)), stacked=False, seen={})
+        points = ("query", "key", "cos", "sin")
+        check = [*every_head._holders(*points), (names["scores"], every_head._compare_scores)]
+        require_honoured(self.view, self.layer.layer, "scores", during=check)
+        return [*self._holders(*points), (names["scores"], self._edit_scores)]
+
+    def _holders(self, *points: str) -> list[tuple[str, Callable[..., Any]]]:
+        names = self.view.hook_names(self.layer.layer)
+        return [(names[point], self._holder(point)) for point in points if point in names]
 
     def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
         def hold(activation: Tensor, hook: Any) -> None:
@@ -191,6 +196,8 @@ class LayerAblation:
                 f"give {tuple(difference.shape[-2:])}: a key/value cache is in use; run without it "
                 "(use_past_kv_cache=False)"
             )
+        if self._is_first(hook):  # else the scores may be edited, and the edit is to be kept
+            self._require_own_scores(scores, query, key, rotation)
         allowed = self._selected(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
         if self.alter is not None:
             difference = self.alter(Removal(difference, allowed, query, key, rotation))
@@ -206,6 +213,25 @@ class LayerAblation:
         edited = scores.clone()
         edited.unflatten(0, (len(self.heads), -1))[range(len(self.heads)), :, self.heads] += change.transpose(0, 1)
         return edited
+
+    def _compare_scores(self, scores: Float[Tensor, "batch heads query key"], hook: Any) -> None:
+        self._require_own_scores(scores, *self._projections())
+
+    def _is_first(self, point: Any) -> bool:
+        """Return whether `_edit_scores` acts before all other hooks of its hook point."""
+        placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
+        return bool(placed) and getattr(placed[0], "hook", placed[0]) == self._edit_scores
+
+    @torch.no_grad()
+    def _require_own_scores(
+        self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None
+    ) -> None:
+        """Refuse a run whose scores are not those of its queries and keys, by its first sequence."""
+        query, key = (Projection(side.whole[:1], side.content[:1], None) for side in (query, key))
+        if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
+            rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
+        rebuilt = self._capped(whole_scores(query, key, rotation, self.layer.score_scale))
+        require_own_scores(self.layer, self.heads, self._selected(scores, heads_axis=1)[:1], rebuilt)
 
     def _edit_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
         value = self._taken("value")

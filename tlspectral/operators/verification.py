@@ -114,8 +114,8 @@ def _check_layer(
 ) -> tuple[float, float, str, Float64[np.ndarray, "heads"]]:
     raw = view.raw(index)
     require_even_scale(raw, index, captured[names["residual"]].shape[-2])
-    residual = captured[names["residual"]].double().cpu()
-    pattern = captured[names["pattern"]].double().cpu()
+    residual = captured[names["residual"]].cpu().double()
+    pattern = captured[names["pattern"]].cpu().double()
     allowed = _allowed(pattern, index)
     tables = _tables(view, raw.rotary, index, residual.shape[-2], captured)
     inside, outside = _all_score_terms(raw, index, residual, tables)
@@ -126,7 +126,7 @@ def _check_layer(
     eps = torch.finfo(raw.w_q.dtype).eps
     if "scores" in names:
         compared = "scores"
-        theirs = captured[names["scores"]].double().cpu()
+        theirs = captured[names["scores"]].cpu().double()
         # Masks are -inf or the lowest number of the scores' own dtype.
         allowed = allowed & (theirs > torch.finfo(captured[names["scores"]].dtype).min / 2)
         scale = float(theirs[allowed].abs().max())
@@ -238,11 +238,18 @@ def _tables(
         return exact
     # Without padding all sequences have the same positions.
     cos, sin = (
-        per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].double().cpu(), rotary) for table in tables
+        per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].cpu().double(), rotary) for table in tables
     )
     drift = max(float((cos - exact[0]).abs().max()), float((sin - exact[1]).abs().max()))
     # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
     if drift > 1e-2:
+        limit = rotary.valid_up_to
+        if limit is not None and n_positions > limit:
+            raise ScoreMismatch(
+                f"layer {index}: the prompt has {n_positions} tokens, and the rotary frequencies of this model change "
+                f"past {limit} (LongRoPE, dynamic NTK; cos and sin differ by {drift:.2e}); the operators are those of "
+                f"prompts of at most {limit} tokens, so use such prompts"
+            )
         raise ScoreMismatch(
             f"layer {index}: the model rotates its pairs by other angles than its frequencies say "
             f"(cos and sin differ by {drift:.2e} within {n_positions} tokens)"

@@ -43,7 +43,7 @@ def draw_folder(
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
-    loss = torch.nn.functional.cross_entropy(logits.double(), tokens[first:].to(logits.device))
+    loss = torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu())
     shared = {name: value for name, value in asdict(settings).items() if name != "mode"}
     return open_model_parts(
         path,

@@ -337,7 +337,7 @@ def _query_scores(
         if name == "heads":
             joined = SwapScores(*(torch.cat(part, dim=-1) for part in zip(*scores.values(), strict=True)))
             correlation = score_correlation(torch.cat(list(before.values()), dim=1), joined, seed=seed)
-    return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.double().cpu(), tokens)
+    return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.cpu().double(), tokens)
 
 
 def _of_swaps(means: Float64[Tensor, "*rows blocks"], swaps: list[tuple[int, int]]) -> Float64[Tensor, "swaps *rows 2"]:

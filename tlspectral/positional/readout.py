@@ -20,7 +20,7 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
 from tlspectral.models.attention.view import Hook
-from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, with_gain_and_phase
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
@@ -148,7 +148,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     """
     logits = seen.head_logits()
     ours = logits.softmax(-1)
-    theirs = torch.nn.functional.pad(_double(pattern), (ours.shape[-1] - pattern.shape[-1], 0))
+    theirs = torch.nn.functional.pad(in_float64(pattern.detach()), (ours.shape[-1] - pattern.shape[-1], 0))
     error = float((ours - theirs).abs().max())
     scale = float(logits[:, seen.visible].abs().max())
     eps = torch.finfo(raw.w_q.dtype).eps
@@ -286,7 +286,7 @@ class LastQueryReader:
             return geometry.position_tables(n_keys)
         per_prompt = geometry.theta.ndim + 1  # without padding all rows have the same positions
         cos, sin = (per_pair(table[0] if table.ndim > per_prompt else table, geometry) for table in tables)
-        return _double(cos), _double(sin)
+        return in_float64(cos), in_float64(sin)
 
     def _visible(self, layer: int, n_keys: int, seen: dict[str, Tensor]) -> Bool[Tensor, "keys"]:
         if "scores" not in seen:
@@ -304,9 +304,5 @@ def normed(
     x: Float[Tensor, "*batch heads d_head"], norm: QueryKeyNorm | None
 ) -> Float64[Tensor, "*batch heads d_head"]:
     """Queries or keys in float64, after the query/key norm if the layer has one."""
-    return _double(x) if norm is None else norm.applied(_double(x)).detach()
-
-
-def _double(x: Tensor) -> Tensor:
-    # MPS has no float64: its tensors are moved to the CPU.
-    return (x.detach().cpu() if x.device.type == "mps" else x.detach()).double()
+    wide = in_float64(x.detach())
+    return wide if norm is None else norm.in_float64().applied(wide)

@@ -28,8 +28,10 @@ _PROVENANCE = (
     ("seed", "Seed"),
     ("null_draws", "Null draws per head"),
     ("null_blocks", "Null blocks"),
+    ("null_dtype", "Null eigenvalues"),
     ("score_check", "Self-check"),
     ("detectors", "Detectors"),
+    ("user_hooks", "Hooks that were on the model"),
     ("rotary_valid_up_to", "Rotary angles valid up to"),
     ("versions", "Versions"),
 )

@@ -46,9 +46,9 @@ def merge(model: Any) -> Any:
         geometry = model.spectral_geometry(index)
         raw = target.raw(index)
         with torch.no_grad():
-            raw.w_q.copy_(with_gain_and_phase(raw.w_q.double().cpu(), geometry))
+            raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
             if raw.b_q is not None:
-                raw.b_q.copy_(with_gain_and_phase(raw.b_q.double().cpu()[:, None], geometry)[:, 0])
+                raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
     _require_equal(model, merged)
     return merged
 

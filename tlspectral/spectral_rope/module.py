@@ -143,21 +143,21 @@ class SpectralRoPE(nn.Module):
 
     def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Shift of the model's own frequencies by the residual, radians per token, by query head."""
-        return self._shift(self.query_mask).detach().double().cpu()
+        return self._shift(self.query_mask).detach().cpu().double()
 
     def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
-        return self.theta.double().cpu() + self.shift_by_head()
+        return self.theta.cpu().double() + self.shift_by_head()
 
     def phase_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Phase of the query against its key, radians, by query head: 0 under `shared_phase`."""
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
-        return torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0).detach().double().cpu()
+        return torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0).detach().cpu().double()
 
     def gain_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Amplitude on the query, by query head."""
-        return torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0).detach().double().cpu()
+        return torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0).detach().cpu().double()
 
     def extra_repr(self) -> str:
         """Sizes and choices, for `repr`."""

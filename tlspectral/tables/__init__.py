@@ -18,7 +18,7 @@ from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.parts import PartFolder, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
-from tlspectral.tables.work import WorkPart, finished_parts, workers_kept
+from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
 
 __all__ = [
     "COLUMNS",
@@ -28,9 +28,11 @@ __all__ = [
     "POSITIONAL_COLUMNS",
     "TABLES",
     "Column",
+    "PartFailure",
     "PartFolder",
     "Table",
     "WorkPart",
+    "backend_configured",
     "bundled",
     "describe_columns",
     "describe_table",

@@ -118,7 +118,7 @@ _NARROW_NULL = {
 }
 _NULL = "M with its own singular values and independent random (Haar) left and right frames"
 _NULL_SOURCE = "FP 3 (random-orientation null)"
-_DRAWS = "Over the draws (see df.attrs for how many)."
+_DRAWS = "Over the draws (see df.attrs for how many, and in which dtype)."
 _SHARED = (
     " With null_blocks='shared' the Monte-Carlo error is common to all heads: claims on a population of z need 'fresh'."
 )

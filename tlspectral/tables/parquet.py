@@ -24,7 +24,7 @@ _FORMAT = 2  # from 2 on with a digest of the file
 _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 
 
-def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
     """Write a table as parquet, with column docs and provenance in the schema metadata.
 
     `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
@@ -37,6 +37,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     Args:
         df: table of any columns.
         path: file to write; an existing one is replaced.
+        attrs_for_pandas: whether `pandas.read_parquet` finds `df.attrs` too. False for a file of a dataset: pandas
+            would give all its rows the `attrs` of its first file. `read_table` finds them in either case.
 
     Raises:
         ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).
@@ -49,7 +51,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
     frame = df.copy(deep=False)
-    frame.attrs = provenance
+    frame.attrs = provenance if attrs_for_pandas else {}
     table = pa.Table.from_pandas(frame)
     known = columns_of(provenance)
     documented = {name: asdict(known[name]) for name in table.column_names if name in known}
@@ -63,7 +65,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     metadata = {
         **(table.schema.metadata or {}),
         _KEY: description.encode(),
-        b"PANDAS_ATTRS": json.dumps(provenance).encode(),
+        b"PANDAS_ATTRS": json.dumps(frame.attrs).encode(),
         _DIGEST_KEY: _NO_DIGEST,
     }
     table = pa.Table.from_arrays(table.columns, schema=pa.schema(fields, metadata=metadata))

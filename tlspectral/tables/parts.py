@@ -65,7 +65,7 @@ class PartFolder:
         keyed = table.copy(deep=False)
         given = {key: table.attrs[key] for key in _OWN_ATTRS if key in table.attrs}
         keyed.attrs = {**table.attrs, "file": name, "given": given, "made_with": self.key}
-        write_table(keyed, self.path / f"{name}.parquet")
+        write_table(keyed, self.path / f"{name}.parquet", attrs_for_pandas=False)
 
 
 def open_parts(

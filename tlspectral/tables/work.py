@@ -3,6 +3,7 @@
 import pickle
 import secrets
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,28 @@ class WorkPart:
     check: Callable[[pd.DataFrame], None] | None = None
 
 
+@dataclass(frozen=True)
+class PartFailure:
+    """Why a part was not made, as text: not every exception can be sent from one process to another.
+
+    Attributes:
+        error: type of the exception.
+        message: its message.
+        raised_in: file, line and function that raised it.
+    """
+
+    error: str
+    message: str
+    raised_in: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "PartFailure":
+        """Describe an exception that was caught."""
+        frames = traceback.extract_tb(error.__traceback__)
+        raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+        return cls(type(error).__name__, str(error), raised_in)
+
+
 def finished_parts(
     parts: Iterable[WorkPart],
     folder: PartFolder | None = None,
@@ -41,14 +64,15 @@ def finished_parts(
     prepare: Callable[[], Any] | None = None,
     total: int | None = None,
     n_jobs: int = 1,
+    failed: Callable[[str, PartFailure], None] | None = None,
     show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
 
     With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
-    this call (see `workers_kept`). Each worker stores its parts itself. An error or an interrupt in one part stops the
-    work, and finished parts stay in the folder.
+    this call (see `workers_kept`). Each worker stores its parts itself. An interrupt, a part that cannot be written
+    and, without `failed`, an error in a part stop the work. Finished parts stay in the folder.
 
     Args:
         parts: with names of their own. Of a sequence all files are read and checked before the first missing part is
@@ -61,10 +85,12 @@ def finished_parts(
             configured keeps the result until it is given other work or ends.
         total: number of parts, for the bar, where `parts` is no sequence.
         n_jobs: workers, as joblib counts them.
+        failed: called in this process with the name of a part that cannot be read, checked or made, and why. The work
+            goes on without that part.
         show_progress: a bar that moves when a part is finished.
 
     Returns:
-        The tables by name, in the order of `parts`.
+        The tables by name, in the order of `parts`, without those that failed.
 
     Raises:
         IncompatibleCheckpoint: a file of the folder does not belong to this work.
@@ -72,65 +98,94 @@ def finished_parts(
     """
     names: list[str] = []
     tables: dict[str, pd.DataFrame] = {}
-    missing = _missing(parts, folder, names, tables)
+    failures: set[str] = set()
+
+    def note(name: str, failure: PartFailure) -> None:
+        failures.add(name)
+        if failed is not None:
+            failed(name, failure)
+
+    missing = _missing(parts, folder, names, tables, None if failed is None else note)
     if isinstance(parts, Sequence):
         missing, total = list(missing), len(parts)
+    goes_on = failed is not None
     if n_jobs == 1:
-        made_parts = _made_here(missing, folder, prepare)
+        made_parts = _made_here(missing, folder, prepare, goes_on)
     else:
         missing = list(missing)
         alone = min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1
         made_parts = (
-            _made_here(missing, folder, prepare) if alone else _made_by_workers(missing, folder, prepare, n_jobs)
+            _made_here(missing, folder, prepare, goes_on)
+            if alone
+            else _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
         )
-    bar = tqdm(total=total, initial=len(tables), desc=description, unit=unit, leave=False, disable=not show_progress)
+    done = len(tables) + len(failures)
+    bar = tqdm(total=total, initial=done, desc=description, unit=unit, leave=False, disable=not show_progress)
     with bar, closing(made_parts):
-        for name, table in made_parts:
-            tables[name] = table
-            bar.update(len(tables) - bar.n)  # with those that were read in between
-    return {name: tables[name] for name in names}
+        for name, made in made_parts:
+            if isinstance(made, PartFailure):
+                note(name, made)
+            else:
+                tables[name] = made
+            bar.update(len(tables) + len(failures) - bar.n)  # with those that were read in between
+    return {name: tables[name] for name in names if name in tables}
 
 
 def _missing(
-    parts: Iterable[WorkPart], folder: PartFolder | None, names: list[str], tables: dict[str, pd.DataFrame]
+    parts: Iterable[WorkPart],
+    folder: PartFolder | None,
+    names: list[str],
+    tables: dict[str, pd.DataFrame],
+    failed: Callable[[str, PartFailure], None] | None,
 ) -> Iterator[WorkPart]:
     """Yield the parts that the folder does not have. Add all names to `names`, and stored tables to `tables`."""
     for part in parts:
         names.append(part.name)
-        table = None if folder is None else folder.read(part.name)
-        if table is None:
-            yield part
-        else:
-            if part.check is not None:
+        try:
+            table = None if folder is None else folder.read(part.name)
+            if table is not None and part.check is not None:
                 part.check(table)
-            tables[part.name] = table
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(part.name, PartFailure.of(error))
+        else:
+            if table is None:
+                yield part
+            else:
+                tables[part.name] = table
         del part  # A part can hold a model, which must not be in memory while the next one is loaded.
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None
-) -> Generator[tuple[str, pd.DataFrame], None, None]:
+    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool
+) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
         if prepared is None:
             prepared = () if prepare is None else (prepare(),)
-        named_table = _made(part.name, part.make, folder, *prepared)
+        named_table = _made(part.name, part.make, folder, goes_on, *prepared)
         del part  # as in _missing
         yield named_table
 
 
 def _made(
-    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, *prepared: Any
-) -> tuple[str, pd.DataFrame]:
-    table = make(*prepared)
+    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, goes_on: bool, *prepared: Any
+) -> tuple[str, pd.DataFrame | PartFailure]:
+    try:
+        table = make(*prepared)
+    except Exception as error:
+        if not goes_on:
+            raise
+        return name, PartFailure.of(error)
     if folder is not None:
         folder.write(name, table)
     return name, table
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, n_jobs: int
-) -> Generator[tuple[str, pd.DataFrame], None, None]:
+    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
+) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     """Yield parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
     packed = None
@@ -141,32 +196,42 @@ def _made_by_workers(
         packed = np.frombuffer(content, dtype=np.uint8)
     token = secrets.token_hex(8)
     with workers_kept():
-        jobs = (joblib.delayed(_made_there)(part.name, part.make, folder, packed, token) for part in parts)
+        jobs = (joblib.delayed(_made_there)(part.name, part.make, folder, goes_on, packed, token) for part in parts)
         yield from _parallel(n_jobs)(jobs)
 
 
 def _made_there(
-    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, packed: np.ndarray | None, token: str
-) -> tuple[str, pd.DataFrame]:
+    name: str,
+    make: Callable[..., pd.DataFrame],
+    folder: PartFolder | None,
+    goes_on: bool,
+    packed: np.ndarray | None,
+    token: str,
+) -> tuple[str, pd.DataFrame | PartFailure]:
     if packed is None:
-        return _made(name, make, folder)
+        return _made(name, make, folder, goes_on)
     if getattr(_WORKER, "token", None) != token:
         _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
         _WORKER.prepared = pickle.loads(packed.data)()
         _WORKER.token = token
-    return _made(name, make, folder, _WORKER.prepared)
+    return _made(name, make, folder, goes_on, _WORKER.prepared)
 
 
 # What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
 _WORKER = threading.local()
 
 
-def _parallel(n_jobs: int) -> Any:
-    """Return joblib's `Parallel`, on the backend that the caller configured if there is one."""
+def backend_configured() -> bool:
+    """Return whether the caller chose joblib's backend by `joblib.parallel_config`."""
     # Only where no backend is configured does a preference change the answer.
     configured = type(joblib.parallel.get_active_backend(prefer="threads")[0])
     default = type(joblib.parallel.get_active_backend(prefer="processes")[0])
-    if configured is default:
+    return configured is default
+
+
+def _parallel(n_jobs: int) -> Any:
+    """Return joblib's `Parallel`, on the backend that the caller configured if there is one."""
+    if backend_configured():
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     _OWN.started = True
     with joblib.parallel_config(backend="loky", inner_max_num_threads=1):

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
+from tlspectral.rotary import in_float64
 
 
 def next_token_loss(
@@ -21,7 +22,9 @@ def next_token_loss(
     n_scored = logits.shape[1]
     targets, counted = tokens[:, -n_scored:], mask[:, -n_scored:]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).double().where(counted, 0.0).sum(-1) / counted.sum(-1)
+    by_position = in_float64(losses.view(targets.shape))
+    counted = counted.to(by_position.device)
+    return by_position.where(counted, 0.0).sum(-1) / counted.sum(-1)
 
 
 @dataclass(frozen=True)

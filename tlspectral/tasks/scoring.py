@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import Positions, logits_at
+from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.prompts import packed_prompts
 from tlspectral.tasks.score import Score
@@ -102,7 +103,7 @@ class ScoredSequences:
                 f"the metric of {self.name} returns a score per sequence, a tensor of shape ({len(tokens)},); "
                 f"found {found}"
             )
-        return scores.double()
+        return in_float64(scores)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
-from tlspectral.rotary import RotaryGeometry, pair_columns
+from tlspectral.rotary import RotaryGeometry, in_float64, pair_columns
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -256,9 +256,9 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
     with torch.no_grad():
         # The class's forward, so that no hook a user placed on the module sees the probe.
         response = (
-            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].double().cpu()
+            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].cpu().double()
         )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + weight.double()}
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + in_float64(weight)}
     forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
     errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
     # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
@@ -276,7 +276,7 @@ def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, respo
     """
     unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
     gain, stored, shift = (
-        default if value is None else value.detach().double().cpu()
+        default if value is None else value.detach().cpu().double()
         for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
     )
     sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
@@ -287,12 +287,12 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     if model.cfg.positional_embedding_type != "rotary" or not getattr(wrapped, "use_rope", True):
         return None
     if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
-        sin, cos = wrapped.embed_positions[1].detach().double().cpu().chunk(2)
+        sin, cos = wrapped.embed_positions[1].detach().cpu().double().chunk(2)
         real, imag = pair_columns(2 * len(sin), adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     native = _native_rotary(wrapped)
     if native is not None:  # tables as wide as the rotary columns, each pair's angle twice
-        cos, sin = (table[1, 0::2].detach().double().cpu() for table in (native.cos_cached, native.sin_cached))
+        cos, sin = (table[1, 0::2].detach().cpu().double() for table in (native.cos_cached, native.sin_cached))
         real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
@@ -305,7 +305,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.
     inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
     inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
-    theta = inv_freq.detach().double().cpu()
+    theta = inv_freq.detach().cpu().double()
     adjacent = bool(
         getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(model.cfg, "rotary_interleaved_cos_sin", False)
     )

@@ -121,7 +121,7 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
     if cfg.positional_embedding_type != "rotary":
         return None
-    cos, sin = attention.rotary_cos[1].double().cpu(), attention.rotary_sin[1].double().cpu()
+    cos, sin = attention.rotary_cos[1].cpu().double(), attention.rotary_sin[1].cpu().double()
     real, imag = pair_columns(cfg.rotary_dim, adjacent=bool(cfg.rotary_adjacent_pairs))
     # The row of position 1 holds the scaled cos and sin of theta itself; every theta in use is at most 1 radian.
     return RotaryGeometry(

@@ -254,7 +254,7 @@ def stored_bytes(value: Tensor) -> Any:
 
 
 def _double(value: Tensor) -> Tensor:
-    return value.detach().to(device="cpu", dtype=torch.float64, copy=True)  # a copy, never the model's own memory
+    return value.detach().cpu().to(torch.float64, copy=True)  # a copy, never the model's own memory
 
 
 def folded_bias(

@@ -68,7 +68,7 @@ class QueryKeyNorm:
         `token_scale` stands in for the 1/rms of `x`. Keys may be grouped or repeated for every query head.
         """
         scaled = x * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
-        return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x)
+        return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
         """Return W_Q or W_K times the gain."""
@@ -86,7 +86,7 @@ class QueryKeyNorm:
         """Return a copy on the CPU that shares no memory with the model."""
         if self.gain is None:
             return self
-        return replace(self, gain=self.gain.detach().to(device="cpu", dtype=torch.float64, copy=True))
+        return replace(self, gain=self.gain.detach().cpu().to(torch.float64, copy=True))
 
     def _gain_of(self, n_heads: int) -> Tensor:
         assert self.gain is not None

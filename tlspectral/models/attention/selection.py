@@ -1,15 +1,20 @@
 """Heads that a caller chose, checked against the model and grouped by layer."""
 
+from typing import TYPE_CHECKING
+
 from tlspectral.errors import BadHead
 from tlspectral.models.attention.view import AttentionView
 from tlspectral.selection import Heads, head_pairs
 
+if TYPE_CHECKING:
+    from tlspectral.models.checkpoints import CheckpointLayers
 
-def heads_by_layer(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
+
+def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads) -> dict[int, list[int]]:
     """Return the chosen heads by layer, layers and heads sorted, each head once.
 
     Args:
-        view: the model's view.
+        view: the model's view, or its layers in files.
         heads: see `tlspectral.selection.Heads`.
 
     Raises:

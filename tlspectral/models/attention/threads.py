@@ -6,6 +6,7 @@ Hook points belong to the model, not to a thread: a hook that one thread adds ac
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from threading import Condition, Lock, get_ident
 from typing import Any
@@ -36,6 +37,7 @@ class _Use:
 # Not kept in the models: a lock can be neither copied nor pickled.
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
+_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 
 
@@ -140,6 +142,30 @@ class HookOfThread:
 
     def __reduce__(self) -> Any:
         return _same, (self.hook,)
+
+
+def user_hooks(model: Any) -> dict[str, int]:
+    """Return the number of forward hooks and pre-hooks at each hook point or module, without those of libraries.
+
+    A library's hooks are known by the module that their function is defined in. Hooks of an open ablation count.
+    """
+    points = {id(point): name for name, point in model.hook_dict.items()}
+    roots = (getattr(model, "original_model", model), model)
+    modules = {id(module): (name, module) for root in roots for name, module in reversed([*root.named_modules()])}
+    counts = {}
+    for name, module in reversed(modules.values()):
+        wrapped = {handle.hook.id: handle.user_hook for handle in getattr(module, "fwd_hooks", ())}
+        hooks = [wrapped.get(key) or hook for key, hook in module._forward_hooks.items()]
+        placed = sum(not _of_a_library(hook) for hook in [*hooks, *module._forward_pre_hooks.values()])
+        if placed:
+            counts[points.get(id(module), name.replace("_original_component.", "")) or type(module).__name__] = placed
+    return counts
+
+
+def _of_a_library(hook: Callable[..., Any]) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return f"{getattr(hook, '__module__', None)}.".startswith(_LIBRARIES)
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive
+from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -65,10 +65,14 @@ class AttentionView:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded."""
+        """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded.
+
+        `user_hooks`: number of the user's hooks that are on the model now, by hook point or module, if there are any.
+        """
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
-        return {**known, "backend": self.backend}
+        hooks = user_hooks(self.model)
+        return {**known, "backend": self.backend, **({"user_hooks": hooks} if hooks else {})}
 
     @property
     def start_token(self) -> int:
@@ -255,7 +259,7 @@ def attention_view(model: Any) -> AttentionView:
     else:
         raise TypeError(
             f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer; "
-            "load one with tlspectral.load_model(name)"
+            "make one with tlspectral.load_model, of a name or of a model of transformers"
         )
     cfg = model.cfg
     return AttentionView(
@@ -271,7 +275,7 @@ def attention_view(model: Any) -> AttentionView:
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
     """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
     for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.to(device="cpu", dtype=torch.float64)
+        yield chunk.cpu().double()
 
 
 @contextmanager

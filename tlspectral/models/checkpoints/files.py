@@ -11,7 +11,7 @@ from torch import Tensor
 from tlspectral.errors import BadWeights
 from tlspectral.models.attention import stored_bytes
 from tlspectral.models.loading.hub import first_file, pinned
-from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.source import Source, refuse_adapter
 from tlspectral.models.loading.weight_files import INDEX, WHOLE, indexed_files
 
 
@@ -27,7 +27,7 @@ class CheckpointFiles:
 
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
-        BadWeights: the weights are stored as pickles only, or the files cannot be read.
+        BadWeights: the weights are stored as pickles only, an adapter lies beside them, or the files cannot be read.
     """
 
     def __init__(self, source: Source):
@@ -38,6 +38,7 @@ class CheckpointFiles:
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
         self.config_folder = config.parent
+        refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
 
     @property

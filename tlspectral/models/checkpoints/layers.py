@@ -14,7 +14,8 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
 from tlspectral.models.loading.bridge import build_bridge
-from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.loading.damage import check_settings, misfit, refusing
+from tlspectral.models.loading.pretrained import check_config, quiet
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
 
@@ -61,12 +62,12 @@ _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def streamable_checkpoint(name: str | PathLike[str]) -> Source | None:
-    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, tiny models).
+def streamable_checkpoint(name: str | PathLike[str], revision: str | None = None) -> Source | None:
+    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, adapter, tiny).
 
     Raises as `load_model` for an unknown name.
     """
-    source = find_source(name)
+    source = find_source(name, revision)
     return source if source.kind in ("folder", "hub") else None
 
 
@@ -89,26 +90,39 @@ class CheckpointLayers:
 
         self.files = CheckpointFiles(source)
         try:
-            whole: Any = AutoConfig.from_pretrained(
-                str(self.files.config_folder), local_files_only=True, trust_remote_code=False
-            )
-        except (ValueError, KeyError, OSError, TypeError) as error:
-            raise self._unsupported(f"its config.json is not understood ({_first_line(error)})") from error
-        try:
-            check_config(whole, source)
-        except UnsupportedArchitecture as error:
-            raise self._unsupported(str(error)) from error
+            check_settings(self.files.config_folder)
+            with refusing(misfit(source.record)), quiet():
+                whole: Any = AutoConfig.from_pretrained(
+                    str(self.files.config_folder), local_files_only=True, trust_remote_code=False
+                )
+        except BadWeights as error:
+            raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
+        with refusing(misfit(source.record)):
+            try:
+                check_config(whole, source)
+            except UnsupportedArchitecture as error:
+                raise self._unsupported(str(error)) from error
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
         self.config = config
-        self.n_layers = int(config.num_hidden_layers)
+        layers = config.num_hidden_layers
+        if not isinstance(layers, int) or not 0 < layers <= len(self.files.file_of):
+            raise BadWeights(
+                f"config.json of {self.files.name} asks for {layers!r} layers, and the files hold "
+                f"{len(self.files.file_of)} tensors in all; fetch it again"
+            )
+        self.n_layers = layers
         self._stack, self._names = self._layer_names()
 
     @property
     def d_model(self) -> int:
         """Width of the residual stream."""
         return int(self.config.hidden_size)
+
+    def n_heads(self, index: int) -> int:
+        """Return the number of query heads of a layer."""
+        return int(self.config.num_attention_heads)
 
     @property
     def source(self) -> dict[str, Any]:
@@ -130,6 +144,10 @@ class CheckpointLayers:
                 tensor.
             UnsupportedArchitecture: the architecture cannot be built.
         """
+        with refusing(misfit(self.files.record)):
+            self._prepare(indices, side)
+
+    def _prepare(self, indices: Iterable[int], side: Side) -> None:
         _ = self.unused  # raises if weights would be left out that belong to the model
         needed = {index: self._needed(index, side) for index in indices}
         self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
@@ -158,15 +176,16 @@ class CheckpointLayers:
             BadWeights: the files lack some of the layer's weights.
             UnsupportedArchitecture: the architecture has no bridge.
         """
-        tensors = self._needed(index, side)
-        stored = self.files.read(tensor for tensor, _ in tensors.values())
-        config = one_layer_config(self.config, index)
-        model = model_of(config, {name: stored[tensor] for name, (tensor, _) in tensors.items()})
-        del stored
-        try:
-            bridge = build_bridge(model, None, self.files.name)
-        except UnsupportedArchitecture as error:
-            raise UnsupportedArchitecture(f"layer {index}: {error}") from error
+        with refusing(misfit(self.files.record)):
+            tensors = self._needed(index, side)
+            stored = self.files.read(tensor for tensor, _ in tensors.values())
+            config = one_layer_config(self.config, index)
+            model = model_of(config, {name: stored[tensor] for name, (tensor, _) in tensors.items()})
+            del stored
+            try:
+                bridge = build_bridge(model, None, self.files.name)
+            except UnsupportedArchitecture as error:
+                raise UnsupportedArchitecture(f"layer {index}: {error}") from error
         view = attention_view(bridge)
         try:
             yield view
@@ -202,7 +221,9 @@ class CheckpointLayers:
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
-        for parameter, value in empty_model(one_layer_config(self.config, index)).named_parameters():
+        with refusing(misfit(self.files.record)):
+            parameters = list(empty_model(one_layer_config(self.config, index)).named_parameters())
+        for parameter, value in parameters:
             match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
             if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
                 tensor = names.get(match[3])
@@ -226,10 +247,6 @@ class CheckpointLayers:
             f"{self.files.name} is not read layer by layer: {why}. Its tensors are {shown}. Read from files are "
             f"{', '.join(STREAMED_MODEL_TYPES)}; pass a loaded model for others"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.checkpoints.files import CheckpointFiles
+from tlspectral.models.loading.damage import require_tables
 from tlspectral.models.loading.pretrained import one_load_at_a_time, quiet
 from tlspectral.models.loading.unused_weights import check_unused, list_of_blocks, unplaced
 
@@ -56,6 +57,8 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
     """
     empty = empty_model(config)
     tables = {f"{path}.weight" for path, module in empty.named_modules() if isinstance(module, nn.Embedding)}
+    rows = sum(parameter.nbytes for name, parameter in empty.named_parameters() if name in tables)
+    require_tables(empty, 0, f"config.json ({config.model_type})", embeddings=rows)
     generator = torch.Generator().manual_seed(0)
     state: dict[str, Tensor] = {}
     for name, parameter in empty.named_parameters():

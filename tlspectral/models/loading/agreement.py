@@ -32,7 +32,7 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)
     tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     output = model(tokens.to(anchor.device))
-    return getattr(output, "logits", output).double().cpu().log_softmax(-1)
+    return getattr(output, "logits", output).cpu().double().log_softmax(-1)
 
 
 def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, name: str) -> None:

@@ -19,15 +19,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import platformdirs
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.damage import check_counts, refusing, require_room
 from tlspectral.models.loading.pretrained import quiet
 from tlspectral.models.loading.source import DEMO_EXTRA, Source
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
 _RECORD = "gguf.json"
+_LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
 _ABANDONED_AFTER = 24 * 3600.0  # seconds
 
 
@@ -41,7 +44,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
 
     Raises:
         ImportError: The package `gguf` is missing.
-        BadWeights: The parts do not make the expected file.
+        BadWeights: The parts do not make the expected file, or the file is damaged.
         UnsupportedArchitecture: transformers cannot convert this file.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
@@ -97,14 +100,28 @@ def convert(file: Path, folder: Path) -> None:
     import transformers
 
     options: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    with quiet(), _no_conversion_bar():
+    with refusing(f"{file} cannot be converted; fetch it again"), quiet(), _no_conversion_bar():
+        tensors, elements = _held(file)
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(file.parent), dtype=torch.float32, attn_implementation="eager", **options
+            config = transformers.AutoConfig.from_pretrained(str(file.parent), **options)
+            require_room(config, tensors=tensors, elements=elements, file=str(file))
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                str(file.parent),
+                config=config,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+                **options,
             )
+            model, report = loaded
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **options)
+        except BadWeights:
+            raise
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UnsupportedArchitecture(f"transformers cannot convert {file}: {error}") from error
+        lost = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
+        if lost:
+            raise BadWeights(f"{file} lacks {len(lost)} of the model's weights, such as {lost[0]}; fetch it again")
         # The weights are plain float32 now, but the model is still marked as quantised, which prevents saving.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -112,6 +129,41 @@ def convert(file: Path, folder: Path) -> None:
         model.is_quantized = False
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def _held(file: Path) -> tuple[int, int]:
+    """Return the number of tensors in a GGUF file, and of their elements, by its header.
+
+    The package `gguf` builds a list entry for every item that a header promises, so a promise that the file is too
+    short for is refused here.
+
+    Raises:
+        ValueError: it promises more than the file holds.
+    """
+    import gguf
+
+    class WithinFile(gguf.GGUFReader):
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, *order: Any, **options: Any) -> Any:
+            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("its header promises more than the file holds")
+            return super()._get(offset, dtype, count, *order, **options)
+
+        def _get_field_parts(self, orig_offs: Any, raw_type: Any) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > _LONGEST_LIST:
+                raise ValueError("its header promises a list longer than any vocabulary")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+    counts = np.fromfile(file, dtype=np.uint64, count=2, offset=8)  # of tensors and settings
+    if int(np.minimum(counts, counts.byteswap()).max(initial=0)) > _LONGEST_LIST:
+        raise ValueError("its header promises more than the file holds")
+    reader = WithinFile(file)
+    settings = {
+        name: field.parts[-1].item()
+        for name, field in reader.fields.items()
+        if len(field.types) == 1 and field.types[0] in reader.gguf_scalar_to_np
+    }
+    check_counts(settings, str(file))
+    return len(reader.tensors), sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 @contextlib.contextmanager

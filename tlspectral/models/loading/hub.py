@@ -3,6 +3,7 @@
 huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,44 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
             if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
                 raise ValueError(_refusal(source, file, _reason(source, error))) from error
     return None
+
+
+def hub_revisions(source: Source) -> list[str]:
+    """Return the branches and tags of a hub model; where no hub can be reached, those that its cache has.
+
+    A warning says so if the hub was not switched off by HF_HUB_OFFLINE.
+
+    Raises:
+        ValueError: The hub does not list them, or cannot be reached and the cache has none; the message says why.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    http_error = cast(type[Exception], HfHubHTTPError.__mro__[1])  # as in first_file
+    try:
+        refs = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT).list_repo_refs(source.location)
+    except (OSError, ValueError, http_error) as error:
+        reason = _reason(source, error)
+        refused = isinstance(error, HfHubHTTPError)  # the hub was reached
+        names = [] if refused else _cached_revisions(source.location)
+        if not names:
+            raise ValueError(f"the revisions of {source.location} are not known: {reason}.") from error
+        if not isinstance(error, OfflineModeIsEnabled):
+            warnings.warn(
+                f"only the revisions of {source.location} in the hub's cache are used, since the hub did not list "
+                f"them: {reason}",
+                stacklevel=2,
+            )
+        return names
+    return list(dict.fromkeys(ref.name for ref in (*refs.branches, *refs.tags)))
+
+
+def _cached_revisions(location: str) -> list[str]:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    refs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=location, repo_type="model") / "refs"
+    return [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
 
 
 def fetch_weights(source: Source, config: Any) -> None:

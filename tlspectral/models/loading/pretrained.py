@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
-from tlspectral.models.loading.source import Source
-from tlspectral.models.loading.unused_weights import unused_weights
-from tlspectral.models.loading.weight_files import weight_files
+from tlspectral.models.loading.source import Source, refuse_adapter
+from tlspectral.models.loading.unused_weights import refuse_quantised, unused_weights
+from tlspectral.models.loading.weight_files import stored_names, weight_files
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
@@ -22,7 +23,7 @@ one_load_at_a_time = threading.Lock()
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
     verbosity, bars, hub_bars_off = (
@@ -41,14 +42,15 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)
             if bars:
                 logging.enable_progress_bar()
-            if hub_bars_off:
-                disable_progress_bars()
+            # transformers switches the hub's bars together with its own, and the user may not have.
+            (disable_progress_bars if hub_bars_off else enable_progress_bars)()
 
 
-def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Any]]:
+def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    The last is empty, or holds `unused_weights`: number and names of tensors that fit no parameter of the model.
+    The tokenizer is the one that is given, if any. The last is empty, or holds `unused_weights`: number and names of
+    tensors that fit no parameter of the model.
 
     A hub model has to be pinned to a commit. Files that the cache lacks are fetched; it is loaded from the cache.
 
@@ -56,17 +58,24 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
         FileNotFoundError: A folder without weights.
         ValueError: Files that are neither in the cache nor given by the hub.
         UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for.
+        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for; or an
+            adapter beside the weights.
     """
     import transformers
 
     folder = _folder(source)
+    check_settings(folder)
+    refuse_adapter(folder, source.record["model"])
     config = _load(transformers.AutoConfig.from_pretrained, source, folder)
     check_config(config, source)
     if source.kind == "hub":
         fetch_weights(source, config)
-    weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
-    with one_load_at_a_time:
+    files = weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
+    tensors = stored_names(files)
+    with one_load_at_a_time, refusing(misfit(source.record)), quiet():
+        if files:
+            room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
+            require_room(config, tensors=len(tensors), elements=room, file=f"config.json of {source.record['model']}")
         model, report = _load(
             transformers.AutoModelForCausalLM.from_pretrained,
             source,
@@ -77,6 +86,7 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
             output_loading_info=True,
         )
     lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
+    refuse_quantised(report["unexpected_keys"], source.record["model"])
     if lost:
         raise BadWeights(
             f"{source.record['model']} lacks {len(lost)} of the weights that its config.json asks for, such as"
@@ -84,10 +94,13 @@ def load_pretrained(source: Source, dtype: torch.dtype) -> tuple[Any, Any, dict[
         )
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
-    left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
+    with refusing(misfit(source.record)):
+        left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
     if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
-    return model.eval(), _tokenizer(source, folder, model.config), left_out
+    if tokenizer is None:
+        tokenizer = find_tokenizer(source, folder, model.config)
+    return model.eval(), tokenizer, left_out
 
 
 def _folder(source: Source) -> Path:
@@ -101,22 +114,21 @@ def _folder(source: Source) -> Path:
 
 def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
     """Call a `from_pretrained` without the network, and turn its errors into those of this package."""
-    from safetensors import SafetensorError
-
     name = source.record["model"]
-    try:
-        with quiet():
+    with refusing(misfit(source.record)), quiet():
+        try:
             return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
-    except OSError as error:
-        raise FileNotFoundError(f"{folder} cannot be loaded: {_first_sentence(error)}") from error
-    except SafetensorError as error:
-        raise BadWeights(f"The weights of {name} cannot be read: {_first_sentence(error)}") from error
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
-    except (ValueError, KeyError) as error:
-        raise UnsupportedArchitecture(f"transformers does not load {name}: {_first_sentence(error)}") from error
+        except OSError as error:
+            raise FileNotFoundError(f"{folder} cannot be loaded: {first_sentence(error)}") from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
+        except (ValueError, KeyError) as error:
+            reason = first_sentence(error)
+            raise UnsupportedArchitecture(
+                f"transformers does not load {name}: {reason} See its config.json."
+            ) from error
 
 
 def check_config(config: Any, source: Source) -> None:
@@ -143,14 +155,24 @@ def check_config(config: Any, source: Source) -> None:
         )
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        raise BadWeights(
-            f"{name} stores quantised weights ({method}), which cannot be folded; save a de-quantised copy and load it."
+        method = (
+            quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
         )
+        method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
+        advice = "load the model that they were made from"
+        if method == "bitsandbytes":
+            advice += (
+                ", without quantization_config; if there are only these, save a copy of them by"
+                " model.dequantize() and model.save_pretrained(folder), and load that"
+            )
+        raise BadWeights(f"{name} stores quantised weights ({method}), which cannot be folded; {advice}.")
 
 
-def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
-    """Return the model's tokenizer or None, with a warning if it has one that cannot be fetched or read."""
+def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
+    """Return the tokenizer of a folder or None, with a warning if it has one that cannot be fetched or read.
+
+    `config` is the model's; it matters for a hub model.
+    """
     name, folders, problem = source.record["model"], [folder], None
     options: dict[str, Any] = {}
     if source.kind == "hub":
@@ -165,10 +187,10 @@ def _tokenizer(source: Source, folder: Path, config: Any) -> Any:
         tokenizer = _read_tokenizer(folders, options)
     except Exception as error:  # a model can be used without its tokenizer, and a broken one raises many things
         tokenizer = None
-        problem = problem or f"it cannot be read: {_first_sentence(error)}"
+        problem = problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
-        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=4)
+        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=6)
     return tokenizer
 
 
@@ -190,9 +212,3 @@ def _read_tokenizer(folders: list[Path], options: dict[str, Any]) -> Any:
                 raise ValueError(f"its files in {folder} hold no vocabulary")
             return tokenizer
     return None
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Return the first sentence or line of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".:") + "."

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tlspectral.errors import BadWeights
+
 TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
 
@@ -44,6 +46,10 @@ PACKAGED = {
 }
 """Models whose weights other installed packages ship, by name."""
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""Describes an adapter (LoRA), whose folder holds no whole model."""
+
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -51,9 +57,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 class Source:
     """A model to load.
 
-    `location` is a hub id, a checkpoint folder, a GGUF file or a checkpoint of this package, as `kind` (`"hub"`,
-    `"folder"`, `"gguf"`, `"tiny"`) says; `record` is the provenance that tables store. A GGUF file in several parts
-    has the first as location and all of them in `parts`, with the SHA-256 of the joined file.
+    `location` is a hub id, a checkpoint folder, the folder of an adapter, a GGUF file or a checkpoint of this package,
+    as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"`) says; `record` is the provenance that tables store.
+    A GGUF file in several parts has the first as location and all of them in `parts`, with the SHA-256 of the joined
+    file.
     """
 
     kind: str
@@ -146,7 +153,8 @@ def _gguf_source(name: str, path: Path, revision: str | None, checkpoint: int | 
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} does not begin as a GGUF file does.")
-    return Source("gguf", str(path), None, {"model": name, "revision": None, "file": path.name}, (path,))
+    record = {"model": name, "revision": None, **snapshot_commit(path.parent), "file": path.name}
+    return Source("gguf", str(path), None, record, (path,))
 
 
 def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
@@ -161,11 +169,36 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
         if step_folder is None:
             raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
         folder, record["revision"] = step_folder, step_folder.name
+    record |= snapshot_commit(folder)
+    from tlspectral.models.loading.weight_files import NAMES  # a packaged model does not need it
+
+    if (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in NAMES):
+        return Source("adapter", str(folder), None, record)
     if not (folder / "config.json").is_file():
         steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
         hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
         raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
     return Source("folder", str(folder), None, record)
+
+
+def snapshot_commit(folder: Path) -> dict[str, str]:
+    """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
+    folder = folder.resolve()
+    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return {"commit": folder.name} if is_snapshot and _SNAPSHOT.fullmatch(folder.name) else {}
+
+
+def refuse_adapter(folder: Path, name: str) -> None:
+    """Refuse the folder of a whole model that also holds an adapter, which transformers adds only where peft is.
+
+    Raises:
+        BadWeights: it does.
+    """
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise BadWeights(
+            f"the folder of {name}, {folder}, holds an adapter ({ADAPTER_CONFIG}) and a whole model, so that it is not "
+            "known which is meant; copy the files of one of them to a folder of their own"
+        )
 
 
 def _official_name(name: str) -> str:

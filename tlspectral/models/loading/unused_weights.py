@@ -24,6 +24,7 @@ _POSITIONS = re.compile(r"(.*\.)?(rotary_emb\..*|[a-z_]*inv_freq)")
 _MASK = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias|causal_mask)")
 _FINAL_NORM = re.compile(r"(norm|ln_f|norm_f|ln_final|final_layer_norm|final_layernorm|final_norm)\.(weight|bias)")
 _PREDICTION_LAYER = re.compile(r"(.*\.)?(eh_proj|shared_head)\..*")
+_QUANTISED = re.compile(r".*\.(qweight|qzeros|SCB|absmax|quant_map|quant_state\..*|weight_scale(_inv)?|weight_packed)")
 _SHOWN = 20
 
 
@@ -75,6 +76,20 @@ def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) 
     return {"unused_weights": listed(unused)} if unused else {}
 
 
+def refuse_quantised(unused: Iterable[str], who: str) -> None:
+    """Refuse unused weights with the names of quantised ones, which are there although config.json does not say so.
+
+    Raises:
+        BadWeights: there are some; the message names the first.
+    """
+    quantised = sorted(filter(_QUANTISED.fullmatch, unused))
+    if quantised:
+        raise BadWeights(
+            f"{who} stores quantised weights ({quantised[0]} and {len(quantised) - 1} others), and config.json does "
+            "not say so; load the model that they were made from"
+        )
+
+
 def check_unused(
     model: nn.Module,
     unused: Mapping[str, str],
@@ -94,8 +109,10 @@ def check_unused(
             (`num_nextn_predict_layers`).
 
     Raises:
-        BadWeights: a floating-point tensor in a decoder block of the model or its final norm, or a further block.
+        BadWeights: quantised weights; a floating-point tensor in a decoder block of the model or its final norm, or a
+            further block.
     """
+    refuse_quantised(unused, who)
     base = f"{model.base_model_prefix}."
     depth = _depth_of_lists(model, base)
     modules = {path.removeprefix(base): module for path, module in model.named_modules()}

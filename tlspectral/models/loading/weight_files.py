@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
+from tlspectral.models.loading.damage import refusing
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -24,15 +25,19 @@ def indexed_files(index: Path) -> dict[str, str]:
     """
     suffix = ".safetensors" if index.name == INDEX else ".bin"
     kind = suffix.removeprefix(".") if suffix == ".safetensors" else "PyTorch"
-    try:
+    with refusing(f"{index} is no index of {kind} files; fetch it again"):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(tensor): str(file) for tensor, file in named.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadWeights(f"{index} is no index of {kind} files ({error!r}); fetch it again") from error
-    other = sorted({file for file in files.values() if Path(file).name != file or Path(file).suffix != suffix})
+    other = sorted({file for file in files.values() if not _beside(file, suffix)})
     if other:
         raise BadWeights(f"{index} names {other[0]}, which is no {kind} file beside it; only these are opened")
     return files
+
+
+def _beside(file: str, suffix: str) -> bool:
+    """Return whether a file of an index is named as a file in the same folder is."""
+    name = Path(file)
+    return name.name == file and name.suffix == suffix and "\0" not in file and len(file.encode()) < 256
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -68,7 +73,8 @@ def stored_tensor(file: Path, name: str) -> Tensor:
 
 def _names_in(file: Path) -> list[str]:
     if file.suffix != ".safetensors":
-        return list(_unpickled(file, "meta"))
+        with refusing(f"{file} cannot be read as a PyTorch file; fetch it again"):
+            return list(_unpickled(file, "meta"))
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -24,6 +24,7 @@ from tlspectral.spectral_rope import to_spectral
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.resonance import phase_drift
+from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.tasks import Score, paired_effect
 
@@ -129,8 +130,8 @@ def adapt(
 @torch.no_grad()
 def row_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float64[np.ndarray, "rows"]:
     """Mean next-token cross-entropy of each row, in nats; two rows at a time."""
-    losses = [_token_losses(model, rows[start : start + 2]).double().mean(1) for start in range(0, len(rows), 2)]
-    return torch.cat(losses).cpu().numpy()
+    losses = [_token_losses(model, rows[start : start + 2]).cpu().double().mean(1) for start in range(0, len(rows), 2)]
+    return torch.cat(losses).numpy()
 
 
 def code_experiment(
@@ -139,7 +140,7 @@ def code_experiment(
     *,
     n_jobs: int = 1,
     show_progress: bool = False,
-    load: Callable[[str], Any] = load_model,
+    load: Callable[[str], Any] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
 
@@ -153,6 +154,7 @@ def code_experiment(
     What it does not establish: that the model needed other frequencies. The files may have been in its training; one
     run per arm says nothing about the spread between runs; intervals are over held-out files.
     """
+    load = partial(load_model, device=folder.device) if load is None else load
     runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, arm, load)) for arm in CODE_ARMS}
     finished = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
     return {
@@ -222,6 +224,7 @@ def _adapt_arm(schedule: CodeSchedule, arm: str, load: Callable[[str], Any]) -> 
 
 
 def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, "rows targets"]:
+    (rows,) = to_device_of(model, rows)
     logits = model(rows, return_type="logits")  # rows pos d_vocab
     return F.cross_entropy(logits[:, :-1].mT, rows[:, 1:], reduction="none")
 

@@ -28,6 +28,7 @@ def learn(
     ],
     quick: Annotated[bool, typer.Option("--quick", help="A smoke preset: seconds, and no evidence.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
 ) -> None:
     """Run an experiment on learnable rotary positions, or finish one that was interrupted.
 
@@ -44,7 +45,8 @@ def learn(
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
         heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
         n_jobs=jobs,
-        command=f"tlspectral study learn {name}" + " --quick" * quick,
+        device=device,
+        command=f"tlspectral study learn {name}" + " --quick" * quick + f" --device {device}" * (device != "cpu"),
         show_progress=sys.stderr.isatty(),
     )
     for path in paths:

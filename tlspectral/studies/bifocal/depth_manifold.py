@@ -9,6 +9,7 @@ from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS, SpectralLlama
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder
 
 
@@ -34,12 +35,13 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
     """
     batch = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed))
     with one_thread():
-        outputs = model.head_outputs(batch.tokens)
+        outputs = model.head_outputs(*to_device_of(model, batch.tokens))
     word, opener = np.divmod(np.arange(n_words * depth), depth)
     tables = []
     for layer, of_layer in enumerate(outputs):
         for head in range(of_layer.shape[1]):
-            z = of_layer[:, head, 1 : depth + 1].double().numpy()  # words depth d_head; position 0 is the begin token
+            # Words depth d_head; position 0 is the begin token.
+            z = of_layer[:, head, 1 : depth + 1].cpu().double().numpy()
             flat = z.reshape(n_words * depth, -1)
             centred = flat - flat.mean(0)
             _, scales, directions = np.linalg.svd(centred, full_matrices=False)
@@ -77,6 +79,6 @@ def manifold(
     tables = []
     for run in wanted:
         with one_thread():
-            model, _ = trained_model(run, schedule)
+            model, _ = trained_model(run, schedule, folder.device)
         tables.append(depth_manifold(model).assign(arm=run.arm))
     return {"manifold": pd.concat(tables, ignore_index=True)}

@@ -147,7 +147,7 @@ def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
         heads, pairs = omega.shape
         phase = module.phase_by_head()  # heads pairs
         if module.shared_phase:
-            phase = module.phase.detach().double().cpu().repeat_interleave(heads // len(module.phase), dim=0)
+            phase = module.phase.detach().cpu().double().repeat_interleave(heads // len(module.phase), dim=0)
         index = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
         table = index.to_frame(index=False, name=["step", "layer", "head", "frequency"])
         tables.append(table.assign(omega=omega.flatten(), gain=gain.flatten(), phase=phase.flatten()))

@@ -44,6 +44,7 @@ def run_experiment(
     code: CodeSchedule = FULL_CODE,
     heads: CanonicalSchedule = FULL_FREQUENCY,
     n_jobs: int = 1,
+    device: str = "cpu",
     command: str = "",
     show_progress: bool = False,
 ) -> list[Path]:
@@ -55,6 +56,7 @@ def run_experiment(
             folder itself.
         languages, code, heads: the schedules.
         n_jobs: processes, one thread each; the tables do not depend on it.
+        device: where the models are trained.
         command: recorded in the tables' `attrs`.
         show_progress: bars over runs.
 
@@ -63,23 +65,24 @@ def run_experiment(
 
     Raises:
         ValueError: an unknown name.
-        IncompatibleCheckpoint: the folder's runs were made with another schedule or other versions.
+        IncompatibleCheckpoint: the folder's runs were made with another schedule, other versions or on another kind of
+            device.
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"{name!r} is no experiment; there are {', '.join(EXPERIMENTS)}")
     if name == "learned-frequency":
         settings = {**asdict(heads), "weights": "N(0, 1/d_model)"}
-        folder = open_run_folder(output / "headline_runs", settings, command=command)
+        folder = open_run_folder(output / "headline_runs", settings, command=command, device=device)
         make = partial(learned_frequency, folder, heads)
         seeds = list(SEEDS)
     elif name == "source-code":
         settings = code.settings()
-        folder = open_run_folder(output / "code_runs", settings, command=command)
+        folder = open_run_folder(output / "code_runs", settings, command=command, device=device)
         make = partial(code_experiment, folder, code)
         seeds = [code.seed]
     else:
         settings = languages.settings()
-        folder = open_run_folder(output / "language_runs", settings, command=command)
+        folder = open_run_folder(output / "language_runs", settings, command=command, device=device)
         make = partial(LANGUAGE_EXPERIMENTS[name], folder, languages)
         seeds = list(languages.seeds)
     paths = []

@@ -13,6 +13,7 @@ from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, LanguageBatch, answers_of
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 
 # Seeds of streams of random numbers; the run's seed is added, so that no two runs or parts share a stream.
@@ -47,22 +48,24 @@ class LanguageRun:
         return f"{kind}{self.language}-{self.arm}-{self.learning_rate:g}-seed{self.seed}"
 
 
-def train_on_language(run: LanguageRun, schedule: LanguageSchedule) -> dict[str, pd.DataFrame]:
+def train_on_language(run: LanguageRun, schedule: LanguageSchedule, device: str = "cpu") -> dict[str, pd.DataFrame]:
     """Train one model from scratch and test it on fresh sequences.
 
     Returns:
         Tables `losses` and `trajectory` (of `evolve`), `held_out` (one row: `loss` in nats per scored token,
         `accuracy`, `tokens` scored) and `by_size` (the same per `size`).
     """
-    return trained_model(run, schedule)[1]
+    return trained_model(run, schedule, device)[1]
 
 
-def trained_model(run: LanguageRun, schedule: LanguageSchedule) -> tuple[SpectralLlama, dict[str, pd.DataFrame]]:
+def trained_model(
+    run: LanguageRun, schedule: LanguageSchedule, device: str = "cpu"
+) -> tuple[SpectralLlama, dict[str, pd.DataFrame]]:
     """Train and test as `train_on_language` does; returns the model too."""
     plan = schedule.plan(run.language)
     language = plan.language
     config = LlamaConfig(len(language.vocabulary))
-    model = SpectralLlama(config, {**ARMS, **PHASE_NOISE_ARMS}[run.arm], seed=run.seed)
+    model = SpectralLlama(config, {**ARMS, **PHASE_NOISE_ARMS}[run.arm], seed=run.seed).to(device)
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + run.seed)
     fixed = language.sample(plan.memorised, stream) if run.memorise else None
 
@@ -92,8 +95,9 @@ def trained_model(run: LanguageRun, schedule: LanguageSchedule) -> tuple[Spectra
 def answer_loss(model: SpectralLlama, batch: LanguageBatch) -> Float[Tensor, ""]:
     """Mean cross-entropy over the scored tokens of a batch, in nats."""
     answers = answers_of(batch)
-    logits = model(batch.tokens, answers.position)  # batch answers d_vocab
-    return F.cross_entropy(logits.flatten(0, 1), answers.token.flatten(), ignore_index=UNSCORED)
+    tokens, position, answer = to_device_of(model, batch.tokens, *answers)
+    logits = model(tokens, position)  # batch answers d_vocab
+    return F.cross_entropy(logits.flatten(0, 1), answer.flatten(), ignore_index=UNSCORED)
 
 
 @torch.no_grad()
@@ -103,7 +107,7 @@ def score_answers(model: SpectralLlama, batch: LanguageBatch) -> dict[str, float
     for start in range(0, len(batch.tokens), _ROWS_AT_ONCE):
         part = LanguageBatch(*(value[start : start + _ROWS_AT_ONCE] for value in batch))
         answers = answers_of(part)
-        logits = model(part.tokens, answers.position).double()  # batch answers d_vocab
+        logits = model(*to_device_of(model, part.tokens, answers.position)).cpu().double()  # batch answers d_vocab
         summed = F.cross_entropy(logits.flatten(0, 1), answers.token.flatten(), ignore_index=UNSCORED, reduction="sum")
         loss += summed.item()
         correct += float((logits.argmax(-1) == answers.token).sum())
@@ -145,7 +149,7 @@ def finish_language_runs(
     show_progress: bool = False,
 ) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
     """Return the tables of runs: finished ones are read from the folder, the others made and written there."""
-    work = {run.name: (run.seed, partial(train_on_language, run, schedule)) for run in runs}
+    work = {run.name: (run.seed, partial(train_on_language, run, schedule, folder.device)) for run in runs}
     finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
     return {run: finished[run.name] for run in runs}
 

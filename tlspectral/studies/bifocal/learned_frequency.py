@@ -71,7 +71,7 @@ def learned_frequency(
     What it does not establish: that larger models do this. The head has one frequency and nothing else to use.
     """
     jobs: dict[str, tuple[int, Callable[[], dict[str, pd.DataFrame]]]] = {
-        f"headline_{task}_{seed}": (seed, partial(_stack, task, seed, starts, schedule))
+        f"headline_{task}_{seed}": (seed, partial(_stack, task, seed, starts, schedule, folder.device))
         for task in TASKS
         for seed in seeds
     }
@@ -86,23 +86,24 @@ def learned_frequency(
     }
 
 
-def _stack(name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalSchedule) -> dict[str, pd.DataFrame]:
+def _stack(
+    name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalSchedule, device: str
+) -> dict[str, pd.DataFrame]:
     """All starts of one task and seed, trained side by side."""
     task = CanonicalTask(name)
     unit = angle_unit(task)
-    trained = train_canonical(
-        task, [CanonicalRun((start * unit,), seed) for start in starts], schedule, learn_frequencies=True
-    )
+    runs = [CanonicalRun((start * unit,), seed) for start in starts]
+    trained = train_canonical(task, runs, schedule, learn_frequencies=True, device=device)
     paths = trained.frequencies.assign(
         task=name, start=[starts[run] for run in trained.frequencies["run"]], omega=trained.frequencies["theta"] / unit
     ).filter(["task", "start", "seed", "step", "omega"])
     right = accuracy_by_position(trained.model, validation_prompts(task, schedule))
     correct, counted = (np.asarray(right.groupby("run")[name].sum()) for name in ("correct", "n"))
     learned = np.asarray(paths["omega"])[np.asarray(paths["step"] == paths["step"].max())]
-    runs = pd.DataFrame(
+    ends = pd.DataFrame(
         {"task": name, "start": starts, "seed": seed, "learned": learned, "accuracy": correct / counted}
     )
-    return {"runs": runs, "paths": paths}
+    return {"runs": ends, "paths": paths}
 
 
 def _judged(runs: pd.DataFrame) -> pd.DataFrame:

@@ -127,7 +127,7 @@ class Attention(nn.Module):
             for project in (self.q_proj, self.k_proj)
         )  # batch pos heads d_head
         if self.spectral is not None:
-            positions = torch.arange(x.shape[1])
+            positions = torch.arange(x.shape[1], device=x.device)
             q, k = self.spectral(q, positions, "query"), self.spectral(k, positions, "key")
         return q, k
 
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         if at is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         q = q.gather(2, at[:, None, :, None].expand(-1, self.n_heads, -1, self.d_head))  # batch heads queries d_head
-        seen = torch.arange(x.shape[1]) <= at[:, None, :, None]  # batch 1 queries pos
+        seen = torch.arange(x.shape[1], device=x.device) <= at[:, None, :, None]  # batch 1 queries pos
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 

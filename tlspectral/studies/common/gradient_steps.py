@@ -42,6 +42,12 @@ def gradient_steps(
         yield loss.detach()
 
 
+def to_device_of(model: nn.Module, *values: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors on the device of the model's parameters; data are drawn on the CPU, the same for every device."""
+    device = next(model.parameters()).device
+    return tuple(value.to(device) for value in values)
+
+
 def warm_up(step: int, warmup_steps: int) -> float:
     """Factor on a learning rate that rises linearly from 0 at step 0 to 1 at step `warmup_steps`."""
     return min(1.0, step / warmup_steps) if warmup_steps else 1.0

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer
 
 
@@ -85,6 +86,7 @@ def evaluate(model: AttentionOnlyTransformer, batch: RandomMapBatch) -> dict[str
 
     What it does not establish: that one and the same head does it on other sequences; see `tlspectral.detect_heads`.
     """
+    batch = RandomMapBatch(*to_device_of(model, *batch))
     logits, layers = model.with_attention(batch.tokens)
     losses = token_losses(logits, batch.tokens)
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from tlspectral.nulls import one_thread
 from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
@@ -22,27 +23,41 @@ class RunFolder:
     Attributes:
         parts: the folder, with one part file per run.
         provenance: command and versions, for `attrs` of every table.
+        device: where the runs are trained.
     """
 
     parts: PartFolder
     provenance: dict[str, Any]
+    device: str = "cpu"
 
 
-def open_run_folder(path: Path, settings: dict[str, Any], *, command: str) -> RunFolder:
+def open_run_folder(path: Path, settings: dict[str, Any], *, command: str, device: str = "cpu") -> RunFolder:
     """Make the folder, or check that an existing one was made with the same settings and versions.
 
     Args:
         path: the folder; its parents are made if needed.
         settings: everything that the numbers depend on, as JSON.
         command: recorded in `attrs` of every table.
+        device: where the runs are trained.
 
     Raises:
-        IncompatibleCheckpoint: the folder holds runs of other settings or versions, or other files.
+        IncompatibleCheckpoint: the folder holds runs of other settings, versions or kind of device, or other files.
+        ValueError: there is no such device here.
     """
+    require_device(device)
     # Another torch rounds differently, so its runs would not be identical. Our own version is recorded, not compared.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
-    parts = open_parts(path, {"settings": settings, "versions": rounding})
-    return RunFolder(parts, {"command": command, "versions": versions()})
+    elsewhere = {} if device == "cpu" else {"device": torch.device(device).type}  # which rounds differently too
+    parts = open_parts(path, {"settings": settings, "versions": rounding, **elsewhere})
+    return RunFolder(parts, {"command": command, "versions": versions(), **elsewhere}, device)
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that this machine does not have. Raises ValueError."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(f"device={device!r} cannot be used here, choose cpu or another: {error}") from error
 
 
 def finish_runs(

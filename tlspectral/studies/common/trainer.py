@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.studies.common.columns import TRAIN_HISTORY
-from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
+from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 from tlspectral.tables import named
@@ -86,12 +86,14 @@ def train(
     penalty: Penalty | None = None,
     penalty_weight: float = 0.0,
     keep_steps: Iterable[int] = (),
+    device: str | torch.device = "cpu",
     show_progress: bool = False,
 ) -> TrainingRun:
-    """Train a model from scratch, on the CPU.
+    """Train a model from scratch.
 
     The same arguments give the same weights on the same machine and number of threads. Another build of torch or of its
-    BLAS rounds differently, and training amplifies that: weights then differ while the circuit is the same.
+    BLAS, or another device, rounds differently, and training amplifies that: weights then differ while the circuit is
+    the same. The sequences are the same on every device.
 
     Args:
         config: the architecture.
@@ -100,7 +102,8 @@ def train(
         penalty: added to the loss of every step; see `tlspectral.studies.fingerprint.constrained`.
         penalty_weight: factor on it.
         keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. The training
-            does not depend on them.
+            does not depend on them. The copies are on the CPU.
+        device: where the model is trained.
         show_progress: a bar over steps.
 
     Raises:
@@ -111,14 +114,15 @@ def train(
     steps_to_keep = set(keep_steps)
     if beyond := sorted(steps_to_keep - set(range(settings.steps + 1))):
         raise ValueError(f"keep_steps holds {beyond}; training reaches the whole numbers from 0 to {settings.steps}")
-    model = AttentionOnlyTransformer(config, seed=settings.seed)
+    model = AttentionOnlyTransformer(config, seed=settings.seed).to(device)
     held_out = held_out_sequences(task, settings)
     history, checkpoints = [], {}
     with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
         for done in training_steps(model, task, settings, penalty=penalty, penalty_weight=penalty_weight):
             bar.update(done - bar.n)
             if done in steps_to_keep:
-                checkpoints[done] = {name: value.detach().clone() for name, value in model.state_dict().items()}
+                weights = model.state_dict()
+                checkpoints[done] = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
             if settings.evaluates_after(done):
                 measures = evaluate(model, held_out)
                 if penalty is not None:
@@ -163,7 +167,7 @@ def training_steps(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
     def batch_loss(_: int) -> Float[Tensor, ""]:
-        tokens = task.sample(settings.batch_size, stream).tokens
+        (tokens,) = to_device_of(model, task.sample(settings.batch_size, stream).tokens)
         loss = token_losses(model(tokens), tokens).mean()
         return loss if penalty is None else loss + penalty_weight * penalty(model)
 

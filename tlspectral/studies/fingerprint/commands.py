@@ -146,6 +146,7 @@ def constrained(
     arms: Annotated[str | None, typer.Option(help="Arms, with commas between; none: all.")] = None,
     seeds: Annotated[int, typer.Option(min=2, help="Seeds per arm.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
@@ -160,7 +161,9 @@ def constrained(
         arms=[name.strip() for name in names.split(",")],
         seeds=seeds,
         n_jobs=jobs,
-        command=f"tlspectral study constrained --preset {preset} --arms {names} --seeds {seeds}",
+        device=device,
+        command=f"tlspectral study constrained --preset {preset} --arms {names} --seeds {seeds}"
+        + f" --device {device}" * (device != "cpu"),
         show_progress=sys.stderr.isatty(),
     )
     for name, table in tables.items():

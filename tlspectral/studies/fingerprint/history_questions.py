@@ -240,6 +240,11 @@ def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: fl
 
 def _steps(table: pd.DataFrame, column: str) -> list[int]:
     """Return the steps of a table; they must rise."""
+    if column in table and not pd.api.types.is_numeric_dtype(table[column]):
+        raise ValueError(
+            f"column {column!r} holds names such as {table[column].iloc[0]!r}, which have no order in training: give "
+            "head_history (step, checkpoint) pairs with whole numbers"
+        )
     steps = [int(step) for step in _values(table, column)]
     for before, after in pairwise(steps):
         if before == after:

@@ -19,6 +19,7 @@ def canonical(
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
     seeds: Annotated[int, typer.Option(min=1, help="Runs at each frequency.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the numbers do not depend on it.")] = 1,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
 ) -> None:
     """Train one-head models on the index, retrieval and partial induction tasks at each rotary frequency.
 
@@ -33,8 +34,8 @@ def canonical(
     )
     from tlspectral.tables import write_table
 
-    sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", n_jobs=jobs)
-    trajectories = query_key_trajectories(preset=preset)
+    sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", device=device, n_jobs=jobs)
+    trajectories = query_key_trajectories(preset=preset, device=device)
     for name, table in (
         ("accuracy", sweep.accuracy),
         ("by_position", sweep.by_position),

@@ -33,7 +33,7 @@ class CellRun:
         return {"evaluations": self.evaluations, "heads": self.heads, "kernels": self.kernels}
 
 
-def train_cell(preset: Preset, arm: Arm, seed: int, *, show_progress: bool = False) -> CellRun:
+def train_cell(preset: Preset, arm: Arm, seed: int, *, device: str = "cpu", show_progress: bool = False) -> CellRun:
     """Train one model of the grid from scratch (FP section 10).
 
     The loss is the cross-entropy over all targets, plus the arm's penalty times its weight. Where the preset has
@@ -44,13 +44,14 @@ def train_cell(preset: Preset, arm: Arm, seed: int, *, show_progress: bool = Fal
         preset: sizes and schedule.
         arm: positions and constraint.
         seed: of initial weights and training sequences.
+        device: where the model is trained.
         show_progress: a bar over steps.
 
     Raises:
         ValueError: a task that does not fit the architecture, or a penalty that does not fit the arm's positions.
     """
     settings = preset.training_of(seed)
-    model = AttentionOnlyTransformer(preset.config_of(arm), seed=seed)
+    model = AttentionOnlyTransformer(preset.config_of(arm), seed=seed).to(device)
     held_out = held_out_sequences(preset.task, settings)
     evaluations, heads, kernels = [], [], []
     formed_at = None

@@ -22,6 +22,7 @@ def constrained_grid(
     arms: Sequence[str | Arm] = tuple(ARMS),
     seeds: int = 5,
     n_jobs: int = 1,
+    device: str = "cpu",
     command: str = "",
     show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
@@ -38,6 +39,7 @@ def constrained_grid(
         seeds: how many, 0, 1, ...; two at least, since contrasts and spreads are over seeds.
         n_jobs: workers among which cells are shared out, by joblib (processes with one thread each) or whatever
             `joblib.parallel_config` says, Dask included. The tables do not depend on it.
+        device: where the cells are trained; the data are the same on every device, the rounding is not.
         command: recorded in the tables' `attrs`.
         show_progress: a bar over cells.
 
@@ -49,16 +51,17 @@ def constrained_grid(
     Raises:
         ValueError: an unknown preset or arm, an arm that is given twice or has the name of another one, fewer than two
             seeds.
-        IncompatibleCheckpoint: the folder's cells were made with other settings or another version of torch.
+        IncompatibleCheckpoint: the folder's cells were made with other settings, another version of torch or on
+            another kind of device.
 
     What it does not establish: what the constraints cost a larger model, another task, or another optimiser.
     """
     preset, chosen = _preset(preset), _arms(arms)
     if seeds < 2:
         raise ValueError(f"seeds={seeds}: contrasts and spreads are over seeds, and need two at least")
-    folder = open_run_folder(output / "cells", preset.settings(), command=command)
+    folder = open_run_folder(output / "cells", preset.settings(), command=command, device=device)
     runs = {
-        f"{arm.name}_lam{arm.penalty_weight}_seed{seed}": (seed, partial(_cell_tables, preset, arm, seed))
+        f"{arm.name}_lam{arm.penalty_weight}_seed{seed}": (seed, partial(_cell_tables, preset, arm, seed, device))
         # Seeds outside, so that an unfinished grid has some of each arm.
         for seed in range(seeds)
         for arm in chosen
@@ -92,8 +95,8 @@ def constrained_grid(
     return tables
 
 
-def _cell_tables(preset: Preset, arm: Arm, seed: int) -> dict[str, pd.DataFrame]:
-    return train_cell(preset, arm, seed).tables()
+def _cell_tables(preset: Preset, arm: Arm, seed: int, device: str) -> dict[str, pd.DataFrame]:
+    return train_cell(preset, arm, seed, device=device).tables()
 
 
 def _in_grid_order(order: dict[str, int], column: pd.Series) -> pd.Series:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tlspectral.rotary import RotaryGeometry, pair_columns, phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
+from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import (
     RandomMapBatch,
@@ -51,10 +52,11 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
 
     What it does not establish: that a head with a high `prev` or `ind` is what the loss depends on.
     """
+    batch = RandomMapBatch(*to_device_of(model, *batch))
     logits, layers = model.with_attention(batch.tokens)
     losses = token_losses(logits, batch.tokens)
-    prev, ind = previous_token_attention(layers), induction_attention(layers, batch.tokens)
-    kernels = position_kernels(layers)
+    prev, ind = previous_token_attention(layers).cpu(), induction_attention(layers, batch.tokens).cpu()
+    kernels = position_kernels(layers).cpu()
     spectra = {**spectral_columns(model, folded=True), **spectral_columns(model, folded=False)}
     heads = list(product(range(model.config.n_layers), range(model.config.n_heads)))
     return Measurement(
@@ -119,9 +121,9 @@ def spectral_columns(
     geometry = _pairs(config)
     columns: dict[str, list[Any]] = {name: [] for name in _SPECTRA}
     for block in model.layers:
-        w_q, w_k = (weight.detach().double() for weight in (block.attn.W_Q, block.attn.W_K))
+        w_q, w_k = (weight.detach().cpu().double() for weight in (block.attn.W_Q, block.attn.W_K))
         if folded:
-            gain = block.ln1.w.detach().double()[:, None]
+            gain = block.ln1.w.detach().cpu().double()[:, None]
             w_q, w_k = (gain * weight for weight in (w_q, w_k))
             w_q, w_k = (weight - weight.mean(1, keepdim=True) for weight in (w_q, w_k))
         metrics = head_metrics(

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pandas as pd
+import pytest
 from constrained_preset import TINY
 
 from tlspectral.studies.fingerprint.constrained import ARMS, phase_penalty, train_cell
@@ -56,3 +58,12 @@ def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
         assert train_cell(TINY, ARMS["ape_free"], 0).evaluations["step"].tolist() == steps
     monkeypatch.setattr(cell, "measure", pretend([0.1] * 4, [0.9] * 4))
     assert len(train_cell(replace(TINY, stop_after=None), ARMS["ape_free"], 0).evaluations) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["rope_imag", "ape_sym"])
+def test_a_cell_on_another_device_holds_the_same_tables(arm, device):
+    here, there = (train_cell(TINY, ARMS[arm], 1, **options).tables() for options in ({}, {"device": device}))
+    for name, table in here.items():
+        # Rounding of LAPACK by the alignment of memory: at most 2e-13 of a spectral column.
+        pd.testing.assert_frame_equal(table, there[name], rtol=1e-9, atol=1e-9)

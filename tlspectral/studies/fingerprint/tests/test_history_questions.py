@@ -195,6 +195,8 @@ def test_bad_tables_are_refused():
     good = track([0.1, 0.9], n_heads=4)
     with pytest.raises(ValueError, match=r"no column prev: give a table of HeadHistory\.track"):
         formation_crossing(good.drop(columns="prev"))
+    with pytest.raises(ValueError, match="column 'step' holds names such as 'base', which have no order"):
+        formation_crossing(good.assign(step=["base", "tuned"]))
     with pytest.raises(ValueError, match="several rows of step 0"):
         formation_crossing(pd.concat([good, good]).sort_values("step"))
     with pytest.raises(ValueError, match="step 0 follows step 10"):

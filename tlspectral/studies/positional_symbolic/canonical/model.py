@@ -81,7 +81,7 @@ class CanonicalHeads(nn.Module):
         frequencies = torch.tensor([run.frequencies for run in runs], dtype=torch.float64)  # runs pairs
         angles = offsets[:, None] * frequencies[:, None]  # runs keys pairs
         self.register_buffer("offsets", offsets.float())
-        self.register_buffer("fixed_frequencies", frequencies)
+        self.fixed_frequencies = frequencies  # no buffer: some devices have no float64
         self.register_buffer("cos", angles.cos().float())
         self.register_buffer("sin", angles.sin().float())
         # One parameter per run. A stacked one does not fill whole vector registers, and the remainder is rounded
@@ -92,8 +92,8 @@ class CanonicalHeads(nn.Module):
     def frequencies(self) -> Float64[Tensor, "runs pairs"]:
         """Current frequencies, [runs, pairs], in radians per token."""
         if not len(self.learned_frequencies):
-            return self.get_buffer("fixed_frequencies").double()
-        return torch.stack([frequencies.detach().double() for frequencies in self.learned_frequencies])
+            return self.fixed_frequencies
+        return torch.stack([frequencies.detach().cpu().double() for frequencies in self.learned_frequencies])
 
     def forward(
         self, context: Int64[Tensor, "runs batch length"], query: Int64[Tensor, "runs batch"]
@@ -130,5 +130,5 @@ class CanonicalHeads(nn.Module):
 def _looked_up(table: Float[Tensor, "runs tokens columns"], ids: Int64[Tensor, "runs *positions"]) -> Tensor:
     """Rows of each run's table by token id, [runs, *positions, columns]."""
     runs, n_tokens, columns = table.shape
-    first = n_tokens * torch.arange(runs).reshape(runs, *[1] * (ids.ndim - 1))
+    first = n_tokens * torch.arange(runs, device=ids.device).reshape(runs, *[1] * (ids.ndim - 1))
     return F.embedding(ids + first, table.reshape(runs * n_tokens, columns))

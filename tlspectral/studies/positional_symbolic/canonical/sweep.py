@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+import torch
 
+from tlspectral.studies.common.run_folder import require_device
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
     CanonicalSchedule,
@@ -47,6 +49,7 @@ def canonical_sweep(
     angles: tuple[float, ...] = BASE_ANGLES,
     seeds: int = 3,
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    device: str = "cpu",
     n_jobs: int = 1,
     show_progress: bool = True,
 ) -> CanonicalSweep:
@@ -65,6 +68,7 @@ def canonical_sweep(
         checkpoint_dir: a folder for one file per task, number of frequencies and seed; a sweep that was stopped
             continues there and gives the tables it would have given, to the bit on the same machine. Sweeps of other
             tasks or more seeds may share it; other angles or another schedule may not.
+        device: where the heads are trained; prompts are the same on every device, rounding is not.
         n_jobs: workers among which these stacks are shared out, by joblib.
         show_progress: bars over stacks and steps.
 
@@ -73,7 +77,7 @@ def canonical_sweep(
         were trained.
 
     Raises:
-        ValueError: an unknown task or preset, no angles, angles or tasks given twice, or no seeds.
+        ValueError: an unknown task, preset or device, no angles, angles or tasks given twice, or no seeds.
         IncompatibleCheckpoint: the folder holds a sweep with another schedule or other angles, or other files.
 
     What it does not establish: that a task cannot be learned at an angle where it was not: this is one architecture
@@ -86,7 +90,8 @@ def canonical_sweep(
             raise ValueError(f"{name}={given}: give at least one, and each once")
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
-    plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)))
+    require_device(device)
+    plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
     show_steps = show_progress and n_jobs == 1
     stacks = [
         WorkPart(
@@ -97,6 +102,8 @@ def canonical_sweep(
         for seed in range(seeds)
     ]
     settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles)}
+    if device != "cpu":
+        settings["device"] = torch.device(device).type
     folder = None
     if checkpoint_dir is not None:
         folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
@@ -112,6 +119,7 @@ class _Plan:
 
     schedule: CanonicalSchedule
     angles: tuple[float, ...]
+    device: str
 
 
 def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, show_progress: bool) -> pd.DataFrame:
@@ -119,7 +127,7 @@ def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, show_progres
     task, schedule = CanonicalTask(name), plan.schedule
     fixed = (0.0,) * (n_frequencies - 1)
     runs = [CanonicalRun((*fixed, angle * angle_unit(task)), seed) for angle in plan.angles]
-    model = train_canonical(task, runs, schedule, show_progress=show_progress).model
+    model = train_canonical(task, runs, schedule, device=plan.device, show_progress=show_progress).model
     counts = accuracy_by_position(model, validation_prompts(task, schedule))
     angle = counts["run"].map(dict(enumerate(plan.angles)))
     return pd.DataFrame(

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
-from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
+from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY
@@ -118,9 +118,10 @@ def train_canonical(
     *,
     learn_frequencies: bool = False,
     observe: Callable[[int, CanonicalHeads], None] | None = None,
+    device: str = "cpu",
     show_progress: bool = False,
 ) -> CanonicalTraining:
-    """Train one-layer one-head models on a canonical task, all runs at once, on one thread of the CPU (PS D.1).
+    """Train one-layer one-head models on a canonical task, all runs at once, on one thread (PS D.1).
 
     A run becomes to the bit what it becomes alone: the loss is the sum over runs of each run's mean, nothing is clipped
     across runs, and each run has its own seed. Runs of the same seed see the same prompts and start from the same
@@ -133,6 +134,7 @@ def train_canonical(
         learn_frequencies: train the frequencies too, at `schedule.frequency_rate` of the weights' learning rate.
         observe: called with the number of steps done and the heads, before the first step, after every
             `schedule.log_every` steps and after the last. It must not change the heads.
+        device: where the heads are trained.
         show_progress: a bar over steps.
 
     Returns:
@@ -142,11 +144,11 @@ def train_canonical(
         ValueError: no run, or runs with different numbers of frequencies.
 
     What it does not establish: that a head which does not learn a task cannot do it. Another schedule, seed or initial
-    scale may succeed. Bitwise equality holds on one machine and version of torch.
+    scale may succeed. Bitwise equality holds on one machine, CPU and version of torch.
     """
     schedule = schedule or CanonicalSchedule()
     with one_thread():
-        model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies)
+        model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies).to(device)
         weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
         groups, shares = [{"params": weights}], [1.0]
         if learn_frequencies:
@@ -169,7 +171,7 @@ def train_canonical(
         )
         bar = tqdm(training, total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress)
         for done, loss in enumerate(bar, start=1):  # loss: runs
-            summed += loss.double().numpy()
+            summed += loss.cpu().double().numpy()
             if done % schedule.log_every == 0 or done == schedule.steps:
                 losses.append(_rows(model, step=done, loss=summed / (done - logged)))
                 frequencies.append(_frequency_rows(model, done))
@@ -202,7 +204,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
         for rows in torch.arange(len(batch.query)).split(_PROMPTS_AT_ONCE):
             part = CanonicalBatch(*(values[rows] for values in batch))
             context, query, answer = _stacked([part], torch.zeros(n_runs, dtype=torch.int64))
-            right = model(context, query).argmax(-1) == answer  # runs batch
+            right = model(*to_device_of(model, context, query)).argmax(-1).cpu() == answer  # runs batch
             for run in range(n_runs):
                 correct[run] += torch.bincount(part.answer_position[right[run]], minlength=length).numpy()
     table = pd.DataFrame(
@@ -253,6 +255,7 @@ def _losses(
     answer: Int64[Tensor, "runs batch"],
 ) -> Float[Tensor, "runs"]:
     """Mean cross-entropy of every run, in nats."""
+    context, query, answer = to_device_of(model, context, query, answer)
     log_probabilities = model(context, query).log_softmax(-1)  # runs batch answers
     return -log_probabilities.gather(-1, answer[..., None]).squeeze(-1).mean(-1)
 

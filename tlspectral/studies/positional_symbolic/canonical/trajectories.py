@@ -17,6 +17,7 @@ def query_key_trajectories(
     *,
     preset: str | CanonicalSchedule = "quick",
     seed: int = 0,
+    device: str = "cpu",
     show_progress: bool = True,
 ) -> pd.DataFrame:
     """Train heads of one frequency on the index task and follow their queries and keys (PS Figure 3B).
@@ -25,6 +26,7 @@ def query_key_trajectories(
         angles: frequencies in units of pi/33.
         preset: `"quick"`, `"paper"`, or a schedule; its `log_every` is the distance of the steps that are kept.
         seed: of weights and prompts.
+        device: where the heads are trained.
         show_progress: a bar over steps.
 
     Returns:
@@ -66,7 +68,7 @@ def query_key_trajectories(
                     )
                 )
 
-    train_canonical(task, runs, schedule_of(preset), observe=observe, show_progress=show_progress)
+    train_canonical(task, runs, schedule_of(preset), observe=observe, device=device, show_progress=show_progress)
     table = pd.concat(rows, ignore_index=True)
     table = table.sort_values(["angle", "step", "kind", "token"], ignore_index=True)
     return named(table, QUERY_KEY_TRAJECTORIES)
@@ -76,4 +78,4 @@ def query_key_trajectories(
 def _plane(
     embedded: Float[Tensor, "runs tokens d_model"], weights: Float[Tensor, "runs d_model 2"]
 ) -> Float[Tensor, "runs tokens 2"]:
-    return embedded @ weights
+    return (embedded @ weights).cpu()

@@ -14,6 +14,7 @@ from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalHeads,
     CanonicalRun,
     accuracy_by_position,
+    query_key_trajectories,
     train_canonical,
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import training_prompts, validation_prompts
@@ -251,3 +252,22 @@ def test_accuracy_by_position_counts_right_answers():
         for position in range(6):
             row = found.query("run == @run and position == @position")
             assert row["correct"].item() == int(right[run][batch.answer_position == position].sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learned", [False, True])
+def test_training_on_another_device_is_the_same_training(learned, device):
+    task, runs = CanonicalTask("index"), [CanonicalRun((0.1,), 0), CanonicalRun((0.2,), 1)]
+    here, there = (
+        train_canonical(task, runs, SHORT, learn_frequencies=learned, **options) for options in ({}, {"device": device})
+    )
+    assert str(there.model.W_E.device) == device
+    assert here.history.equals(there.history)
+    assert here.frequencies.equals(there.frequencies)
+    counts = [accuracy_by_position(one.model, validation_prompts(task, SHORT)) for one in (here, there)]
+    assert counts[0].equals(counts[1])
+    paths = [
+        query_key_trajectories((1.0,), preset=SHORT, show_progress=False, **options)
+        for options in ({}, {"device": device})
+    ]
+    assert paths[0].equals(paths[1])

@@ -1,0 +1,102 @@
+"""A model whose layers lie on two devices, as `device_map` of transformers spreads it, gives the numbers of the CPU.
+
+The devices are stand-ins (`stand_in_device.py`), so that an operation on tensors of two devices raises. Activations
+are moved between layers by accelerate's own hooks.
+"""
+
+import functools
+
+import pandas as pd
+import pytest
+import torch
+import zoo
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from positional_measurements import block_prompt
+from spectral_zoo import move
+from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
+from torch import nn
+
+import tlspectral as tls
+from tlspectral.detectors import repeated_sequences
+from tlspectral.models.attention import attention_view
+from tlspectral.spectral_rope import to_spectral
+
+quiet = {"show_progress": False}
+same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13
+
+
+@pytest.fixture(params=[True, False], ids=["with_float64", "without_float64"])
+def _device(request):
+    with StandInDevice(float64=request.param):
+        yield
+
+
+def spread(name):
+    """A bridge whose first half of layers lies on one device and whose second half lies on another."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    model = zoo.hf_model(name)
+    inner = model.base_model
+    layers = next(module for module in inner.children() if isinstance(module, nn.ModuleList))
+    half, ends = (
+        len(layers) // 2,
+        [module for path, module in inner.named_children() if "norm" in path or path == "ln_f"],
+    )
+    first = [module for module in inner.children() if module is not layers and module not in ends]
+    for device, modules in (
+        (DEVICE, [*first, *layers[:half]]),
+        (SECOND_DEVICE, [*layers[half:], *ends, model.get_output_embeddings()]),
+    ):
+        for module in modules:
+            module.to(device)
+            add_hook_to_module(module, AlignDevicesHook(execution_device=device))
+    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+
+
+# Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gptneo", "gemma2", "qwen3"])
+@pytest.mark.usefixtures("_device")
+def test_a_model_on_two_devices(name):
+    cpu, model, tokens = zoo.shared("bridge", name), spread(name), zoo.prompt()
+    places = {str(parameter.device) for parameter in model.parameters()}
+    assert places == {DEVICE, SECOND_DEVICE}
+    last = attention_view(cpu).n_layers - 1
+    parts = ["symmetric", "antisymmetric", "output"] + (["rope_phase", "rotary_band"] if name != "gptneo" else [])
+    heads = [(0, 1), (last, 0), (last, 2)]
+    for part in parts:
+        options = {"frequencies": [0, 1]} if part == "rotary_band" else {}
+        logits = []
+        for one in (cpu, model):
+            with torch.no_grad(), tls.ablate(one, heads, part, **options):
+                logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
+        assert torch.equal(*logits), part
+    induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)
+    for options in ({"control": "random"}, {"screen": "gradient"}):
+        here, there = (
+            tls.ablation_sweep(one, "symmetric", heads=heads, tokens=induction, **options, **quiet)
+            for one in (cpu, model)
+        )
+        if "estimate" in here:
+            # A gradient: autograd adds its terms in another order, which moves it by 3e-6 of its size.
+            pd.testing.assert_series_equal(here.pop("estimate"), there.pop("estimate"), rtol=1e-4)
+        same(here, there)
+    same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",), **quiet) for one in (cpu, model)))
+    assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
+    for mode in ("prompt", "key"):
+        options = {"mode": mode, "per_frequency": name != "gptneo", "exclude_first_block": False, **quiet}
+        same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_spectral_model_on_two_devices():
+    gradients = []
+    for base in (zoo.shared("bridge", "llama"), spread("llama")):
+        spectral = move(to_spectral(base))
+        loss = spectral(zoo.prompt().to(attention_view(base).device), return_type="loss")
+        loss.backward(inputs=list(spectral.spectral_parameters()))
+        gradients.append([parameter.grad for parameter in spectral.spectral_parameters()])
+    assert {str(gradient.device) for gradient in gradients[1]} == {DEVICE, SECOND_DEVICE}
+    for one, other in zip(*gradients, strict=True):
+        # Autograd adds terms in another order: measured 3e-6 of a gradient's size. A term left out moves it by tenths.
+        assert float((one - other.cpu()).norm()) < 1e-4 * float(one.norm())

@@ -1,0 +1,105 @@
+"""Tables of a few heads: their rows are those of the whole table."""
+
+import pandas as pd
+import pytest
+from streamed_checkpoints import analyze
+from typer.testing import CliRunner
+from zoo import shared
+
+from tlspectral.cli import app
+from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.models import checkpoints
+from tlspectral.tables import write_table
+
+HEADS = [(1, 3), (0, 2), (1, 0)]
+
+
+def assert_rows_of(part, whole, heads):
+    keys = pd.MultiIndex.from_tuples(sorted(set(heads)), names=["layer", "head"])
+    expected = whole.set_index(["layer", "head"]).loc[keys].reset_index()[list(whole)]
+    pd.testing.assert_frame_equal(
+        part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"), check_exact=True
+    )
+    assert part["D_head_pct"].tolist() == (part["D_head"].rank() / len(part)).tolist()
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("gpt2", "fresh"), ("llama", "shared")])
+def test_rows_of_a_loaded_model_are_those_of_the_whole_table(name, blocks):
+    settings = {"null_blocks": blocks, "extras": ["score_asym", "position_share"]}
+    whole = analyze(shared("bridge", name), **settings)
+    assert_rows_of(analyze(shared("bridge", name), heads=HEADS, **settings), whole, HEADS)
+
+
+def test_detectors_of_some_heads():
+    whole = analyze(shared("bridge", "llama"), detectors=True)
+    some = analyze(shared("bridge", "llama"), detectors=True, heads=[(1, 3)])
+    assert_rows_of(some, whole, [(1, 3)])
+    assert some[["prev", "dup", "ind"]].notna().all(axis=None)
+
+
+@pytest.mark.parametrize("blocks", ["shared", "fresh"])
+def test_rows_of_a_model_that_is_read_from_files_and_only_their_layers_are_read(folder, monkeypatch, blocks):
+    whole = analyze(folder("gemma2"), null_blocks=blocks)
+    read = []
+    real = checkpoints.CheckpointLayers.layer
+    monkeypatch.setattr(
+        checkpoints.CheckpointLayers, "layer", lambda self, index: (read.append(index), real(self, index))[1]
+    )
+    heads = [(3, 1), (1, 0), (3, 0)]
+    part = analyze(folder("gemma2"), heads=heads, null_blocks=blocks)
+    assert read == [1, 3]
+    assert_rows_of(part, whole, heads)
+
+
+def test_only_the_files_of_their_layers_are_fetched(hub, tmp_path):
+    import tokenizer_kinds
+
+    remote = tokenizer_kinds.save_tokenized("llama", tmp_path / "remote", max_shard_size="16KB")
+    hub.publish("maker/model", remote)
+    analyze("maker/model", heads=[(1, 2)])
+    some = set(hub.fetched)
+    analyze("maker/model")
+    assert len(some) < len(set(hub.fetched))
+
+
+def test_heads_as_a_table_and_twice():
+    model = shared("bridge", "llama")
+    whole = analyze(model)
+    assert_rows_of(analyze(model, heads=whole.nlargest(2, "D_head")), whole, analyze_top(whole))
+    assert len(analyze(model, heads=[(0, 1), (0, 1)])) == 1
+
+
+def analyze_top(whole):
+    return list(whole.nlargest(2, "D_head")[["layer", "head"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "text"),
+    [
+        ({"heads": [(0, 4)]}, BadHead, "L0H4 does not exist: layer 0 has heads 0 to 3"),
+        ({"heads": [(2, 0)]}, BadHead, "L2H0 does not exist: the model has layers 0 to 1"),
+        ({"heads": []}, BadHead, "cannot be tabulated"),
+        ({"heads": [(0, 1)], "layers": [0]}, ValueError, "layers= and heads= both choose the rows; give one of them"),
+    ],
+)
+@pytest.mark.parametrize("road", ["loaded", "streamed"])
+def test_choices_that_are_refused(folder, road, choice, error, text):
+    model = shared("bridge", "llama") if road == "loaded" else folder("llama")
+    with pytest.raises(error, match=text):
+        analyze(model, **choice)
+
+
+def test_a_folder_of_parts_is_of_one_choice_of_heads(folder, tmp_path):
+    first = analyze(folder("llama"), heads=HEADS, checkpoint_dir=tmp_path)
+    assert analyze(folder("llama"), heads=HEADS[::-1], checkpoint_dir=tmp_path).equals(first)
+    for other in ({}, {"heads": [(0, 1)]}):
+        with pytest.raises(IncompatibleCheckpoint):
+            analyze(folder("llama"), checkpoint_dir=tmp_path, **other)
+
+
+def test_what_reads_tables_reads_one_of_a_few_heads(tmp_path):
+    table = analyze(shared("bridge", "llama"), heads=HEADS)
+    write_table(table, tmp_path / "few.parquet")
+    for command in (["show"], ["plane", "-o", str(tmp_path / "few.png")], ["report", "-o", str(tmp_path / "few.html")]):
+        done = CliRunner().invoke(app, [command[0], str(tmp_path / "few.parquet"), *command[1:]])
+        assert done.exit_code == 0, done.output

@@ -1,0 +1,195 @@
+"""Folders with a LoRA adapter: merged into its base, or refused with the reason."""
+
+import json
+import sys
+import warnings
+
+import pytest
+import torch
+import transformers
+import zoo
+
+import tlspectral as tls
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.adapters import load_merged
+from tlspectral.models.loading.source import find_source
+
+BACKENDS = ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)]
+NAME = "maker/model"
+
+
+@pytest.fixture
+def peft():
+    return pytest.importorskip("peft")
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A base with a tokenizer, in a folder of one's own."""
+    return zoo.save_folder("neox", tmp_path / "base", tokenizer=True)
+
+
+def saved_adapter(peft, base, path, **options):
+    """Save an adapter with random weights; its logits on the base, without a merge."""
+    settings = {"r": 4, "target_modules": ["query_key_value"], "task_type": "CAUSAL_LM", **options}
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns of tied embeddings, here and there
+        adapted = peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **settings)).eval()
+        adapted.save_pretrained(path)
+    return logits(adapted)
+
+
+def logits(model):
+    with torch.no_grad():
+        output = model(zoo.prompt())
+    return getattr(output, "logits", output)
+
+
+def edited(path, **changes):
+    file = path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("options", [{}, {"use_dora": True, "use_rslora": True}, {"modules_to_save": ["embed_out"]}])
+def test_an_adapter_is_merged_into_its_base(peft, base, tmp_path, backend, options):
+    expected = saved_adapter(peft, base, tmp_path / "adapter", **options)
+    model = tls.load_model(tmp_path / "adapter", backend=backend)
+    # Measured: at most 3e-6; without the adapter they differ by 1.
+    torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=0)
+    assert (logits(model) - logits(tls.load_model(base))).abs().max() > 0.1
+    folder = str(tmp_path / "adapter")
+    source = {"model": folder, "revision": None, "adapter": folder, "base": {"model": str(base), "revision": None}}
+    assert model.tlspectral_source == source
+    assert model.to_tokens("w5 w6", prepend_bos=False).tolist() == [[5, 6]]
+
+
+def test_a_merge_draws_no_random_numbers(peft, base, tmp_path):
+    saved_adapter(peft, base, tmp_path / "adapter")
+    state = torch.random.get_rng_state()
+    load_merged(find_source(tmp_path / "adapter"), torch.float32, None)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_head_table_of_an_adapter_names_its_base(peft, base, tmp_path):
+    saved_adapter(peft, base, tmp_path / "adapter")
+    table = tls.analyze_heads(tmp_path / "adapter", detectors=False, null_draws=2, show_progress=False)
+    assert table.attrs["base"]["model"] == str(base)
+    plain = tls.analyze_heads(tls.load_model(base), detectors=False, null_draws=2, show_progress=False)
+    assert (table["D_head"] - plain["D_head"]).abs().max() > 0.01
+    json.dumps(table.attrs, allow_nan=False)
+
+
+def test_the_base_on_a_hub_at_the_revision_of_the_adapter(hub, peft, base, tmp_path):
+    other = zoo.save_folder("neox", tmp_path / "other", seed=3)
+    hub.publish(NAME, other)
+    commit = hub.publish(NAME, base, branch="v2")
+    expected = saved_adapter(peft, base, tmp_path / "adapter")
+    edited(tmp_path / "adapter", base_model_name_or_path=NAME, revision="v2")
+    for _ in range(2):
+        model = tls.load_model(tmp_path / "adapter")
+        torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=0)
+        assert model.tlspectral_source["base"] == {"model": NAME, "revision": "v2", "commit": commit}
+    assert hub.fetched.count("model.safetensors") == 1
+
+
+def test_adapters_of_training_steps_and_half_precision(peft, base, tmp_path):
+    expected = saved_adapter(peft, base, tmp_path / "checkpoint-8")
+    model = tls.load_model(tmp_path, checkpoint=8, dtype="bfloat16")
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+    assert model.tlspectral_source["revision"] == "checkpoint-8"
+    # bfloat16 has 8 bits: measured 0.08 on logits up to 4; without the adapter they differ by 1.
+    assert (logits(model).float() - expected).abs().mean() < 0.05
+
+
+def test_an_adapter_that_does_not_fit_its_base(peft, base, tmp_path):
+    path = tmp_path / "adapter"
+    saved_adapter(peft, base, path)
+    smaller = transformers.AutoModelForCausalLM.from_pretrained(base, num_hidden_layers=1)
+    smaller.save_pretrained(tmp_path / "smaller")
+    edited(path, base_model_name_or_path=str(tmp_path / "smaller"))
+    with pytest.raises(BadWeights, match=r"does not fit its base: it lacks 0 weights and has \d+ too many, such"):
+        tls.load_model(path)
+    edited(path, base_model_name_or_path=str(base), r=2)
+    with pytest.raises(BadWeights, match=r"^peft \S+ cannot merge the adapter .* into its base: .*size mismatch"):
+        tls.load_model(path)
+    edited(path, r=4, a_setting_of_tomorrow=True)
+    with pytest.raises(BadWeights, match=r"cannot merge the adapter .*a_setting_of_tomorrow"):
+        tls.load_model(path)
+    (path / "adapter_model.safetensors").unlink()
+    with pytest.raises(BadWeights, match=r"has an adapter_config\.json and no weights"):
+        tls.load_model(path)
+
+
+def test_a_merge_that_is_not_exact_is_refused(peft, base, tmp_path, monkeypatch):
+    saved_adapter(peft, base, tmp_path / "adapter")
+    layer = peft.tuners.lora.Linear
+    merged = layer.get_delta_weight
+    monkeypatch.setattr(layer, "get_delta_weight", lambda self, adapter: 0.9 * merged(self, adapter))
+    with pytest.raises(UnsupportedArchitecture, match=r"^the merge that peft \S+ makes of .* does not compute what"):
+        tls.load_model(tmp_path / "adapter")
+
+
+def test_a_peft_model_object_says_to_merge_first(peft, base):
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query_key_value"], init_lora_weights=False))
+    for given in (adapted, model):  # peft puts its layers into the model itself
+        with pytest.raises(
+            UnsupportedArchitecture, match=r"holds an adapter of peft .* pass what merge_and_unload\(\)"
+        ):
+            tls.load_model(given)
+    expected = logits(adapted.eval())
+    merged = tls.load_model(adapted.merge_and_unload())
+    torch.testing.assert_close(logits(merged), expected, atol=2e-5, rtol=0)
+
+
+# --- what needs no peft ---
+
+
+def described(path, **config):
+    path.mkdir()
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "./nowhere", **config}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, UnsupportedArchitecture, "of kind PREFIX_TUNING for the task CAUSAL_LM; only"),
+        ({"task_type": "SEQ_CLS"}, UnsupportedArchitecture, "of kind LORA for the task SEQ_CLS; only LoRA of causal"),
+        ({"base_model_name_or_path": None}, BadWeights, "does not name the adapter's base"),
+        ({}, FileNotFoundError, "is not there: There is no folder or file ./nowhere"),
+        ({"base_model_name_or_path": "tiny-rope"}, UnsupportedArchitecture, "tiny-rope, is no folder or hub model"),
+    ],
+)
+def test_adapters_that_are_refused(monkeypatch, tmp_path, config, error, text):
+    monkeypatch.setattr("tlspectral.models.loading.adapters.find_spec", lambda name: True)
+    with pytest.raises(error) as raised:
+        tls.load_model(described(tmp_path / "adapter", **config))
+    assert text in str(raised.value)
+    assert str(tmp_path / "adapter") in str(raised.value)
+
+
+def test_a_damaged_description(monkeypatch, tmp_path):
+    monkeypatch.setattr("tlspectral.models.loading.adapters.find_spec", lambda name: True)
+    for text in ("{", "[]"):
+        (described(tmp_path / text) / "adapter_config.json").write_text(text)
+        with pytest.raises(BadWeights, match=r"adapter_config\.json is no description of an adapter"):
+            tls.load_model(tmp_path / text)
+
+
+def test_without_peft_the_command_that_installs_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r'needs the package peft: pip install "tlspectral\[adapters\]"'):
+        tls.load_model(described(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("detectors", [True, False])
+def test_a_whole_model_beside_an_adapter_is_refused(copied, detectors):
+    path = copied("llama")
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert find_source(path).kind == "folder"
+    with pytest.raises(BadWeights, match=r"holds an adapter \(adapter_config\.json\) and a whole model"):
+        tls.analyze_heads(path, detectors=detectors, null_draws=2, show_progress=False)

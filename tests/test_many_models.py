@@ -1,0 +1,313 @@
+"""The dataset of many models: one schema, what fails, what is continued, and who reads it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import joblib
+import numpy as np
+import pandas as pd
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+import zoo
+from described import assert_described
+
+import tlspectral as tls
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.heads import analyze_models, many_models, streamed
+from tlspectral.heads.model_lists import is_model_list, listed_models
+from tlspectral.tables import read_table
+
+SETTINGS = {"null_draws": 5, "detectors": False, "show_progress": False}
+LOADED = "tiny-rope"
+
+
+def analyze(models, folder, **settings):
+    return analyze_models(models, folder, **SETTINGS | settings)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two folders, with and without rotary positions, which are read from files, and a model that is loaded."""
+    saved = tmp_path_factory.mktemp("saved")
+    return [zoo.save_folder("llama", saved / "llama"), zoo.save_folder("gpt2", saved / "gpt2"), LOADED]
+
+
+@pytest.fixture(scope="module")
+def finished(models, tmp_path_factory):
+    """The folder of all three. Not to be changed."""
+    folder = tmp_path_factory.mktemp("dataset") / "many"
+    failures = analyze(models, folder)
+    assert failures.empty
+    assert failures.attrs["models"] == [str(model) for model in models]
+    return folder
+
+
+def parts(folder):
+    """The files of the dataset with their bytes."""
+    return {file.name: file.read_bytes() for file in sorted((folder / "heads").iterdir())}
+
+
+def part_of(folder, model):
+    (file,) = [file for file in (folder / "heads").iterdir() if file.name.startswith(os.path.basename(model))]
+    return file
+
+
+def test_every_model_has_the_same_schema_and_its_own_table(models, finished):
+    files = [part_of(finished, model) for model in models]
+    schema = pq.read_schema(files[0]).remove_metadata()
+    assert all(pq.read_schema(file).remove_metadata() == schema for file in files)
+    assert_described(*map(read_table, files))
+    for model, file in zip(models, files, strict=True):
+        table, alone = read_table(file), tls.analyze_heads(model, **SETTINGS)
+        assert set(table.pop("model")) == {str(model)}
+        assert table.pop("commit").isna().all()
+        assert set(table.pop("revision").dropna()) == ({alone.attrs["revision"]} - {None})
+        pd.testing.assert_frame_equal(table, alone, check_exact=True)
+        differing = {name for name in alone.attrs if table.attrs[name] != alone.attrs[name]}
+        assert differing == {"columns", "table"}  # these have the three columns more
+        assert table.attrs["columns"].keys() == {"model", "revision", "commit", *alone}
+    assert sorted(file.name for file in finished.iterdir()) == ["heads", "settings.json"]  # no layers, no failures
+
+
+def test_detectors_and_draws_do_not_change_the_schema(finished, tmp_path):
+    analyze([LOADED], tmp_path, detectors=True, null_blocks="fresh")
+    with_detectors = part_of(tmp_path, LOADED)
+    assert (
+        pq.read_schema(with_detectors).remove_metadata() == pq.read_schema(part_of(finished, LOADED)).remove_metadata()
+    )
+    assert read_table(with_detectors)["prev"].notna().all()
+
+
+def test_pandas_and_pyarrow_read_the_folder(models, finished):
+    frame = pd.read_parquet(finished / "heads")
+    assert frame.groupby("model")["D_head"].count().to_dict() == {
+        str(model): len(read_table(part_of(finished, model))) for model in models
+    }
+    assert frame.attrs == {}  # not those of one of the models
+    dataset = pyarrow.dataset.dataset(finished / "heads")
+    assert dataset.count_rows() == len(frame)
+    assert dataset.to_table().to_pandas()["D_head"].tolist() == frame["D_head"].tolist()
+    assert np.isnan(frame.loc[frame["model"] == str(models[1]), "freq_centroid"]).all()
+
+
+_MEANS = "select model, avg(D_head) as mean from {heads} group by model order by model"
+
+
+def means(folder):
+    return pd.read_parquet(folder / "heads").groupby("model")["D_head"].mean()
+
+
+def test_duckdb_reads_the_folder(finished):
+    duckdb = pytest.importorskip("duckdb")
+    rows = duckdb.sql(_MEANS.format(heads=f"'{finished / 'heads'}/*.parquet'")).fetchall()
+    # A sum in another order is off by some eps; the means differ from model to model by more than .01.
+    assert dict(rows) == pytest.approx(means(finished).to_dict(), rel=1e-12)
+
+
+def test_polars_reads_the_folder(finished):
+    polars = pytest.importorskip("polars")
+    heads = polars.scan_parquet(finished / "heads")
+    rows = heads.group_by("model").agg(polars.col("D_head").mean()).collect().rows()
+    assert dict(rows) == pytest.approx(means(finished).to_dict(), rel=1e-12)  # as for duckdb
+
+
+# --- what fails ---
+
+
+@pytest.fixture
+def analyzed(monkeypatch):
+    """Models that are analysed, in order."""
+    seen, real = [], many_models.analyze_heads
+
+    def spy(model, **given):
+        seen.append(model)
+        return real(model, **given)
+
+    monkeypatch.setattr(many_models, "analyze_heads", spy)
+    return seen
+
+
+def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_path, analyzed):
+    late, cut_off = tmp_path / "late", shutil.copytree(models[0], tmp_path / "cut_off")
+    (cut_off / "model.safetensors").write_bytes((cut_off / "model.safetensors").read_bytes()[:-100])
+    folder = tmp_path / "many"
+    failures = analyze([late, models[0], cut_off, LOADED], folder)
+    assert failures["model"].tolist() == [str(late), str(cut_off)]
+    assert failures["error"].tolist() == ["FileNotFoundError", "BadWeights"]
+    assert failures["message"][0] == f"There is no folder or file {late}."
+    assert "source.py" in failures["raised_in"][0]
+    assert_described(failures, read_table(folder / "failures.parquet"))
+    pd.testing.assert_frame_equal(read_table(folder / "failures.parquet"), failures)
+    done = parts(folder)
+    assert done == {name: content for name, content in parts(finished).items() if not name.startswith("gpt2")}
+
+    shutil.copytree(models[1], late)
+    shutil.copy(models[0] / "model.safetensors", cut_off)
+    analyzed.clear()
+    assert analyze([late, models[0], cut_off, LOADED], folder).empty
+    assert analyzed == [str(late), str(cut_off)]
+    assert not (folder / "failures.parquet").exists()
+    after = parts(folder)
+    assert len(after) == 4
+    assert {name: after[name] for name in done} == done
+
+
+def test_a_model_whose_files_changed_is_not_passed_off_as_the_old_one(models, tmp_path, analyzed):
+    own, folder = shutil.copytree(models[0], tmp_path / "own"), tmp_path / "many"
+    analyze([own], folder)
+    before = parts(folder)
+    os.utime(own / "model.safetensors", (1, 1))
+    failures = analyze([own], folder)
+    assert failures["error"].tolist() == ["IncompatibleCheckpoint"]
+    assert "was made before the files of" in failures["message"][0]
+    assert analyzed == [str(own)]
+    assert parts(folder) == before
+    part_of(folder, own).unlink()
+    assert analyze([own], folder).empty
+
+
+def test_a_damaged_file_of_the_dataset_is_a_row(models, finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "many")
+    part_of(folder, models[1]).write_bytes(b"PAR1 and no more")
+    failures = analyze(models, folder)
+    assert failures["model"].tolist() == [str(models[1])]
+    assert "is not a finished part" in failures["message"][0]
+
+
+def test_other_settings_and_other_folders_are_refused(models, finished, tmp_path):
+    for change in ({"null_draws": 6}, {"seed": 1}, {"null_blocks": "fresh"}, {"backend": "bridge"}):
+        with pytest.raises(IncompatibleCheckpoint, match=f"made with other {next(iter(change))}"):
+            analyze(models, finished, **change)
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(IncompatibleCheckpoint, match="holds files but no"):
+        analyze(models, tmp_path)
+    with pytest.raises(ValueError, match="the null needs at least two draws"):
+        analyze(models, tmp_path / "new", null_draws=1)
+    with pytest.raises(ValueError, match="is a file, and several models make a dataset"):
+        analyze(models, tmp_path / "heads.parquet")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+# --- what is listed ---
+
+
+def test_a_model_that_is_named_twice_is_one(models, tmp_path, analyzed, monkeypatch):
+    (tmp_path / "link").symlink_to(models[0])
+    monkeypatch.chdir(models[0].parent)
+    failures = analyze(["llama", models[0], "./llama/", tmp_path / "link", LOADED, LOADED.upper()], tmp_path / "many")
+    assert failures.attrs["models"] == analyzed == [str(models[0]), LOADED]
+    assert set(pd.read_parquet(tmp_path / "many" / "heads")["model"]) == {str(models[0]), LOADED}
+
+
+def test_a_list_is_read_in_its_place(tmp_path):
+    file = tmp_path / "models.txt"
+    file.write_text("# all of them\n\n gpt2 # small\nowner/a#b\n", encoding="utf-8-sig")
+    assert listed_models(["first", file, "last"]) == ["first", "gpt2", "owner/a#b", "last"]
+    assert listed_models("gpt2") == ["gpt2"]
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"neither a \.gguf file nor a text file that lists models"):
+        listed_models([file])
+    file.write_text("# none\n")
+    with pytest.raises(ValueError, match="no models are listed in"):
+        listed_models([file])
+    with pytest.raises(ValueError, match="found an object of type int among the models"):
+        listed_models([3])
+
+
+def test_files_of_weights_and_folders_are_no_lists(models, tmp_path):
+    assert not any(map(is_model_list, [models[0], models[0] / "model.safetensors", models[0] / "config.json", "gpt2"]))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert not is_model_list(tmp_path / "m.gguf")
+
+
+# --- stopped and shared out ---
+
+
+def test_a_stopped_dataset_continues_at_the_layer(models, finished, tmp_path, monkeypatch):
+    seen, real = [], streamed._layer_table
+
+    def stops(plan, view, index):
+        if len(seen) == 3:  # in the second model, which has two layers like the first
+            raise KeyboardInterrupt
+        seen.append(index)
+        return real(plan, view, index)
+
+    monkeypatch.setattr(streamed, "_layer_table", stops)
+    folder = tmp_path / "many"
+    with pytest.raises(KeyboardInterrupt):
+        analyze(models, folder)
+    assert len(parts(folder)) == 1
+    (folder / "heads" / ".cut.0123.part.parquet").write_bytes(b"PAR1")  # what a kill in mid-file leaves
+
+    seen.clear()
+    assert analyze(models, folder).empty
+    assert seen == [1]
+    assert parts(folder) == parts(finished)
+    assert not (folder / "layers").exists()
+
+
+@pytest.mark.parametrize("shared_out", [True, False])
+def test_configured_workers_take_models_that_are_loaded_and_layers_of_those_that_are_read(
+    models, finished, tmp_path, monkeypatch, shared_out
+):
+    settings, n_jobs = {"backend": "bridge"} if shared_out else {}, []
+    chosen = [LOADED, "tiny-ape"] if shared_out else models[:2]
+    real = many_models.analyze_heads
+    monkeypatch.setattr(many_models, "analyze_heads", lambda *a, **k: n_jobs.append(k["n_jobs"]) or real(*a, **k))
+    with joblib.parallel_config(backend="threading"):  # the code path of Dask, which the slow test takes
+        failures = analyze([*chosen, "no/such/model"], tmp_path, n_jobs=2, **settings)
+    assert failures["model"].tolist() == ["no/such/model"]
+    assert n_jobs[:2] == ([1, 1] if shared_out else [2, 2])
+    for model in chosen:
+        table = read_table(part_of(tmp_path, model))
+        expected = part_of(finished, model) if model in models else None
+        if expected is not None:  # a model that is loaded by its backend's name is the same
+            pd.testing.assert_frame_equal(table, read_table(expected), check_exact=True)
+
+
+_KILLED = """
+import os, signal, sys
+from tlspectral.heads import analyze_models, streamed
+
+real, seen = streamed._layer_table, []
+
+def killed(plan, view, index):
+    if len(seen) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen.append(index)
+    return real(plan, view, index)
+
+streamed._layer_table = killed
+analyze_models(sys.argv[2:], sys.argv[1], null_draws=5, detectors=False, show_progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_dataset_continues_to_the_same_bytes(models, finished, tmp_path):
+    folder = tmp_path / "many"
+    done = subprocess.run([sys.executable, "-c", _KILLED, folder, *models], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(parts(folder)) == 1
+    assert len(list((folder / "layers").glob("*/L000.parquet"))) == 2
+    assert analyze(models, folder).empty
+    assert parts(folder) == parts(finished)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("settings", "module", "function"),
+    [({}, streamed, "_layer_table"), ({"detectors": True}, many_models, "analyze_heads")],
+    ids=["layers", "models"],
+)
+def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, settings, module, function):
+    assert analyze(models, tmp_path / "alone", **settings).empty
+    request.getfixturevalue("dask_cluster")
+    monkeypatch.setattr(module, function, None)  # in this process alone: the workers have to do it
+    failures = analyze([*models, "no/such/model"], tmp_path / "cluster", n_jobs=-1, **settings)
+    assert failures["model"].tolist() == ["no/such/model"]
+    assert parts(tmp_path / "cluster") == parts(tmp_path / "alone")

@@ -1,0 +1,106 @@
+"""A LoRA adapter that peft has saved in a folder, merged into its base model."""
+
+import json
+import warnings
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.agreement import log_probabilities, require_agreement
+from tlspectral.models.loading.from_files import load_whole
+from tlspectral.models.loading.pretrained import find_tokenizer
+from tlspectral.models.loading.source import ADAPTER_CONFIG, Source, find_source
+
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_INSTALL = 'pip install "tlspectral[adapters]"'
+
+
+def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the base of an adapter with the adapter merged into it, a tokenizer or None, and the provenance.
+
+    It is merged in float32. The tokenizer is the one given, else that of the adapter's folder, else that of the base.
+
+    Raises:
+        ImportError: peft is missing.
+        FileNotFoundError, ValueError: The base cannot be found.
+        UnsupportedArchitecture: An adapter of another kind, or one that peft does not merge exactly.
+        BadWeights: A base or adapter that cannot be read, or that do not fit each other.
+    """
+    folder, name = Path(adapter.location), adapter.record["model"]
+    if find_spec("peft") is None:
+        raise ImportError(f"{name} is a LoRA adapter, and merging it into its base needs the package peft: {_INSTALL}")
+    base = _base(folder, name)
+    if tokenizer is None:
+        tokenizer = find_tokenizer(adapter, folder, None)
+    pretrained, tokenizer, base_record = load_whole(base, torch.float32, tokenizer)
+    merged = _merged(pretrained, folder, name)
+    for parameter in merged.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return merged, tokenizer, {**adapter.record, "adapter": str(folder), "base": base_record}
+
+
+def _base(folder: Path, name: str) -> Source:
+    """Return the base model that an adapter's config names, if the adapter is of a kind that is merged."""
+    path = folder / ADAPTER_CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
+    except (ValueError, AttributeError) as error:
+        raise BadWeights(f"{path} is no description of an adapter ({error}); save the adapter again") from error
+    if kind != "LORA" or task not in (None, "CAUSAL_LM"):
+        raise UnsupportedArchitecture(
+            f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged"
+        )
+    if not isinstance(base, str) or not base:
+        raise BadWeights(f"{path} does not name the adapter's base; set base_model_name_or_path there")
+    try:
+        source = find_source(base)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"the base of the adapter {name}, named in {path}, is not there: {error}") from error
+    if source.kind not in ("folder", "hub"):
+        raise UnsupportedArchitecture(
+            f"the base of the adapter {name}, {base}, is no folder or hub model; set base_model_name_or_path in {path}"
+        )
+    revision = config.get("revision")
+    if source.kind == "hub" and revision is not None:
+        source = replace(source, revision=revision, record={**source.record, "revision": revision})
+    return source
+
+
+def _merged(pretrained: Any, folder: Path, name: str) -> Any:
+    """Return the base with the adapter merged into its weights, in place; refuse a merge that is not exact."""
+    peft: Any = import_module("peft")
+    if not any((folder / file).is_file() for file in _WEIGHTS):
+        raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; {' or '.join(_WEIGHTS)} should be there")
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):  # new adapters are drawn at random
+            # peft warns, and goes on, where it ignores a setting that it does not know.
+            warnings.filterwarnings("error", message="Unexpected keyword arguments")
+            warnings.filterwarnings("ignore", message="Model (with|has) `tie_word_embeddings")  # checked below
+            config = peft.PeftConfig.from_pretrained(str(folder))
+            config.inference_mode = True
+            model = peft.PeftModel(pretrained, config)
+            stored = peft.load_peft_weights(str(folder), device="cpu")
+            report = peft.set_peft_model_state_dict(model, stored)
+            lost = sorted(set(peft.get_peft_model_state_dict(model, save_embedding_layers=False)) - set(stored))
+            if lost or report.unexpected_keys:
+                raise BadWeights(
+                    f"the adapter {name} does not fit its base: it lacks {len(lost)} weights and has "
+                    f"{len(report.unexpected_keys)} too many, such as {(lost or report.unexpected_keys)[0]}; name "
+                    f"the base that it was trained on in {ADAPTER_CONFIG}"
+                )
+            expected = log_probabilities(model.eval())
+            merged: Any = model.merge_and_unload(safe_merge=True)
+    except BadWeights:
+        raise
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, UserWarning) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadWeights(f"peft {peft.__version__} cannot merge the adapter {name} into its base: {reason}") from error
+    advice = "untie the embeddings of the base, or save the merged model by peft and check it"
+    require_agreement(merged, expected, f"the merge that peft {peft.__version__} makes of {name}", advice)
+    return merged.eval()

@@ -1,0 +1,139 @@
+"""Damaged files are refused by name: errors of the packages that read them, and sizes that the files cannot hold."""
+
+import copy
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tlspectral.errors import BadWeights, TlspectralError
+
+_MOST_PARTS = 100_000
+_TABLES = 2**30  # bytes of masks and other tables that a model may compute, whatever its size
+_COUNT = re.compile(r"layer|block_count|expert|head|hidden_groups")
+_NO_COUNT = re.compile(r"dim|size|window|norm|drop")
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn any error that another package raises inside the context into BadWeights.
+
+    Errors of this package, a file that is missing and memory that is too small stay as they are. Warnings are silenced:
+    where a user has made them errors, they would end the load.
+
+    Args:
+        what: beginning of the message, which names the file and what is wrong with it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (TlspectralError, FileNotFoundError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error):
+            raise
+        raise BadWeights(f"{what} ({type(error).__name__}: {first_sentence(error)})") from error
+
+
+def misfit(record: Mapping[str, Any]) -> str:
+    """Return the beginning of a message about a config and weights that make no model, by a source's record."""
+    file = record["model"] if "file" in record else f"config.json of {record['model']}"
+    return f"{file} describes no model that can be run with its weights; compare it with the published file"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        BadWeights: the file is no JSON, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        reason = type(error).__name__ if isinstance(error, RecursionError) else first_sentence(error)
+        raise BadWeights(f"{path} is no JSON ({reason}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise BadWeights(f"{path} holds a {type(value).__name__} where an object should be; fetch it again")
+    return value
+
+
+def check_settings(folder: Path) -> None:
+    """Refuse a folder's config.json or generation_config.json that is no JSON, or asks for impossibly many parts.
+
+    Raises:
+        BadWeights: as above; the message names the file.
+    """
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        if path.is_file():
+            check_counts(read_json(path), str(path))
+
+
+def check_counts(settings: Mapping[str, Any], file: str) -> None:
+    """Refuse a number of layers, heads or experts past 100,000. Lists of that length are built before any check.
+
+    Raises:
+        BadWeights: there is one.
+    """
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            check_counts(value, file)
+            continue
+        counts = isinstance(value, int | float) and _COUNT.search(name) and not _NO_COUNT.search(name)
+        if counts and not value <= _MOST_PARTS:
+            raise BadWeights(f"{file} asks for {name} = {value:g}, which no model has; fetch it again")
+
+
+def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None:
+    """Refuse a config that asks for more layers or weights than the files hold, before any are allocated.
+
+    Args:
+        config: config of the model.
+        tensors: number of tensors in the files.
+        elements: at least the number of their elements.
+        file: the file that holds the config, for messages.
+
+    Raises:
+        BadWeights: it asks for more.
+    """
+    from transformers import AutoModelForCausalLM
+
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if layers > tensors:
+        raise BadWeights(f"{file} asks for {layers} layers, and there are {tensors} tensors in all; fetch it again")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    asked = sum(parameter.numel() for parameter in model.parameters())
+    # An unembedding that is tied to the embedding counts twice here.
+    if asked > 2 * elements + 2**20:
+        raise BadWeights(f"{file} asks for {asked:,} weights, and the files hold at most {elements:,}; fetch it again")
+    require_tables(model, 4 * elements, file)
+
+
+def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int = 0) -> None:
+    """Refuse a model on the meta device whose buffers, such as masks of the context, outgrow its weights and 1 GiB.
+
+    Args:
+        model: the model.
+        weights: bytes of its weights.
+        file: the file that holds its config, for messages.
+        embeddings: bytes of embeddings that are made up, which count as buffers.
+
+    Raises:
+        BadWeights: they do.
+    """
+    tables = embeddings + sum(value.nbytes for value in model.buffers())
+    if tables > max(_TABLES, weights):
+        raise BadWeights(f"{file} asks for tables of {tables:,} bytes (by the length of its context); fetch it again")
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence or line of an error's text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."

@@ -1,0 +1,134 @@
+"""A Hugging Face model object as a TransformerLens model, made of a copy that shares the parameters' storage."""
+
+import copy
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.building import build_model, copied_tokenizer
+from tlspectral.models.loading.hooked import hooked_transformer_class
+from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.loading.source import Source, snapshot_commit
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
+_SHOWN = 3
+
+
+def load_from_object(
+    given: Any, backend: str, device: torch.device | None, dtype: torch.dtype | None, tokenizer: Any = None
+) -> Any:
+    """Return a TransformerLens model of a Hugging Face causal language model, which stays as it is.
+
+    Arguments as of `load_model`; None is the object's own device or floating-point type.
+
+    Raises:
+        as `load_model`.
+    """
+    if backend == "hooked":
+        hooked_transformer_class()
+    name = _checked_name(given)
+    record = {"model": name, "revision": None, **_commit(given.config)}
+    check_config(given.config, Source("object", name, None, record))
+    _check_weights(given, name)
+    copied = _copy(given, dtype, name)
+    anchor = next(copied.parameters())
+    with copied_tokenizer(tokenizer) as own_tokenizer:
+        model = build_model(copied, own_tokenizer, name, backend, device or anchor.device, anchor.dtype)
+    model.tlspectral_source = record
+    return model
+
+
+def _checked_name(given: Any) -> str:
+    """Return the name of a causal language model of transformers.
+
+    Raises:
+        TypeError: It is no model of transformers.
+        UnsupportedArchitecture: It holds an adapter, or is another kind of model.
+    """
+    import transformers
+
+    kind = type(given).__name__
+    if isinstance(given, nn.Module) and any(type(module).__module__.startswith("peft.") for module in given.modules()):
+        raise UnsupportedArchitecture(
+            f"this {kind} holds an adapter of peft that is not merged into its weights; pass what merge_and_unload() "
+            "of the PeftModel returns, or the folder of the adapter"
+        )
+    if not isinstance(given, transformers.PreTrainedModel):
+        advice = "it is a TransformerLens model already" if hasattr(given, "run_with_hooks") else "give one of these"
+        raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
+    name = str(given.config._name_or_path or kind)
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
+        raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
+    return name
+
+
+def _commit(config: Any) -> dict[str, str]:
+    """Return `commit`, of the hub or of the folder in the hub's cache that a config was read from, if there is one."""
+    commit = getattr(config, "_commit_hash", None)
+    return {"commit": commit} if commit else snapshot_commit(Path(config._name_or_path))
+
+
+def _check_weights(given: Any, name: str) -> None:
+    for module_name, module in given.named_modules():
+        if hasattr(module, "_hf_hook"):
+            raise UnsupportedArchitecture(
+                f"{name} is spread over devices ({module_name or 'the model'} is moved by accelerate); load it onto "
+                "one device, without device_map"
+            )
+    for parameter_name, parameter in given.named_parameters():
+        if parameter.is_meta:
+            raise BadWeights(f"{parameter_name} of {name} is on the meta device, without values; load the weights")
+        if not parameter.is_floating_point():
+            raise BadWeights(
+                f"{parameter_name} of {name} is {parameter.dtype}, a quantised format, which cannot be folded; load "
+                "the model without quantization_config"
+            )
+
+
+def _copy(given: Any, dtype: torch.dtype | None, name: str) -> Any:
+    """Return a copy with modules, buffers and config of its own, in evaluation mode and with eager attention.
+
+    It has no hooks. Its parameters are other objects on the same storage, unless `dtype` is another one.
+    """
+    memo: dict[int, Any] = {}
+    hooked_modules = []
+    for module_name, module in given.named_modules():
+        for hooks_name in _HOOKS:
+            hooks = getattr(module, hooks_name)
+            memo[id(hooks)] = OrderedDict()
+            if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
+                hooked_modules.append(module_name or "the model")
+    if hooked_modules:
+        names = list(dict.fromkeys(hooked_modules))
+        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+        warnings.warn(
+            f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
+            "model that is made of it",
+            stacklevel=5,
+        )
+    for parameter in given.parameters():
+        values = parameter.detach() if dtype is None else parameter.detach().to(dtype)
+        memo[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    copied = copy.deepcopy(given, memo)
+    for module in copied.modules():
+        # The mark of transformers that its own hooks, which are left out, are in place.
+        vars(module).pop("_output_capturing_hooks_installed", None)
+    copied.config._attn_implementation = "eager"
+    if dtype is not None:
+        copied.config.dtype = dtype
+    return copied.eval()
