@@ -165,7 +165,7 @@ def losses(tables: PublishedTables) -> list[Claim]:
             _WHERE,
             f"{name}: induction loss of the intact model, nats",
             f"{intact:.2f}",
-            "tlspectral.ablation.induction_loss",
+            "tlspectral.tasks.induction_loss",
         )
         for name, (intact, _) in _LOSSES.items()
     ]
