@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.loading.falcon import correct_falcon
+from tlspectral.models.loading.packed import correct_packed
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
@@ -24,13 +24,13 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
             hf_config=pretrained.config,
             tokenizer=tokenizer,
             model_name=name,
-            post_adapter_hook=lambda adapter: correct_falcon(adapter, pretrained.config),
+            post_adapter_hook=lambda adapter: correct_packed(adapter, pretrained.config),
         )
     except ValueError as error:
         raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         # Modules that are not where the adapter looks, or packed weights that do not split as it says.
         kind, reason = pretrained.config.model_type, " ".join(str(error).split())
         raise UnsupportedArchitecture(
