@@ -65,8 +65,7 @@ FLAGS = (
     "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "do_layer_norm_before",
     "layer_norm_elementwise_affine", "_remove_final_layer_norm", "use_sliding_window", "attention_k_eq_v",
     "enable_moe_block", "use_double_wide_mlp", "mup_enabled", "gating", "rope_interleave", "scale_embedding",
-    "use_mem_rope", "use_shared_attention_adapter", "attn_temperature_tuning", "tie_word_embeddings",
-    "scale_attention_softmax_in_fp32", "attention_softmax_in_fp32",
+    "use_mem_rope", "use_shared_attention_adapter", "attn_temperature_tuning",
 )  # fmt: skip
 
 _VISION = {
@@ -80,7 +79,12 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_key_value_heads": HEADS, "n_group": 1, "topk_group": 1},
     "deepseek_v3": {"num_key_value_heads": HEADS, "n_group": 2, "topk_group": 1},
     "exaone4": {"layer_types": _MIXED},
-    "falcon_h1": {"mamba_d_ssm": 96, "mlp_multipliers": [0.8, 1.2], "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9]},
+    "falcon_h1": {
+        "num_hidden_layers": 3,
+        "mamba_d_ssm": 96,
+        "mlp_multipliers": [0.8, 1.2],
+        "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],
+    },
     "falcon_mamba": {"state_size": 4, "time_step_rank": 4},
     "gemma2": {"layer_types": _MIXED},
     "gemma3_text": {"layer_types": _MIXED, "attn_logit_softcapping": None},
@@ -112,6 +116,47 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
+NOT_BUILT: dict[tuple[str, str], str] = {
+    ("gemma3n", ""): "its vision tower needs the package timm",
+    ("internlm3", "attention_bias=True"): "transformers refuses a bias of queries, keys and values alone",
+}
+"""Forms that are not built, with the reason. A form that is not here and cannot be built fails the test."""
+
+_ATTENTION = ["full_attention"] * LAYERS
+MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
+    "bamba": {"attention only": {"attn_layer_indices": [0, 1]}},
+    "bert": {"decoder": {"is_decoder": True}},
+    "falcon": {"grouped": {"new_decoder_architecture": True, "num_kv_heads": 2}},
+    "gpt_neox": {
+        "rotary everywhere": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0}
+        }
+    },
+    "granitemoehybrid": {
+        "attention with rope": {"layer_types": _ATTENTION, "position_embedding_type": "rope"},
+        "attention without positions": {"layer_types": _ATTENTION},
+    },
+    **dict.fromkeys(
+        ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+        {"attention only": {"layer_types": _ATTENTION}},
+    ),
+    "mpt": {
+        "its own scale": {"attn_config": {"softmax_scale": 0.1}},
+        "other slopes": {"attn_config": {"alibi_bias_max": 4}},
+        "clipped": {"attn_config": {"clip_qkv": 100.0}},
+        "without ALiBi": {"attn_config": {"alibi": False}},
+        "norms of queries and keys": {"attn_config": {"qk_ln": True}},
+    },
+    "olmo": {"clipped": {"clip_qkv": 100.0}},
+    "olmoe": {"clipped": {"clip_qkv": 100.0}},
+    "opt": {
+        "projected embedding": {"word_embed_proj_dim": 32},
+        "350M": {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    },
+    "recurrent_gemma": {"attention only": {"block_types": ["attention"]}},
+}
+
+
 def config_class(model_type: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -123,10 +168,10 @@ def families() -> dict[str, str]:
     from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    classes = {kind: (names,) if isinstance(names, str) else names for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
-    return {
-        kind: name for kind, names in sorted(classes.items()) for name in names if name in SUPPORTED_ARCHITECTURES
+    classes = {
+        kind: (names,) if isinstance(names, str) else names for kind, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     }
+    return {kind: name for kind, names in sorted(classes.items()) for name in names if name in SUPPORTED_ARCHITECTURES}
 
 
 def fields(model_type: str) -> dict[str, Any]:
@@ -139,12 +184,18 @@ def tiny_config(model_type: str, **form: Any) -> Any:
     values = {name: value for name, value in TINY.items() if name in known}
     if "text_config" in known:
         values["text_config"] = tiny_config(config_class(model_type).sub_configs["text_config"].model_type).to_dict()
-    values |= BY_HAND.get(model_type, {})
-    return config_class(model_type)(**{**values, **form})
+    return config_class(model_type)(**{**values, **BY_HAND.get(model_type, {}), **form})
 
 
 def forms(model_type: str) -> dict[str, dict[str, Any]]:
     """The forms of a family by name: as it is, and with one flag changed."""
     known = fields(model_type)
     flags = [name for name in FLAGS if isinstance(known.get(name), bool)]
-    return {"": {}} | {f"{name}={not known[name]}": {name: not known[name]} for name in flags}
+    found = {"": {}} | {f"{name}={not known[name]}": {name: not known[name]} for name in flags}
+    config = tiny_config(model_type)
+    if set(getattr(config, "layer_types", None) or ()) & {"linear_attention", "mamba", "conv", "hybrid", "recurrent"}:
+        return {"": {}} | MORE_FORMS.get(model_type, {})  # refused for these layers, whatever the flags say
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":
+        found["scaled rope"] = {"rope_parameters": {**rope, "rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}}
+    return found | MORE_FORMS.get(model_type, {})

@@ -288,6 +288,11 @@ def _gemma3_with_eyes() -> PretrainedConfig:
     )
 
 
+def _stablelm_norms() -> PretrainedConfig:
+    """StableLM 2 12B: a LayerNorm without bias for the queries and keys of each head."""
+    return transformers.StableLmConfig(**{**LLAMA_SHAPE, "hidden_size": 64}, qk_layernorm=True)
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -343,5 +348,6 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
     "stablelm": (lambda: transformers.StableLmConfig(**LLAMA_SHAPE), "StableLmForCausalLM"),
+    "stablelm_norms": (_stablelm_norms, "StableLmForCausalLM"),
 }
 """Architectures and forms of them that only some tests ask for, by name."""

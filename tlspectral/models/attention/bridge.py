@@ -156,8 +156,9 @@ def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    if isinstance(getattr(wrapped, "scaling", None), float):
-        return wrapped.scaling
+    for name in ("scaling", "softmax_scale"):
+        if isinstance(getattr(wrapped, name, None), float):
+            return getattr(wrapped, name)
     if getattr(wrapped, "inv_norm_factor", None) is not None:
         return float(wrapped.inv_norm_factor)
     if getattr(wrapped, "scale_attn", None) is not None:
@@ -208,8 +209,14 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 
 def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
     norm = getattr(block, "ln1", None)
-    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1.
-    if norm is None or getattr(norm, "name", None) == "post_attention_layernorm":
+    layer_module = getattr(block, "original_component", None)
+    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1. That of GPT is there too, and of OPT 350M.
+    if (
+        norm is None
+        or getattr(norm, "name", None) == "post_attention_layernorm"
+        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
+        or getattr(layer_module, "do_layer_norm_before", None) is False
+    ):
         return NO_NORM
     return _normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
 

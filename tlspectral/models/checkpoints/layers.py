@@ -48,10 +48,10 @@ STREAMED_MODEL_TYPES = (
 """`model_type` of the configs whose layers are read from files."""
 
 _LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
-_NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn"
-_PACKED = "qkv_proj|query_key_value|c_attn"
+_NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm"
+_PACKED = "qkv_proj|query_key_value|c_attn|Wqkv"
 _QUERY_KEY = re.compile(
-    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|q_norm|k_norm|q_layernorm|k_layernorm|{_NORMS})\.(?:weight|bias)"
+    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|(?:q|k)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
 )
 _OUTPUT = re.compile(
     rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|o_proj|out_proj|dense|c_proj)|{_NORMS})"

@@ -24,7 +24,7 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
             hf_config=pretrained.config,
             tokenizer=tokenizer,
             model_name=name,
-            post_adapter_hook=lambda adapter: correct_packed(adapter, pretrained.config),
+            post_adapter_hook=lambda adapter: _correct(adapter, pretrained),
         )
     except ValueError as error:
         raise UnsupportedArchitecture(f"TransformerLens has no bridge for {name} ({architecture}): {error}") from error
@@ -37,3 +37,15 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
             f"the bridge of TransformerLens cannot hold this {kind} model, {name} ({reason})"
         ) from error
     return bridge.eval()
+
+
+def _correct(adapter: Any, pretrained: Any) -> None:
+    """Correct an adapter before its bridge is built, in place."""
+    correct_packed(adapter, pretrained.config)
+    # A part that this model does not have (None) stays so: the bridge would put in its place a module that cannot run.
+    for part, component in list(adapter.component_mapping.items()):
+        owner, _, name = (component.name or "").rpartition(".")
+        if name and getattr(pretrained.get_submodule(owner), name, component) is None:
+            del adapter.component_mapping[part]
+            if part == "rotary_emb":
+                adapter.cfg.positional_embedding_type = "none"
