@@ -78,7 +78,10 @@ def outcome(family: str, form: str, changes: dict[str, Any]) -> Outcome:
     if (family, form) in NOT_BUILT:
         return Outcome(family, form, "not built", "", NOT_BUILT[family, form])
     with tempfile.TemporaryDirectory(prefix="family_") as folder:
-        save(family, changes, folder)
+        try:
+            save(family, changes, folder)
+        except Exception as error:
+            return Outcome(family, form, "not built", "", f"{type(error).__name__}: {error}")
         loaded, table, reason = _road(lambda: _loaded_table(folder))
         with mock.patch.object(checkpoint_layers, "STREAMED_MODEL_TYPES", _Everything()):
             streamed, streamed_table, streamed_reason = _road(lambda: analyze(folder, null_draws=2))
@@ -146,13 +149,14 @@ def stored(path: Path = TABLE) -> dict[tuple[str, str], Outcome]:
 def write(chosen: Iterable[str]) -> None:
     """Write the outcomes of some families into the table; those of others stay as they are."""
     before, chosen = stored() if TABLE.exists() else {}, set(chosen)
-    rows = [
-        before[family, form] if family not in chosen and (family, form) in before else outcome(family, form, changes)
-        for family in families()
-        for form, changes in forms(family).items()
-    ]
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([Outcome._fields, *rows])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Outcome._fields)
+        for family in families():
+            for form, changes in forms(family).items():
+                known = None if family in chosen else before.get((family, form))
+                writer.writerow(known or outcome(family, form, changes))
+                file.flush()
 
 
 if __name__ == "__main__":

@@ -90,14 +90,14 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gemma3_text": {"layer_types": _MIXED, "attn_logit_softcapping": None},
     "gemma3": {"vision_config": _VISION},
     "gemma4_text": {"layer_types": _MIXED, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
-    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "youtu"), {"num_key_value_heads": HEADS}),
+    **{family: {"num_key_value_heads": HEADS} for family in ("glm4_moe_lite", "glm_moe_dsa", "youtu")},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs
     "gpt_oss": {"layer_types": _MIXED},
     "granitemoehybrid": {"layer_types": _HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
     "jetmoe": {"kv_channels": 16, "num_attention_heads": HEADS},
-    **dict.fromkeys(("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention"]}),
+    **{family: {"layer_types": ["conv", "full_attention"]} for family in ("lfm2", "lfm2_moe")},
     "mamba": {"state_size": 4, "time_step_rank": 4},
     "mamba2": {"num_heads": 4, "head_dim": 24, "n_groups": 2, "state_size": 8},
     "modernbert-decoder": {"layer_types": _MIXED},
@@ -107,7 +107,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "qwen2": {"layer_types": _MIXED, "use_sliding_window": True},
     "qwen3": {"layer_types": _MIXED, "use_sliding_window": True},
     "qwen3_5": {"vision_config": {**_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": WIDTH}},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), {"layer_types": _HYBRID}),
+    **{family: {"layer_types": _HYBRID} for family in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": WIDTH},
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {"hidden_size": 64},  # d_head 16: a quarter is two pairs
@@ -118,6 +118,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
 
 NOT_BUILT: dict[tuple[str, str], str] = {
     ("gemma3n", ""): "its vision tower needs the package timm",
+    ("phi3", "scaled rope"): "transformers allows no scaling but LongRoPE",
     ("internlm3", "attention_bias=True"): "transformers refuses a bias of queries, keys and values alone",
 }
 """Forms that are not built, with the reason. A form that is not here and cannot be built fails the test."""
@@ -136,10 +137,10 @@ MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "attention with rope": {"layer_types": _ATTENTION, "position_embedding_type": "rope"},
         "attention without positions": {"layer_types": _ATTENTION},
     },
-    **dict.fromkeys(
-        ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
-        {"attention only": {"layer_types": _ATTENTION}},
-    ),
+    **{
+        family: {"attention only": {"layer_types": _ATTENTION}}
+        for family in ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    },
     "mpt": {
         "its own scale": {"attn_config": {"softmax_scale": 0.1}},
         "other slopes": {"attn_config": {"alibi_bias_max": 4}},

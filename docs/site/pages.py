@@ -93,11 +93,13 @@ def architectures_page() -> str:
     lines = [
         "# Architectures",
         "",
-        "What becomes of a tiny random model of every causal family of transformers that TransformerLens has an adapter "
-        "for. *reproduced*: logits and attention patterns are those of transformers' own model, and the folded operators "
-        "reproduce the model's scores. *refused*: an error says why. The column *streamed* says whether the table made "
-        "from the files, layer by layer, is the one of the loaded model. Windows are shorter than the prompt, multipliers "
-        "are not 1, gains and biases are jittered; a form names the setting that differs from the family's usual one.",
+        "What becomes of a tiny random model of every causal family of transformers that TransformerLens can hold. "
+        "*reproduced*: logits and attention patterns are those of transformers' own model, and the folded operators "
+        "reproduce its scores. *refused*: an error says why. The column *streamed* says whether the table made from "
+        "the files, layer by layer, is the one of the loaded model; *unconfirmed*: the scores of each layer are "
+        "reproduced, and there is no loaded table to compare with. Windows are shorter than the prompt, multipliers "
+        "are not 1, gains and biases are jittered. A form names the setting that differs from the usual one. What is "
+        "streamed is listed in `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`.",
         "",
         *(f"- {count}" for count in counts),
         "",
@@ -111,8 +113,8 @@ def architectures_page() -> str:
         lines.append(f"| {_cell(key[0])} | {_cell(key[1])} | {outcomes} | {_cell(reasons)} |")
     lines += [
         "",
-        "`analyze_heads` checks scores on your model before anything else, so a form that is not listed is either right "
-        "or refused. Teaching it a new one: [Contributing](contributing.md#a-new-architecture).",
+        "`analyze_heads` checks scores on your model before anything else, so a form that is not listed is either "
+        "right or refused. Teaching it a new one: [Contributing](contributing.md#a-new-architecture).",
         "",
     ]
     return "\n".join(lines)

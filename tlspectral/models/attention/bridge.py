@@ -210,7 +210,7 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
     norm = getattr(block, "ln1", None)
     layer_module = getattr(block, "original_component", None)
-    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1. That of GPT is there too, and of OPT 350M.
+    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1. So are those of GPT and OPT 350M.
     if (
         norm is None
         or getattr(norm, "name", None) == "post_attention_layernorm"
@@ -242,7 +242,8 @@ def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: in
             f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
             "keeps M a bilinear form"
         )
-    gain = norm.gain if len(norms) == 1 or norm.gain is None else torch.stack([each.gain for each in norms])
+    gains = [each.gain for each in norms if each.gain is not None]
+    gain = torch.stack(gains) if len(gains) > 1 else norm.gain
     if over_heads and gain is not None:
         gain = gain.unflatten(0, (heads, d_head))
     return QueryKeyNorm(gain, norm.eps, over_heads, centred)
@@ -313,7 +314,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     for owner in (wrapped, inner):
         module = module if module is not None else getattr(owner, "rotary_emb", None)
     layer_type = _layer_type(wrapped)
-    if not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
+    if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
@@ -336,7 +337,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
 
 
 def _is_rotated(wrapped: Any) -> bool:
-    """Return whether a layer of a model with rotary positions applies them: in some models only layers with a window do."""
+    """Return whether a layer of a rotary model rotates: in some models only layers with a window do."""
     kind = type(wrapped).__name__
     if kind == "Exaone4Attention":
         return wrapped.sliding_window is None or wrapped.is_sliding
@@ -348,7 +349,7 @@ def _is_rotated(wrapped: Any) -> bool:
 
 
 def _layer_type(wrapped: Any) -> str | None:
-    """Return the kind of a layer ("sliding_attention"), by which a rotary module names its frequencies; None without."""
+    """Return the kind of a layer ("sliding_attention"), by which a rotary module names its frequencies."""
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)

@@ -168,8 +168,8 @@ class AttentionView:
         if w_e.shape[-1] != self.d_model:
             raise UnsupportedArchitecture(
                 f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: the projection "
-                "between them is not modelled. From a folder or a hub name, detectors=False gives the columns that need "
-                "no embedding"
+                "between them is not modelled. From a folder or a hub name, detectors=False gives the columns that "
+                "need no embedding"
             )
         return w_e
 

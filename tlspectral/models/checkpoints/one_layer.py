@@ -20,8 +20,8 @@ _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_in
 def one_layer_config(config: Any, index: int) -> Any:
     """Return the config of a model that is layer `index` alone, with a small vocabulary.
 
-    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry, and the number
-    of first layers without experts to 0 or 1.
+    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry. The number of
+    first layers without experts becomes 0 or 1.
     """
     n_layers = int(config.num_hidden_layers)
     single = copy.deepcopy(config)
@@ -124,7 +124,7 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
 
 
 def _kinds_of_layers(config: Any) -> Iterator[tuple[nn.Module, set[int]]]:
-    """Yield a model of one layer of each kind, and the layers of that kind. The first also stands for what is no layer."""
+    """Yield a model of one layer of each kind, and the layers of that kind."""
     by_kind: dict[str, set[int]] = {}
     for index in range(int(config.num_hidden_layers)):
         by_kind.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)

@@ -1,8 +1,8 @@
 """Corrections of how TransformerLens 3.9 to 4.3 cuts queries, keys and values out of one packed projection.
 
 In Falcon's newer decoder (40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention it
-holds, one key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts Falcon's
-as if all queries came first, asserts that the second has biases and that the third has one key/value head.
+holds, one key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts that of
+Falcon as if all queries came first, asserts that the second has biases and that the third has one key/value head.
 """
 
 from typing import Any
