@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 test-lowest coverage wheel docs lint format clean
+.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 families test-lowest coverage wheel docs lint format clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
 
 test-tl4: .venv-tl4/test ## the tests not marked slow, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest $(PARALLEL) $(ARGS)
+
+families: .venv/test .venv-tl4/test ## write the table of architectures, on both lines of TransformerLens: some minutes
+	.venv/bin/python tests/families.py && .venv-tl4/bin/python tests/families.py
 
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST) $(ARGS)

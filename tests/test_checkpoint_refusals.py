@@ -22,14 +22,14 @@ def test_a_refusal_says_which_tensors_there_are(folder):
     assert "its model type is mamba" in str(refused.value)
     assert "backbone.layers.N.mixer.x_proj.weight" in str(refused.value)
     with pytest.raises(
-        UnsupportedArchitecture, match=r"stablelm.*model\.layers\.N\.self_attn\.q_proj\.weight.*pass a loaded"
+        UnsupportedArchitecture, match=r"deepseek_v3.*model\.layers\.N\.self_attn\.q_a_proj\.weight.*pass a loaded"
     ):
-        analyze(folder("stablelm"))
+        analyze(folder("deepseek_v3"))
 
 
 def test_a_form_that_the_bridge_cannot_hold_is_refused(folder, monkeypatch):
     """TransformerLens by itself splits Falcon's grouped keys in the wrong places."""
-    monkeypatch.setattr("tlspectral.models.loading.bridge.correct_falcon", lambda adapter, config: None)
+    monkeypatch.setattr("tlspectral.models.loading.bridge.correct_packed", lambda adapter, config: None)
     with pytest.raises(UnsupportedArchitecture, match="layer 0: the bridge of TransformerLens cannot hold this falcon"):
         analyze(folder("falcon_grouped"))
     with pytest.raises(UnsupportedArchitecture, match=r"^the bridge of TransformerLens cannot hold this falcon"):

@@ -17,7 +17,7 @@ from tlspectral.errors import ScoreMismatch
 from tlspectral.models import checkpoints
 from tlspectral.models.attention import bridge as reader
 
-REFUSED = ("falcon_alibi", "gemma3_with_softcap", "ministral3", "mpt", "mpt_clipped", "stablelm")
+REFUSED = ("falcon_alibi", "gemma3_with_softcap", "mpt_clipped")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from zoo import shared
 from tlspectral.detectors import detect_heads
 from tlspectral.models.attention import attention_view, stated_context
 from tlspectral.models.loading import load_model
+from tlspectral.operators import verify_scores
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "opt", "qwen3", "gemma3_with_eyes", "mpt", "neox"])
@@ -37,3 +38,12 @@ def test_detectors_stay_within_the_context(folder):
     on_bridge = detect_heads(load_model(folder("qwen3")), show_progress=False)
     # Noise of two implementations in float32; beyond the context they were .01 apart.
     assert (found["prev"] - on_bridge["prev"]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mpt", "opt"])
+def test_a_prompt_longer_than_the_positions_is_refused_in_words(name):
+    """Before, a tensor of another size or an index out of range was what one saw."""
+    model = zoo.shared("bridge", name)
+    tokens = zoo.prompt(length=zoo.CONTEXT + 1)
+    with pytest.raises(ValueError, match=rf"the prompt has {zoo.CONTEXT + 1} tokens, and the model has positions for"):
+        verify_scores(model, tokens)

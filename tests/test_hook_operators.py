@@ -69,10 +69,13 @@ def explicit_pattern(view, name, index, seen, case, heads):
         w_q, w_k = torch.cat([w_q, b_q[None]]), torch.cat([w_k, b_k[None]])
         loudness = torch.ones((), dtype=torch.float64)
         if layer.q_norm is not None:
+            if layer.q_norm.centred:
+                w_q, w_k = (w - w.mean(-1, keepdim=True) for w in (w_q, w_k))
             a, b = (with_bias @ w_q).square().mean(-1), (with_bias @ w_k).square().mean(-1)
-            gains = layer.q_norm.gain, layer.k_norm.gain
             if layer.q_norm.over_heads:
                 a, b = mean_square_of_all(layer.w_q, layer.b_q), mean_square_of_all(layer.w_k, layer.b_k)
+            gains = layer.q_norm.gain, layer.k_norm.gain
+            if gains[0].ndim == 2:
                 gains = gains[0][head], gains[1][layer.kv_head(head)]
             loudness = 1 / ((a + layer.q_norm.eps)[:, :, None] * (b + layer.k_norm.eps)[:, None, :]).sqrt()
             w_q, w_k = w_q * gains[0], w_k * gains[1]
@@ -208,7 +211,7 @@ def test_past_a_switch_of_frequencies_the_tables_of_the_run_are_used(name, case)
     assert worst_error(zoo.bridge(name), "bridge", name, case, zoo.prompt(length=48)) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3", "gptj", "bloom"])
+@pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3", "gptj", "bloom", "stablelm_norms"])
 @pytest.mark.parametrize("case", CASES[1:4], ids=case_name)
 def test_compatibility_mode(name, case):
     model = zoo.bridge(name)

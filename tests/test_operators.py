@@ -176,11 +176,11 @@ def test_swapping_query_and_key_transposes_the_real_part_and_turns_the_imaginary
         torch.testing.assert_close(back.im.dense(), -there.im.dense().T, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["neox", "llama", "qwen3", "gptj", "phi", "gemma3"])
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen3", "gptj", "phi", "gemma3", "stablelm_norms"])
 def test_phases_of_a_models_head_add_up_to_its_operator(name):
     operator = operators(name)[1, 0]
     still = still_columns(operator.rotary)
-    assert len(still) == {"neox": 12, "gptj": 4, "phi": 6}.get(name, 0)
+    assert len(still) == {"neox": 12, "gptj": 4, "phi": 6, "stablelm_norms": 12}.get(name, 0)
     total = operator.w_q[:, still] @ operator.w_k[:, still].T
     for t in range(operator.rotary.n_pairs):
         total = total + operator.phase(t).re.dense()
@@ -235,6 +235,23 @@ def test_query_key_norm_gains_are_in_the_operator(name):
         ):
             assert float((norm.gain - 1).abs().max()) > 0.1  # a gain of 1 would prove nothing
             torch.testing.assert_close(found, factor * norm.gain, rtol=1e-15, atol=0)
+
+
+def test_layer_norms_of_queries_and_keys_are_in_the_operator():
+    """A LayerNorm of a head takes the mean out of its columns, so that one singular value of M is 0."""
+    model, view = zoo.hf_model("stablelm_norms"), attention_view(shared("bridge", "stablelm_norms"))
+    layer, attention = view.layer(1), model.model.layers[1].self_attn
+    for head in range(4):
+        found = operators("stablelm_norms")[1, head]
+        centring = torch.eye(16, dtype=torch.float64) - 1 / 16
+        for factor, raw, norms, index in (
+            (found.w_q, layer.w_q, attention.q_layernorm.norms, head),
+            (found.w_k, layer.w_k, attention.k_layernorm.norms, head // 2),
+        ):
+            gain = norms[index].weight.detach().double()
+            # Rounding of float64. The gain of another head or no mean taken out moves columns by tenths.
+            torch.testing.assert_close(factor, raw[index] @ centring * gain, rtol=1e-12, atol=1e-12)
+        assert torch.linalg.matrix_rank(found.dense()) == 15
 
 
 # --- the sequence ---

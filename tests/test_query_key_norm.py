@@ -28,11 +28,20 @@ def test_both_forms_are_what_the_modules_compute(heads, d_head, eps, seed):
     torch.testing.assert_close(over_heads, flat, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("over_heads", [False, True])
-def test_the_norm_is_the_folded_gain_times_one_number_per_token(over_heads):
+@given(heads=st.integers(1, 4), d_head=st.integers(2, 6), eps=st.sampled_from([1e-6, 0.5]), seed=st.integers(0, 99))
+def test_a_centred_norm_is_the_layer_norm_of_each_head(heads, d_head, eps, seed):
+    x, gain = drawn(2, 3, heads, d_head, seed=seed), drawn(heads, d_head, seed=7)
+    found = QueryKeyNorm(gain, eps, over_heads=False, centred=True).applied(x)
+    expected = torch.nn.functional.layer_norm(x, (d_head,), eps=eps) * gain
+    # With two columns of nearly one value, 1e-6 in the root magnifies rounding: measured 2e-14.
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("over_heads", "centred"), [(False, False), (True, False), (False, True)])
+def test_the_norm_is_the_folded_gain_times_one_number_per_token(over_heads, centred):
     """What makes M the operator: `norm(n W) = (n W') * scale`."""
     n, weight = drawn(5, 8), drawn(3, 8, 4, seed=1)
-    norm = QueryKeyNorm(drawn(3, 4, seed=2) if over_heads else drawn(4, seed=2), 1e-6, over_heads)
+    norm = QueryKeyNorm(drawn(3, 4, seed=2) if over_heads else drawn(4, seed=2), 1e-6, over_heads, centred)
     x = torch.einsum("pd,hdk->phk", n, weight)
     folded = torch.einsum("pd,hdk->phk", n, norm.folded_into(weight))
     scale = norm.token_scale(x)

@@ -288,6 +288,11 @@ def _gemma3_with_eyes() -> PretrainedConfig:
     )
 
 
+def _stablelm(qk_layernorm: bool) -> PretrainedConfig:
+    """StableLM; with `qk_layernorm` (2 12B) a LayerNorm without bias for the queries and keys of each head."""
+    return transformers.StableLmConfig(**{**LLAMA_SHAPE, "hidden_size": 64}, qk_layernorm=qk_layernorm)
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -342,6 +347,7 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "mpt_clipped": (lambda: _mpt(clip_qkv=100.0), "MptForCausalLM"),
     "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
-    "stablelm": (lambda: transformers.StableLmConfig(**LLAMA_SHAPE), "StableLmForCausalLM"),
+    "stablelm": (lambda: _stablelm(qk_layernorm=False), "StableLmForCausalLM"),
+    "stablelm_norms": (lambda: _stablelm(qk_layernorm=True), "StableLmForCausalLM"),
 }
 """Architectures and forms of them that only some tests ask for, by name."""

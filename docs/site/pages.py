@@ -3,9 +3,9 @@
 mkdocs calls `on_files`. Each page comes from what it describes, so that none of them can be out of date.
 """
 
+import csv
 import re
-import sys
-from importlib.metadata import version
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,48 +83,46 @@ def _column_section(column: "Column", anchor: str) -> list[str]:
 
 
 def architectures_page() -> str:
-    """What `verify_scores` says of a tiny random model of every attention shape, with this build's versions."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    import zoo
-
-    from tlspectral import verify_scores
-    from tlspectral.errors import TlspectralError
-    from tlspectral.models.loading.bridge import build_bridge
-
-    names = (*zoo.ARCHITECTURES, *zoo.FALCONS, *zoo.LENGTH_DEPENDENT, *zoo.REFUSED)
-    backends = {"TransformerBridge": (lambda name: build_bridge(zoo.hf_model(name), None, name), names)}
-    if zoo.HAS_HOOKED:
-        backends["HookedTransformer"] = (zoo.hooked, zoo.HOOKED_ARCHITECTURES)
-    found: dict[str, dict[str, str]] = {}
-    for backend, (build, names) in backends.items():
-        for name in names:
-            try:
-                said = f"passes, worst error {float(verify_scores(build(name)).max()):.1e}"
-            except TlspectralError as error:
-                said = f"refused: {_cell(str(error))}"
-            found.setdefault(name, {})[backend] = said
+    """What becomes of a tiny model of every family, as `make families` wrote it on each line of TransformerLens."""
+    tables = {path.stem[-1]: _rows(path) for path in sorted((ROOT / "docs" / "site").glob("families-tl*.csv"))}
+    counts = [
+        f"{len(rows)} forms of {len({family for family, _ in rows})} families on TransformerLens {line}: "
+        + ", ".join(f"{number} {word}" for word, number in Counter(row["loaded"] for row in rows.values()).items())
+        for line, rows in tables.items()
+    ]
     lines = [
         "# Architectures",
         "",
-        "What the self-check says of a tiny random model of each attention shape: can the folded operators reproduce "
-        "the model's own attention scores? Jittered norms and enlarged query and key weights make scores near 10, and "
-        f"1e-5 + 1e-5 of that is allowed. Checked while this page was built, with TransformerLens "
-        f"{version('transformer-lens')} and transformers {version('transformers')}; the same tests run on "
-        "TransformerLens 4.",
+        "What becomes of a tiny random model of every causal family of transformers that TransformerLens can hold. "
+        "*reproduced*: logits and attention patterns are those of transformers' own model, and the folded operators "
+        "reproduce its scores. *refused*: an error says why. The column *streamed* says whether the table made from "
+        "the files, layer by layer, is the one of the loaded model; *unconfirmed*: the scores of each layer are "
+        "reproduced, and there is no loaded table to compare with. Windows are shorter than the prompt, multipliers "
+        "are not 1, gains and biases are jittered. A form names the setting that differs from the usual one. What is "
+        "streamed is listed in `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`.",
         "",
-        f"| shape | {' | '.join(backends)} |",
-        f"|---|{'---|' * len(backends)}",
+        *(f"- {count}" for count in counts),
+        "",
+        f"| family | form | {' | '.join(f'TransformerLens {line} | streamed' for line in tables)} | reason |",
+        f"|---|---|{'---|---|' * len(tables)}---|",
     ]
-    for name, by_backend in found.items():
-        cells = [by_backend.get(backend, "no such model from a local checkpoint") for backend in backends]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for key in dict.fromkeys(key for rows in tables.values() for key in rows):
+        by_line = [rows.get(key, {"loaded": "", "streamed": "", "reason": ""}) for rows in tables.values()]
+        outcomes = " | ".join(f"{row['loaded']} | {row['streamed']}" for row in by_line)
+        reasons = "; ".join(dict.fromkeys(row["reason"] for row in by_line if row["reason"]))
+        lines.append(f"| {_cell(key[0])} | {_cell(key[1])} | {outcomes} | {_cell(reasons)} |")
     lines += [
         "",
-        "`analyze_heads` runs this check on your model before anything else, so a shape that is not listed is either "
+        "`analyze_heads` checks scores on your model before anything else, so a form that is not listed is either "
         "right or refused. Teaching it a new one: [Contributing](contributing.md#a-new-architecture).",
         "",
     ]
     return "\n".join(lines)
+
+
+def _rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {(row["family"], row["form"]): row for row in csv.DictReader(file)}
 
 
 def commands_page() -> str:

@@ -75,7 +75,8 @@ def verify_scores(model: Any, tokens: Int[Tensor, "*batch pos"] | None = None) -
         ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
             patterns 1e-5 or eps max|score|.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
-        ValueError: tokens that look padded, or are longer than the length up to which the model's score scale holds.
+        ValueError: tokens that look padded, are longer than the positions that the model has, or than the length up to
+            which its score scale holds.
 
     What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
     log-probabilities).

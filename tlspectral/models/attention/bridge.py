@@ -92,7 +92,7 @@ def final_normalization(model: Any) -> Normalization:
     norm = getattr(model, "ln_final", None)
     if norm is None:
         return NO_NORM
-    return _normalization(norm, model, model.cfg.d_model, "final norm")
+    return _normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
 
 
 def delegates_attention(model: Any, layer: int) -> bool:
@@ -156,8 +156,9 @@ def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    if isinstance(getattr(wrapped, "scaling", None), float):
-        return wrapped.scaling
+    for name in ("scaling", "softmax_scale"):
+        if isinstance(getattr(wrapped, name, None), float):
+            return getattr(wrapped, name)
     if getattr(wrapped, "inv_norm_factor", None) is not None:
         return float(wrapped.inv_norm_factor)
     if getattr(wrapped, "scale_attn", None) is not None:
@@ -208,39 +209,52 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 
 def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
     norm = getattr(block, "ln1", None)
-    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1.
-    if norm is None or getattr(norm, "name", None) == "post_attention_layernorm":
+    layer_module = getattr(block, "original_component", None)
+    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1. So are those of GPT and OPT 350M.
+    if (
+        norm is None
+        or getattr(norm, "name", None) == "post_attention_layernorm"
+        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
+        or getattr(layer_module, "do_layer_norm_before", None) is False
+    ):
         return NO_NORM
-    return _normalization(norm, model, d_model, f"layer {layer}, input norm")
+    return _normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
 
 
 def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    bridged = attention._modules.get(name)
-    if bridged is None or getattr(bridged, "original_component", None) is None:
+    module = getattr(attention._modules.get(name), "original_component", None)
+    if module is None:
         return None
-    gain = getattr(bridged.original_component, "weight", None)
-    over_heads = gain is not None and gain.shape == (heads * d_head,) and heads > 1
-    if gain is not None and not over_heads and gain.shape != (d_head,):
+    where = f"layer {layer}, {name}"
+    modules = list(getattr(module, "norms", [module]))  # StableLM 2 12B has one for each head
+    shape = tuple(getattr(getattr(modules[0], "weight", None), "shape", (d_head,)))
+    over_heads = shape == (heads * d_head,) and heads > 1
+    if not over_heads and shape not in ((d_head,), (heads, d_head)):
         raise UnsupportedArchitecture(
-            f"layer {layer}: {name} has a gain of shape {tuple(gain.shape)}, not one per column of a head ({d_head},) "
-            f"or of all heads ({heads * d_head},)"
+            f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
+            f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
         )
-    norm = _normalization(bridged, model, heads * d_head if over_heads else d_head, f"layer {layer}, {name}")
-    if norm.kind != "RMS":
+    norms = [_normalization(each, model, shape, where) for each in modules]
+    norm, centred = norms[0], norms[0].kind == "LN"
+    if norm.bias is not None or (centred and over_heads):
+        form = "a bias" if norm.bias is not None else "a mean over all heads"
         raise UnsupportedArchitecture(
-            f"layer {layer}: {name} is a {norm.kind} norm; only an RMS norm keeps M a bilinear form"
+            f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
+            "keeps M a bilinear form"
         )
-    by_head = norm.gain.unflatten(0, (heads, d_head)) if over_heads and norm.gain is not None else norm.gain
-    return QueryKeyNorm(by_head, norm.eps, over_heads)
+    gains = [each.gain for each in norms if each.gain is not None]
+    gain = torch.stack(gains) if len(gains) > 1 else norm.gain
+    if over_heads and gain is not None:
+        gain = gain.unflatten(0, (heads, d_head))
+    return QueryKeyNorm(gain, norm.eps, over_heads, centred)
 
 
-def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normalization:
+def _normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
     """Read a norm's parameters and find by one call of the module how they enter.
 
     Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
     module is given one random vector and must act as one of the known forms.
     """
-    module = bridged.original_component
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
         return NO_NORM
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -252,7 +266,7 @@ def _normalization(bridged: Any, model: Any, width: int, where: str) -> Normaliz
     require_readable(weight, f"{where} gain")
     require_readable(bias, f"{where} bias")
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
-    probe = torch.randn(width, generator=torch.Generator().manual_seed(0)) + 1.0
+    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
     with torch.no_grad():
         # The class's forward, so that no hook a user placed on the module sees the probe.
         response = (
@@ -284,7 +298,7 @@ def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, respo
 
 
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
-    if model.cfg.positional_embedding_type != "rotary" or not getattr(wrapped, "use_rope", True):
+    if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
     if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
         sin, cos = wrapped.embed_positions[1].detach().cpu().double().chunk(2)
@@ -296,10 +310,12 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
-    module = module if module is not None else getattr(wrapped, "rotary_emb", None)
-    if module is None:
+    inner = getattr(model.original_model, "base_model", None)  # of which the bridge may not hold the rotary module
+    for owner in (wrapped, inner):
+        module = module if module is not None else getattr(owner, "rotary_emb", None)
+    layer_type = _layer_type(wrapped)
+    if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
-    layer_type = getattr(wrapped, "layer_type", getattr(wrapped, "attention_type", None))
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
     # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.
@@ -318,6 +334,27 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
+
+
+def _is_rotated(wrapped: Any) -> bool:
+    """Return whether a layer of a rotary model rotates: in some models only layers with a window do."""
+    kind = type(wrapped).__name__
+    if kind == "Exaone4Attention":
+        return wrapped.sliding_window is None or wrapped.is_sliding
+    if kind == "Cohere2Attention":
+        return wrapped.sliding_window is not None
+    if kind == "AfmoeAttention":
+        return wrapped.is_local_attention
+    return bool(getattr(wrapped, "use_rope", True))
+
+
+def _layer_type(wrapped: Any) -> str | None:
+    """Return the kind of a layer ("sliding_attention"), by which a rotary module names its frequencies."""
+    for name in ("layer_type", "attention_type"):
+        if getattr(wrapped, name, None) is not None:
+            return getattr(wrapped, name)
+    types = getattr(getattr(wrapped, "config", None), "layer_types", None)
+    return types[wrapped.layer_idx] if types and getattr(wrapped, "layer_idx", None) is not None else None
 
 
 def _native_rotary(wrapped: Any) -> Any:

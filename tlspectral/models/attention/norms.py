@@ -39,7 +39,8 @@ NO_NORM = Normalization("none", None, None, 0.0)
 class QueryKeyNorm:
     """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.
 
-    The gain is folded into M. What is left is one positive factor per token and head, which only scales the bilinear
+    A LayerNorm without bias subtracts the mean of a head's columns first, which is linear in x (`centred`). That and
+    the gain are folded into M. What is left is one positive factor per token and head, which only scales the bilinear
     score. Where the mean runs over all heads, a token has the same factor in all of them.
 
     Attributes:
@@ -47,15 +48,17 @@ class QueryKeyNorm:
             (key/value heads of a norm of keys); None where there is none.
         eps: added to the mean square.
         over_heads: the mean runs over all heads of a token (OLMo 2), not over each head's columns (Qwen3, Gemma 3).
+        centred: the mean of a head's columns is subtracted first (StableLM 2 12B, Command R+).
     """
 
     gain: Float[Tensor, "*heads d_head"] | None
     eps: float
     over_heads: bool
+    centred: bool = False
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
         """Return 1/rms per token and head. `x` holds all heads of a token where the mean runs over them."""
-        mean = x.square().mean(-1)
+        mean = self._without_mean(x).square().mean(-1)
         if self.over_heads:
             mean = mean.mean(-1, keepdim=True).expand_as(mean)
         return (mean + self.eps).rsqrt()
@@ -67,11 +70,12 @@ class QueryKeyNorm:
 
         `token_scale` stands in for the 1/rms of `x`. Keys may be grouped or repeated for every query head.
         """
-        scaled = x * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
+        scaled = self._without_mean(x) * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_Q or W_K times the gain."""
+        """Return W_Q or W_K times the gain, its columns without their mean where the norm is centred."""
+        weight = self._without_mean(weight)
         if self.gain is None:
             return weight
         return weight * self._gain_of(len(weight)).to(weight)[..., None, :]
@@ -87,6 +91,9 @@ class QueryKeyNorm:
         if self.gain is None:
             return self
         return replace(self, gain=self.gain.detach().cpu().to(torch.float64, copy=True))
+
+    def _without_mean(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def _gain_of(self, n_heads: int) -> Tensor:
         assert self.gain is not None

@@ -163,8 +163,19 @@ class AttentionView:
         return names
 
     def embedding(self) -> Tensor:
-        """Return W_E [d_vocab, d_model] as stored."""
-        return self.model.W_E
+        """Return W_E [d_vocab, d_model] as stored.
+
+        Raises:
+            UnsupportedArchitecture: a projection stands between the embedding and the residual stream (OPT 350M).
+        """
+        w_e = self.model.W_E
+        if w_e.shape[-1] != self.d_model:
+            raise UnsupportedArchitecture(
+                f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: the projection "
+                "between them is not modelled. From a folder or a hub name, detectors=False gives the columns that "
+                "need no embedding"
+            )
+        return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
         """Return W_U [d_model, d_vocab] as stored, and the norm in front of it."""
@@ -202,7 +213,12 @@ class AttentionView:
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
 
     def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them."""
+        """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them.
+
+        Raises:
+            ValueError: the prompt is longer than the positions that the model has.
+        """
+        self._require_positions(tokens)
         with _evaluating(self.model):
             return self.model(tokens.to(self.device), return_type="logits")
 
@@ -211,7 +227,11 @@ class AttentionView:
 
         Stopping there leaves out the last MLP and the unembedding. Hooks that are already on the model stay in force
         and act first; the model's training flags are set to evaluation for the run and put back.
+
+        Raises:
+            ValueError: the prompt is longer than the positions that the model has.
         """
+        self._require_positions(tokens)
 
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
@@ -240,6 +260,14 @@ class AttentionView:
         self.run(tokens, [(name, keeper(name)) for name in names], last=last)
         return captured
 
+    def _require_positions(self, tokens: Tensor) -> None:
+        # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
+        if self.model.cfg.positional_embedding_type != "rotary" and tokens.shape[-1] > self.n_ctx:
+            raise ValueError(
+                f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {self.n_ctx}; give shorter "
+                "prompts"
+            )
+
     def _checked(self, index: int) -> int:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
@@ -251,9 +279,16 @@ def attention_view(model: Any) -> AttentionView:
 
     Raises:
         TypeError: the object is neither.
+        UnsupportedArchitecture: a bridge whose layers are not one list of blocks (HRM).
     """
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
+        if not hasattr(model, "blocks"):
+            lists = ", ".join(name for name in model.adapter.component_mapping if "blocks" in name) or "none"
+            raise UnsupportedArchitecture(
+                f"{type(model.original_model).__name__} has no single list of layers (its lists: {lists}); only models "
+                "that pass through their layers once are read"
+            )
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
     else:

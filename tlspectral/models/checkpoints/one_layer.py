@@ -1,7 +1,7 @@
 """A model that consists of one layer of a checkpoint, and the tensors in its files that fit no parameter."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ from tlspectral.models.loading.unused_weights import check_unused, list_of_block
 
 VOCABULARY = 256
 
+_FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+
 
 def one_layer_config(config: Any, index: int) -> Any:
     """Return the config of a model that is layer `index` alone, with a small vocabulary.
 
-    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry.
+    Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry. The number of
+    first layers without experts becomes 0 or 1.
     """
     n_layers = int(config.num_hidden_layers)
     single = copy.deepcopy(config)
@@ -28,6 +31,9 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
             setattr(single, name, [value[index]])
+    for name in _FIRST_DENSE:
+        if isinstance(getattr(single, name, None), int):
+            setattr(single, name, int(index < getattr(single, name)))
     single.num_hidden_layers = 1
     single.vocab_size = min(int(single.vocab_size), VOCABULARY)
     single.tie_word_embeddings = False
@@ -69,6 +75,9 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
         else:
             fresh = float(parameter.ndim == 1 and name.endswith("weight"))
             state[name] = torch.full((), fresh).expand(parameter.shape)
+    for name, buffer in empty.state_dict().items():  # biases of experts
+        if ".mlp." in name and name not in state:
+            state[name] = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
     with one_load_at_a_time, quiet():
         model, report = model_class(config).from_pretrained(
             None,
@@ -100,36 +109,52 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
     Raises:
         BadWeights: as `check_unused`.
     """
-    model = empty_model(one_layer_config(config, 0))
-    in_first_layer = _naming(stack, list_of_blocks(model), int(config.num_hidden_layers))
-    named = {tensor: in_first_layer(tensor) for tensor in files.file_of}
-    missing = unplaced(model, set(named.values()))
-    one_of = {name: tensor for tensor, name in reversed(named.items())}
+    unused: set[str] = set()
+    for model, layers in _kinds_of_layers(config):
+        in_first_layer = _naming(stack, list_of_blocks(model), layers, int(config.num_hidden_layers))
+        named = {tensor: name for tensor in files.file_of if (name := in_first_layer(tensor)) is not None}
+        missing = unplaced(model, set(named.values()))
+        one_of = {name: tensor for tensor, name in reversed(named.items())}
 
-    def read(tensor: str) -> Tensor:
-        return files.read([tensor])[tensor]
+        def read(tensor: str) -> Tensor:
+            return files.read([tensor])[tensor]
 
-    check_unused(
-        model, {one_of[name]: target for name, target in missing.items()}, read, files.name, layers=_layers(config)
-    )
-    return [tensor for tensor, name in named.items() if name in missing]
+        check_unused(
+            model, {one_of[name]: target for name, target in missing.items()}, read, files.name, layers=_layers(config)
+        )
+        unused |= {tensor for tensor, name in named.items() if name in missing}
+    return [tensor for tensor in files.file_of if tensor in unused]
+
+
+def _kinds_of_layers(config: Any) -> Iterator[tuple[nn.Module, set[int]]]:
+    """Yield a model of one layer of each kind, and the layers of that kind."""
+    by_kind: dict[str, set[int]] = {}
+    for index in range(int(config.num_hidden_layers)):
+        by_kind.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)
+    for layers in by_kind.values():
+        yield empty_model(one_layer_config(config, min(layers))), layers
 
 
 def _layers(config: Any) -> tuple[int, int]:
     return int(config.num_hidden_layers), int(getattr(config, "num_nextn_predict_layers", 0) or 0)
 
 
-def _naming(stack: str, own_prefix: str, n_layers: int) -> Callable[[str], str]:
-    """Return a function that gives a tensor's name in the one-layer model, whose list of layers is called `own_prefix`.
+def _naming(stack: str, own_prefix: str, layers: set[int], n_layers: int) -> Callable[[str], str | None]:
+    """Return a function that gives a tensor's name in the model of one layer, whose list is called `own_prefix`.
 
-    A text model that is part of another has longer names in the files. Layers past the last keep their number.
+    A text model that is part of another has longer names in the files. Layers past the last keep their number. Other
+    layers than `layers` have no name, and what is no layer has one where layer 0 is among them.
     """
     outer, own_outer = (_without_last(name) for name in (stack, own_prefix))
 
-    def name_of(tensor: str) -> str:
+    def name_of(tensor: str) -> str | None:
         if tensor.startswith(stack):
             index, _, rest = tensor.removeprefix(stack).partition(".")
-            return f"{own_prefix}{0 if int(index) < n_layers else index}.{rest}"
+            if int(index) in layers:
+                return f"{own_prefix}0.{rest}"
+            return f"{own_prefix}{index}.{rest}" if int(index) >= n_layers and 0 in layers else None
+        if 0 not in layers:
+            return None
         if outer and tensor.startswith(outer):
             return own_outer + tensor.removeprefix(outer)
         return tensor.removeprefix(outer.removesuffix(own_outer)) if outer.endswith(own_outer) else tensor

@@ -71,11 +71,17 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
         advice: what to do instead.
 
     Raises:
-        UnsupportedArchitecture: they differ by more than rounding.
+        UnsupportedArchitecture: they differ by more than rounding, or the model cannot be run.
     """
     if expected is None:
         return
-    actual, worst = log_probabilities(model), float("inf")
+    try:
+        actual, worst = log_probabilities(model), float("inf")
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedArchitecture(f"{what} cannot be run ({reason}); {advice}") from error
     if actual is not None and actual.shape == expected.shape:
         worst = float((actual - expected).abs().max())
     if not worst <= _TOLERANCE * float(expected.abs().max()):

@@ -1,8 +1,8 @@
-"""Corrections of how TransformerLens 3.9 to 4.3 reads Falcon's newer decoder (40B, 180B, Falcon 2).
+"""Corrections of how TransformerLens 3.9 to 4.3 cuts queries, keys and values out of one packed projection.
 
-Its `query_key_value` holds, one key/value head after the other, the queries that read it, its key and its value.
-TransformerLens cuts it as if all queries came first, counts one key/value head, and looks for two norms in a model that
-shares one (Falcon 2).
+In Falcon's newer decoder (40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention it
+holds, one key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts that of
+Falcon as if all queries came first, asserts that the second has biases and that the third has one key/value head.
 """
 
 from typing import Any
@@ -12,23 +12,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 
-def correct_falcon(adapter: Any, config: Any) -> None:
-    """Correct TransformerLens' adapter of such a Falcon, before its bridge is built.
+def correct_packed(adapter: Any, config: Any) -> None:
+    """Correct TransformerLens' adapter of such a model, before its bridge is built.
 
     Args:
         adapter: the architecture adapter, changed in place; that of other models is left as it is.
         config: the Hugging Face config.
     """
-    if config.model_type != "falcon" or not config.new_decoder_architecture:
+    newer_falcon = config.model_type == "falcon" and config.new_decoder_architecture
+    without_bias = config.model_type == "gpt_neox" and not config.attention_bias
+    key_for_each = config.model_type == "gpt_bigcode" and not config.multi_query
+    if not (newer_falcon or without_bias or key_for_each):
         return
-    n_heads, n_kv_heads = int(config.num_attention_heads), int(config.num_kv_heads)
-    adapter.cfg.n_key_value_heads = n_kv_heads
-    for side in ("k", "v"):
-        conversion = adapter.weight_processing_conversions[f"blocks.{{i}}.attn.{side}"].tensor_conversion
-        conversion.axes_lengths["n"] = n_kv_heads
+    n_heads = int(config.num_attention_heads)
+    n_kv_heads = int(config.num_kv_heads) if newer_falcon else n_heads
+    if not without_bias:
+        adapter.cfg.n_key_value_heads = n_kv_heads
+        for side in ("k", "v"):
+            name = f"blocks.{{i}}.attn.{side}"
+            for key in (name, f"{name}.weight"):
+                conversion = adapter.weight_processing_conversions.get(key)
+                if conversion is not None:
+                    conversion.tensor_conversion.axes_lengths["n"] = n_kv_heads
 
     def split(attention: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        packed = attention.query_key_value
+        packed = attention.c_attn if key_for_each else attention.query_key_value
         weights = _parts(packed.weight, n_heads, n_kv_heads)
         biases = (None, None, None) if packed.bias is None else _parts(packed.bias, n_heads, n_kv_heads)
         query, key, value = (_linear(*both) for both in zip(weights, biases, strict=True))
@@ -36,7 +44,7 @@ def correct_falcon(adapter: Any, config: Any) -> None:
 
     parts = adapter.component_mapping["blocks"].submodules
     parts["attn"].split_qkv_matrix = split
-    if config.num_ln_in_parallel_attn == 1:
+    if newer_falcon and config.num_ln_in_parallel_attn == 1:
         parts["ln1"].name = "input_layernorm"
 
 
