@@ -31,7 +31,7 @@ def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, mon
     assert read == [(2, "query-key"), (0, "output"), (1, "output")]
 
 
-@pytest.mark.parametrize("target", [(2, 0), (1, 4), (-1, 0), (1, -1)])
+@pytest.mark.parametrize("target", [(2, 0), (1, 4), (-3, 0), (1, -1)])
 def test_composition_of_heads_that_are_not_there(folder, target):
     with pytest.raises(BadHead, match="does not exist: the model has layers 0 to 1"):
         tls.k_composition(folder("llama"), target)

@@ -11,7 +11,7 @@ from damaged_files import other_bytes, other_json, outcome, write_gguf
 
 import tlspectral as tls
 import tlspectral.models.loading.gguf as gguf
-from tlspectral.errors import BadWeights
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading import load_model
 
 
@@ -104,7 +104,7 @@ def test_a_config_that_asks_for_terabytes_is_refused_before_they_are_allocated(
     if road == "streamed" and key == "vocab_size":
         streamed(folder)  # a vocabulary is not read there
     else:
-        with pytest.raises((BadWeights, tls.UnsupportedArchitecture), match=r"config\.json"):
+        with pytest.raises((BadWeights, UnsupportedArchitecture), match=r"config\.json"):
             ROADS[road](folder)
     assert time.perf_counter() - start < 60
 
@@ -161,7 +161,7 @@ def test_a_gguf_header_that_promises_terabytes_is_refused_at_once(gguf_file, tmp
     file = tmp_path / "huge.gguf"
     file.write_bytes(content)
     start = time.perf_counter()
-    with pytest.raises((BadWeights, tls.UnsupportedArchitecture), match=r"huge\.gguf .*promises"):
+    with pytest.raises((BadWeights, UnsupportedArchitecture), match=r"huge\.gguf .*promises"):
         load_model(file)
     assert time.perf_counter() - start < 30
 

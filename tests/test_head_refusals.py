@@ -55,7 +55,7 @@ def test_a_bridge_that_computes_other_scores_gets_no_table(name):
         analyze(built("bridge", name))
 
 
-@pytest.mark.parametrize("layers", [[2], [0, -1], [0, 1, 7], []])
+@pytest.mark.parametrize("layers", [[2], [0, -3], [0, 1, 7], []])
 def test_layers_that_do_not_exist_are_refused(layers):
     with pytest.raises(BadHead, match="the model has layers 0 to 1"):
         analyze(built("bridge", "llama"), layers=layers)

@@ -288,7 +288,7 @@ def test_position_out_of_range(at):
         operators("llama")[at]
 
 
-@pytest.mark.parametrize("at", [(2, 0), (-1, 0), (0, 4), (0, -1), (9, 9)])
+@pytest.mark.parametrize("at", [(2, 0), (-3, 0), (0, 4), (0, -1), (9, 9)])
 def test_head_that_does_not_exist(at):
     with pytest.raises(BadHead, match=rf"L{at[0]}H{at[1]} does not exist: the model has layers 0 to 1"):
         operators("llama")[at]

@@ -67,7 +67,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
                 ablated = induction_loss(model, tokens=tokens)
             effect = paired_effect(ablated, intact)
             # Measured: at most 5e-7 (gemma2, qwen3); effects are 1e-4 to 1e-2.
-            assert row.loss == pytest.approx(ablated.value, abs=1e-5)
+            assert row.value == pytest.approx(ablated.value, abs=1e-5)
             assert row.delta == pytest.approx(effect.value, abs=1e-5)
             assert row.delta_stderr == pytest.approx(effect.stderr, abs=1e-5)
         assert table["delta"].abs().max() > 1e-3

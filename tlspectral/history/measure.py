@@ -71,7 +71,7 @@ def measure_step(
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
     heads.attrs["in_context"] = _in_context(model, seed) if detectors else None
-    heads.attrs["shape"] = {"heads": heads.groupby("layer").size().tolist()} | _shape(open_layers(model))
+    heads.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return MeasuredStep(heads, composition)
 
 

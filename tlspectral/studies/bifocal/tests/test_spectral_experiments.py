@@ -71,10 +71,10 @@ def test_an_interrupted_experiment_ends_with_the_same_files(tmp_path, monkeypatc
     finished, tmp_path = tmp_path / "at_once", tmp_path / "continued"
     experiments.run_experiment("languages", finished, languages=schedule, command="once")
 
-    def interrupted(run, schedule):
+    def interrupted(run, schedule, device):
         if next(calls) == 12:  # of 10 tuning runs and 5 that are reported
             raise KeyboardInterrupt
-        return real(run, schedule)
+        return real(run, schedule, device)
 
     monkeypatch.setattr(language_runs, "train_on_language", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -112,9 +112,9 @@ def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
     trained_names = []
     real = language_runs.train_on_language
 
-    def recorded(run, schedule):
+    def recorded(run, schedule, device):
         trained_names.append(run.name)
-        return real(run, schedule)
+        return real(run, schedule, device)
 
     monkeypatch.setattr(language_runs, "train_on_language", recorded)
     experiments.run_experiment("structure-gap", finished, languages=TINY)

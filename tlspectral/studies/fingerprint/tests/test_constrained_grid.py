@@ -61,11 +61,11 @@ def test_a_grid_writes_what_it_returns(tiny_grid):
 def test_a_grid_that_was_stopped_goes_on_to_the_same_tables(tiny_grid, tmp_path, monkeypatch):
     left, trained = [5], grid.train_cell
 
-    def some(*arguments):
+    def some(*arguments, **options):
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
-        return trained(*arguments)
+        return trained(*arguments, **options)
 
     monkeypatch.setattr(grid, "train_cell", some)
     with pytest.raises(KeyboardInterrupt):
