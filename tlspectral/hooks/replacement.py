@@ -103,8 +103,9 @@ def replacements(
             f"reference is token ids, [sequences, pos] with 1 to {view.n_ctx} positions (the context); found "
             f"{reference.dtype}, {tuple(reference.shape)}"
         )
-    if int(reference.min()) < 0 or int(reference.max()) >= view.d_vocab:
-        raise ValueError(f"reference: token ids are 0 to {view.d_vocab - 1}, found {reference.aminmax()}")
+    lowest, highest = int(reference.min()), int(reference.max())
+    if lowest < 0 or highest >= view.d_vocab:
+        raise ValueError(f"reference: token ids are 0 to {view.d_vocab - 1}; found {lowest} to {highest}")
     lengths = torch.full((len(reference),), reference.shape[1])
     return from_reference(view, by_layer, replace, reference.cpu(), lengths, seed)
 
