@@ -52,9 +52,10 @@ def ablated(model, part, tokens, *, bias=False, mask=None):
         if not rotary or attention_view(model).rotary(layer) is not None
         for head in (1, 2)
     ]
-    options = {"frequencies": [0, 1]} if part == "rotary_band" else {}
+    options = {"rotary_band": {"frequencies": [0, 1]}, "long_range": {"window": 3, "sinks": 1}}.get(part, {})
+    options |= {"include_bias": bias} if part not in ("output", "long_range") else {}
     masked = {} if mask is None else {"attention_mask": mask}
-    with torch.no_grad(), tls.ablate(model, heads, part, include_bias=bias and rotary, **options):
+    with torch.no_grad(), tls.ablate(model, heads, part, **options):
         return model(tokens, return_type="logits", **masked)
 
 
@@ -112,6 +113,18 @@ def test_every_part_is_removed_on_the_device(backend, name, device):
             assert not torch.equal(on_cpu, cpu(tokens, return_type="logits")), part
 
 
+@pytest.mark.parametrize("replace", ["mean", "resample"])
+def test_outputs_are_replaced_on_the_device(replace, device):
+    logits = []
+    for model in (zoo.shared("bridge", "llama"), on_device("bridge", "llama")):
+        place = attention_view(model).device
+        for reference in (None, zoo.prompt(3).to(place)):
+            with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], "output", replace=replace, reference=reference):
+                logits.append(model(zoo.prompt().to(place), return_type="logits").cpu())
+    assert torch.equal(logits[0], logits[2])
+    assert torch.equal(logits[1], logits[3])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "neox"), ("bridge", "llama")])
 def test_bias_and_padding_on_the_device(backend, name, device):
@@ -167,7 +180,7 @@ def test_sweeps_are_those_of_the_cpu(name, device):
     mask = (text != 0).long()
     heads = [(0, 1), (1, 0), (1, 3)]
     for part in parts_of(name):
-        if part == "rotary_band":
+        if part in ("rotary_band", "long_range"):
             continue
         for options in (
             {"tokens": induction, "control": None if part == "output" else "random"},
@@ -183,6 +196,12 @@ def test_sweeps_are_those_of_the_cpu(name, device):
                 pd.testing.assert_series_equal(first.pop("estimate"), second.pop("estimate"), rtol=1e-4)
             same(first, second)
     same(*(band_effects(one, heads[:2], tokens=induction, draws=2, **quiet) for one in (cpu, model)))
+    for part, options in (
+        ("long_range", {"window": 3, "sinks": 1}),
+        ("output", {"replace": "mean"}),
+        ("output", {"replace": "resample", "reference": zoo.prompt(4, 13)}),
+    ):
+        same(*(tls.ablation_sweep(one, part, tokens=induction, **options, **quiet) for one in (cpu, model)))
     assert tls.induction_loss(cpu, n_sequences=4).value == tls.induction_loss(model, n_sequences=4).value
 
 

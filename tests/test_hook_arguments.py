@@ -1,5 +1,7 @@
 """Heads, frequencies and parts as they are given to ablation hooks: every form, and what is refused."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +10,8 @@ from ablation_runs import NO_ROPE, intact, logits, rotary_layers, rotary_parts
 from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.hooks import ablate, ablation, ablation_hooks
+from tlspectral.hooks import PARTS, ablate, ablation_hooks
+from tlspectral.hooks.arguments import check_arguments
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import chosen_part
 
@@ -110,8 +113,16 @@ def test_heads_that_do_not_exist(head, message):
         ("symmetric", {"frequencies": [0]}, "frequencies choose rotary pairs, and 'symmetric' is not made of them"),
         ("output", {"frequencies": []}, "'output' is not made of them"),
         ("rotary_band", {}, "rotary_band needs frequencies: the pairs whose contribution is dropped"),
-        ("antisymmetric", {"include_bias": True}, "include_bias has a meaning .* not for 'antisymmetric'"),
-        ("output", {"include_bias": True}, "not for 'output'"),
+        ("output", {"include_bias": True}, "include_bias has a meaning .* not for 'output'"),
+        ("symmetric", {"replace": "mean"}, "goes with 'output', not 'symmetric'"),
+        ("output", {"reference": torch.ones(2, 3, dtype=torch.long)}, "goes with replace='mean' or 'resample'"),
+        ("output", {"replace": "mean", "reference": torch.ones(2, 129, dtype=torch.long)}, "1 to 128 positions"),
+        ("output", {"replace": "mean", "reference": torch.full((2, 3), 97)}, "token ids are 0 to 96"),
+        ("long_range", {}, "long_range needs window"),
+        ("long_range", {"window": 0}, "window is a whole number of keys from 1"),
+        ("long_range", {"window": 1, "sinks": -1}, "sinks is a whole number of first tokens from 0"),
+        ("long_range", {"window": 1, "include_bias": True}, "not for 'long_range'"),
+        ("output", {"window": 4}, "window and sinks go with 'long_range', not with 'output'"),
         ("rope_phase", {"frequencies": [6]}, r"layer 0: frequencies are 0 to 5, found \[6\]"),
         ("rope_phase", {"frequencies": [0, -1]}, "layer 0: frequencies are 0 to 5"),
         ("rotary_band", {"frequencies": [True] * 5}, "layer 0: the mask has 5 entries for 6 rotary pairs"),
@@ -128,7 +139,11 @@ def test_arguments_that_make_no_sense(part, options, message):
 
 def test_an_unknown_part():
     with pytest.raises(ValueError, match=r"part must be one of 'symmetric', .*'output', .*not 'symmetrical'"):
-        chosen_part("symmetrical", ablation.PARTS)
+        chosen_part("symmetrical", PARTS)
+    # Below beartype, which checks the Literals first where tests run under it.
+    check = inspect.unwrap(check_arguments)
+    with pytest.raises(ValueError, match=r"replace must be 'zero', 'mean' or 'resample', not 'median'"):
+        check("output", replace="median")
 
 
 def test_arguments_are_checked_with_no_heads_too():

@@ -111,13 +111,14 @@ def close(found, expected):
 
 
 @invariant
-@given(seeds, shapes, norms)
-def test_the_parts_sum_to_the_score(seed, shape, norm):
+@given(seeds, shapes, norms, st.booleans())
+def test_the_parts_sum_to_the_score(seed, shape, norm, bias):
     case = Case(seed, shape, norm=norm, scaling=1.3)
     parts = CONTENT if case.geometry is None else (*CONTENT, "rope_phase")
-    removed = sum(case.removal(part) for part in parts)
-    without_bias = Projection(case.query.content, case.query.content, None)
-    score = whole_scores(without_bias, Projection(case.key.content, case.key.content, None), case.rotation, case.scale)
+    removed = sum(case.removal(part, include_bias=bias) for part in parts)
+    query, key = (at.whole if bias else at.content for at in (case.query, case.key))
+    query, key = (Projection(at, at, None) for at in (query, key))
+    score = whole_scores(query, key, case.rotation, case.scale)
     assert float(score.abs().max()) > 0.1
     close(-removed, score.numpy())
 
@@ -181,12 +182,12 @@ def test_only_offsets_matter(seed, shape, shift):
 
 
 @invariant
-@given(seeds, shapes, norms, st.booleans())
-def test_content_parts_are_those_of_explicit_operators(seed, shape, norm, shared_keys):
+@given(seeds, shapes, norms, st.booleans(), st.booleans())
+def test_content_parts_are_those_of_explicit_operators(seed, shape, norm, shared_keys, bias):
     case = Case(seed, shape, norm=norm, shared_keys=shared_keys, scaling=1.2)
-    content, transposed, _ = case.explicit()
-    close(case.removal("antisymmetric"), -(content - transposed) / 2)
-    close(case.removal("symmetric"), -(content + transposed) / 2)
+    content, transposed, _ = case.explicit(bias=bias)
+    close(case.removal("antisymmetric", include_bias=bias), -(content - transposed) / 2)
+    close(case.removal("symmetric", include_bias=bias), -(content + transposed) / 2)
 
 
 @invariant

@@ -60,8 +60,9 @@ def head_pair(head: Head, n_layers: int | None = None) -> tuple[int, int]:
     layer, index = numbers
     if layer is None or index is None:
         _refuse(head)
-    from_end = n_layers is not None and -n_layers <= layer < 0
-    return layer + n_layers if from_end else layer, index
+    if n_layers is not None and -n_layers <= layer < 0:
+        layer += n_layers
+    return layer, index
 
 
 def head_pairs(heads: Any, n_layers: int | None = None) -> list[tuple[int, int]]:

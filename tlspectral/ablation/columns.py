@@ -13,8 +13,9 @@ _STAND_IN = "That heads without effect do nothing: others can stand in for them,
 _SWEEP = (
     Column("part",
         "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
-        "Im M_t), or output (the whole head).", "label", range="symmetric, antisymmetric, rope_phase, output",
-        source="FP 5, 8"),
+        "Im M_t), output (the whole head: zero, or as replace in df.attrs says), or long_range (keys between the first "
+        "sinks tokens and the last window keys, both in df.attrs).", "label",
+        range="symmetric, antisymmetric, rope_phase, output, long_range", source="FP 5, 8"),
     Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
         "for the tasks induction and language.", "of the metric; nat for a loss", range="by metric", source="FP 5, 8",
         does_not_establish="What the head is worth: compare with the intact value in df.attrs, or read delta."),
@@ -32,7 +33,8 @@ _SWEEP = (
         does_not_establish="Significance of the largest of many heads: it is not corrected for the number of heads."),
     Column("score_rms",
         "Root mean square of what was removed from the scaled scores, before a softcap, over unmasked pairs of "
-        "tokens of all sequences. NaN for output.", "logit", range="0 .. inf", also_known_as="size of the edit",
+        "tokens of all sequences. NaN for output and long_range.", "logit", range="0 .. inf",
+        also_known_as="size of the edit",
         does_not_establish="That a large edit matters: what is equal for all keys of a query is not seen by a "
         "softmax."),
     Column("control_delta",

@@ -11,6 +11,8 @@ from torch import Tensor
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.hooks.ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
+from tlspectral.hooks.reach import Reach
+from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun, intact_run
 from tlspectral.models.attention.threads import hooks_on
@@ -24,7 +26,7 @@ class LayerEffects:
     Attributes:
         values: score of each sequence, the head without its part.
         score_rms: root mean square of the removed part, over the unmasked pairs of a sequence and then over sequences;
-            NaN for `"output"`.
+            NaN for `"output"` and `"long_range"`.
         controls: as `values`, with a random part of equal size removed instead; no draws without a control.
     """
 
@@ -63,8 +65,10 @@ def layer_effects(
     *,
     draws: int = 0,
     seed: int = 0,
+    reach: Reach | None = None,
+    replacement: Replacement | None = None,
 ) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences.
+    """Ablate each of the heads in turn, on all sequences. `reach` and `replacement` are those of `LayerAblation`.
 
     A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
     the batch axis. Stacking changes numbers by rounding only.
@@ -81,9 +85,12 @@ def layer_effects(
             chosen = [head for head, _ in jobs[chunk]]
             scores = Scores(sequences, len(chosen))
             for batch in sequences.batches(view):
-                alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch)
-                hooks = LayerAblation(view, folded, chosen, part, stacked=True, alter=alter).hooks()
-                with hooks_on(view.model, intact.points, hooks):
+                ablation = LayerAblation(view, folded, chosen, part, stacked=True, reach=reach)
+                if part not in ("output", "long_range"):
+                    ablation.alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch)
+                if replacement is not None:
+                    ablation.replacement = replacement.of_rows(batch)
+                with hooks_on(view.model, intact.points, ablation.hooks()):
                     scores.add(batch, intact.replay(layer, batch, len(chosen)))
             values[chunk] = scores.result()
     by_head = values.view(len(heads), draws + 1, n).numpy()
@@ -98,8 +105,6 @@ def _alteration(
     random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
 
     def alter(removal: Removal) -> Tensor:
-        if removal.allowed is None:
-            return removal.difference
         removal = unpadded(removal, sequences, batch)
         assert removal.allowed is not None
         squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T.cpu())

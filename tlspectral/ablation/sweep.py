@@ -13,9 +13,13 @@ from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.effects import intact_values, layer_effects
+from tlspectral.ablation.reference import Reference, reference_of
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.arguments import check_arguments
 from tlspectral.hooks.parts import Part
+from tlspectral.hooks.reach import Reach
+from tlspectral.hooks.replacement import Replace
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
@@ -33,7 +37,7 @@ from tlspectral.tasks import (
     task_of,
 )
 
-SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
+SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output", "long_range")
 SEQUENCES = 16
 CONTROL_DRAWS = 5
 SCREENED = 20
@@ -47,6 +51,10 @@ def ablation_sweep(
     task: Task | Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
     attention_mask: TokenMask | None = None,
+    replace: Replace = "zero",
+    reference: Any = None,
+    window: int | None = None,
+    sinks: int = 0,
     control: Literal["random"] | None = None,
     screen: Literal["gradient"] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -61,7 +69,8 @@ def ablation_sweep(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"` or `"output"`.
+        part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"`, `"output"` or
+            `"long_range"`.
         heads: as in `ablate`; None is every head (for `rope_phase`: of layers with rotary positions).
         task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
             tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would take
@@ -69,25 +78,31 @@ def ablation_sweep(
         tokens: other sequences for a task that is named, [sequences, pos].
         attention_mask: for `tokens` of the language task that are padded, on either side: 1 for real tokens, 0 for
             padding, [sequences, pos]. Every number is then a mean over sequences of the mean over their real tokens.
+        replace: of `output`, as in `ablate`. Means of prompts of unequal length are over their real tokens, and these
+            cannot be resampled.
+        reference: prompts that means and other sequences come from, in any form that a `Task` takes; None is all
+            sequences of the task, never a sequence for itself.
+        window, sinks: of `long_range`, as in `ablate`.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
-            gives the same table. Parts may share a folder.
+            gives the same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
-        seed: of sequences, control draws, the screen's random set and sign flips.
+        seed: of sequences, resampling, control draws, the screen's random set and sign flips.
         show_progress: a bar over layers.
 
     Returns:
         DataFrame sorted by layer and head: `layer, head, part, value` (score of the ablated model), `delta` (value less
         that of the intact model, in the unit of the metric, nats for a loss), `delta_stderr` and `delta_p` (over
         sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
-        softcap, over unmasked pairs; NaN for `output`). With a control `control_delta, control_delta_stderr`: mean over
-        draws, and its error over draws and sequences, in squares. With a screen `estimate` and `measured` (`"top"`,
-        `"control"` or empty; `value` is NaN where empty). `attrs` hold model and settings; with a screen
+        softcap, over unmasked pairs; NaN for `output` and `long_range`). With a control `control_delta,
+        control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With a screen
+        `estimate` and `measured` (`"top"`, `"control"` or empty; `value` is NaN where empty). `attrs` hold model and
+        settings; with a screen
         `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
 
     Raises:
@@ -95,19 +110,25 @@ def ablation_sweep(
         UnsupportedArchitecture: `rope_phase` of layers without rotary positions.
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
-        ValueError: an unknown part, task, control or screen; tokens that do not fit the task, or that look padded and
-            come without a mask; a model without tokenizer on packaged text; a screen of a metric without a gradient.
+        ValueError: an unknown part, task, control or screen; arguments that do not go together; tokens that do not fit
+            the task, or that look padded and come without a mask; one sequence that is its own reference; a model
+            without tokenizer on packaged text; a screen of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control.
     """
     removed = _checked_part(part, control, screen)
+    check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks)
+    if screen is not None and (replace != "zero" or window is not None):
+        raise ValueError("screen='gradient' estimates the removal of score parts and replace='zero': leave it out")
+    reach = None if window is None else Reach(window, sinks)
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     draws = CONTROL_DRAWS if control == "random" else 0
-    plan = _Plan(removed, sequences, draws, seed)
+    replacing = None if replace == "zero" else reference_of(view, sequences, replace, reference, seed)
+    plan = _Plan(removed, sequences, draws, seed, reach, replacing)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -118,6 +139,7 @@ def ablation_sweep(
             "screen": screen,
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
+            **plan.edit,
         }
         intact = score_of(view, sequences).value
         folder = open_model_parts(checkpoint_dir, settings, intact, manifest="sweep.json")
@@ -151,6 +173,17 @@ class _Plan:
     sequences: ScoredSequences
     draws: int
     seed: int
+    reach: Reach | None = None
+    reference: Reference | None = None
+
+    @property
+    def edit(self) -> dict[str, Any]:
+        """What is put in place of the part, as tables and folders hold it; nothing for a plain removal."""
+        if self.reach is not None:
+            return {"window": self.reach.window, "sinks": self.reach.sinks}
+        if self.reference is not None:
+            return {"replace": self.reference.how, "reference_sha256": self.reference.digest}
+        return {}
 
 
 def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
@@ -161,8 +194,8 @@ def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    if part == "output" and control is not None:
-        raise ValueError("'output' is no part of the scores, so there is no random score part of its size")
+    if part in ("output", "long_range") and control is not None:
+        raise ValueError(f"{part!r} is no part of the scores, so there is no random score part of its size")
     return part  # pyright: ignore[reportReturnType]
 
 
@@ -208,8 +241,18 @@ def _layer_table(
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
-    sequences = plan.sequences
-    effects = layer_effects(intact, sequences, layer, heads, plan.part, draws=plan.draws, seed=plan.seed)
+    replacement = plan.reference and plan.reference.replacement(intact.view, layer, heads)
+    effects = layer_effects(
+        intact,
+        plan.sequences,
+        layer,
+        heads,
+        plan.part,
+        draws=plan.draws,
+        seed=plan.seed,
+        reach=plan.reach,
+        replacement=replacement,
+    )
     deltas = effects.values - intact_value
     table = pd.DataFrame(
         {
@@ -259,6 +302,7 @@ def _assembled(
         "task": plan.sequences.name,
         "higher_is_better": plan.sequences.higher_is_better,
         **arguments,
+        **plan.edit,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),
         "tokens_sha256": plan.sequences.digest,

@@ -1,18 +1,21 @@
 """`ablate`: remove a part of some heads' query-key operators while a model runs."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks.arguments import Frequencies, check_arguments, chosen_pairs
+from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, project, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured, require_own_scores
+from tlspectral.hooks.reach import Reach
+from tlspectral.hooks.replacement import Replace, Replacement, replacements
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
@@ -23,18 +26,25 @@ from tlspectral.models.attention import (
 )
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import exclusive, hooks_on
-from tlspectral.rotary import RotaryGeometry, pair_mask, per_pair, widened
+from tlspectral.rotary import RotaryGeometry, per_pair, widened
 from tlspectral.selection import Heads, Symbol, chosen_part
 
-PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output")
-
-
-Frequencies = Iterable[Any] | Tensor | None
+PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output", "long_range")
 
 
 @contextmanager
 def ablate(
-    model: Any, heads: Heads, part: Part | Symbol, *, frequencies: Frequencies = None, include_bias: bool = False
+    model: Any,
+    heads: Heads,
+    part: Part | Symbol,
+    *,
+    frequencies: Frequencies = None,
+    include_bias: bool = False,
+    replace: Replace = "zero",
+    reference: Int[Tensor, "sequences pos"] | None = None,
+    seed: int = 0,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
@@ -44,12 +54,14 @@ def ablate(
     * `"antisymmetric"`: M_A, so that content acts by M_S; the phase is left alone.
     * `"symmetric"`: M_S, so that content acts by M_A; the phase is left alone.
     * `"rotary_band"`: everything that the given frequencies contribute.
-    * `"output"`: everything that the head writes (z = 0), for comparison of size.
+    * `"output"`: everything that the head writes. `replace` says what z becomes: 0; its mean over sequences; or its z
+      on another sequence.
+    * `"long_range"`: the keys between the first `sinks` tokens and the last `window`.
 
-    Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to `rope_phase` and
-    `rotary_band`. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks
-    that edit queries and keys, which it then sees. Two contexts on different heads act like one on both; on the same
-    head they need not add up.
+    Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to a part of the
+    scores: the operator on tokens with a 1 appended. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks
+    of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
+    act like one on both; on the same head they need not add up.
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
@@ -58,30 +70,59 @@ def ablate(
         part: what is removed, by name or as `"M_S"`, `"M_A"`, `"Im(M_t)"`.
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
         include_bias: see above.
+        replace: `"mean"` is taken at each position where the run has the reference's length, else over all positions
+            too. `"resample"` needs that length; each sequence of a run gets that of one other, the same in every head.
+        reference: token ids without padding, that means and other sequences come from; they are run once, at the start
+            of the block, under the hooks on the model by then. None: the sequences of each run itself, every position
+            counted, never a sequence for itself. Batches then differ, so give a reference where a loss is computed.
+        seed: of the draw of other sequences, which is the same in each run.
+        window, sinks: of `long_range`; the token itself counts in the window, and padding is no first token.
 
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
-        ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
-            meaning.
+        ValueError: an unknown part, frequencies that do not exist, arguments that do not go with the part, or a
+            reference that is no token ids of the model or looks padded.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; a key/value cache is
             in use, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off inside
             the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second thread
             opens a block on the model or runs it while a block is open.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
-            3; `attrs["rotary_valid_up_to"]` of the head table).
+            3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; or sequences
+            to resample that are of another length.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size.
     """
     with exclusive(model, block=True):
-        hooks = ablation_hooks(model, heads, part, frequencies=frequencies, include_bias=include_bias)
+        hooks = ablation_hooks(
+            model,
+            heads,
+            part,
+            frequencies=frequencies,
+            include_bias=include_bias,
+            replace=replace,
+            reference=reference,
+            seed=seed,
+            window=window,
+            sinks=sinks,
+        )
         with hooks_on(model, model.hook_dict, hooks):
             yield model
 
 
 def ablation_hooks(
-    model: Any, heads: Heads, part: Part | Symbol, *, frequencies: Frequencies = None, include_bias: bool = False
+    model: Any,
+    heads: Heads,
+    part: Part | Symbol,
+    *,
+    frequencies: Frequencies = None,
+    include_bias: bool = False,
+    replace: Replace = "zero",
+    reference: Int[Tensor, "sequences pos"] | None = None,
+    seed: int = 0,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -90,40 +131,22 @@ def ablation_hooks(
     a second one.
     """
     removed = chosen_part(part, PARTS)
-    _check_arguments(removed, frequencies, include_bias)
+    check_arguments(
+        removed, frequencies, include_bias, replace=replace, reference=reference, window=window, sinks=sinks
+    )
+    reach = None if window is None else Reach(window, sinks)
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
+    written = replacements(view, by_layer, replace, reference, seed)
     hooks: list[tuple[str, Callable[..., Any]]] = []
     for index, chosen in by_layer.items():
         layer = view.layer(index)
-        pairs = _chosen_pairs(layer, removed, frequencies)
+        pairs = chosen_pairs(layer, removed, frequencies)
         if pairs is None or bool(pairs.any()):
-            hooks += LayerAblation(view, layer, chosen, removed, pairs, include_bias).hooks()
+            ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
+            ablation.reach, ablation.replacement = reach, written.get(index)
+            hooks += ablation.hooks()
     return hooks
-
-
-@dataclass(frozen=True)
-class Removal:
-    """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
-
-    Attributes:
-        difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
-            z, [batch, heads, pos, d_head].
-        allowed: pairs of tokens that the model does not mask; None for `"output"`.
-        query, key: projections that the scores are products of; None for `"output"`.
-        rotation: rotation of these two; None for `"output"` and without rotary positions.
-    """
-
-    difference: Float[Tensor, "batch heads pos width"]
-    allowed: Bool[Tensor, "*batch pos pos"] | None
-    query: Projection | None
-    key: Projection | None
-    rotation: Rotation | None
-
-    @property
-    def d_head(self) -> int:
-        """Columns of a head."""
-        return self.difference.shape[-1] if self.query is None else self.query.content.shape[-1]
 
 
 @dataclass
@@ -140,7 +163,9 @@ class LayerAblation:
         stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
             may recur) loses its part in the i-th copy alone.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
-            not change need not be equal to the bit.
+            not change need not be equal to the bit. Not for `"long_range"`, which adds nothing.
+        reach: what the heads still see, for `"long_range"`.
+        replacement: of z, for `"output"`; None is 0.
         seen: activations that the hooks of a run have captured so far, by thread.
     """
 
@@ -152,6 +177,8 @@ class LayerAblation:
     include_bias: bool = False
     stacked: bool = False
     alter: Callable[[Removal], Tensor] | None = None
+    reach: Reach | None = None
+    replacement: Replacement | None = None
     seen: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def hooks(self) -> list[tuple[str, Callable[..., Any]]]:
@@ -189,15 +216,19 @@ class LayerAblation:
 
     def _edit_scores(self, scores: Float[Tensor, "batch heads query key"], hook: Any) -> Tensor:
         query, key, rotation = self._projections()
-        difference = self._difference(query, key, rotation)
-        if difference.shape[-2:] != scores.shape[-2:]:
+        shape = query.whole.shape[-2], key.whole.shape[-2]
+        if shape != scores.shape[-2:]:
             raise EditNotHonored(
                 f"layer {self.layer.layer}: scores are {tuple(scores.shape[-2:])} but queries and keys of this run "
-                f"give {tuple(difference.shape[-2:])}: a key/value cache is in use; run without it "
+                f"give {shape}: a key/value cache is in use; run without it "
                 "(use_past_kv_cache=False)"
             )
         if self._is_first(hook):  # else the scores may be edited, and the edit is to be kept
             self._require_own_scores(scores, query, key, rotation)
+        if self.reach is not None:
+            limited = self.reach.limited(self._selected(scores, heads_axis=1))
+            return self._with_replaced(scores, limited, heads_axis=1)
+        difference = self._difference(query, key, rotation)
         allowed = self._selected(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
         if self.alter is not None:
             difference = self.alter(Removal(difference, allowed, query, key, rotation))
@@ -244,11 +275,11 @@ class LayerAblation:
         values = self._selected(value, heads_axis=2, heads=self._key_heads(value)).transpose(1, 2).to(scores)
         allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
 
-        def mixed(raw: Tensor) -> Tensor:
-            pattern = self._capped(raw).masked_fill(~allowed, -torch.inf).softmax(-1)
+        def mixed(raw: Tensor, visible: Tensor) -> Tensor:
+            pattern = self._capped(raw).masked_fill(~visible, -torch.inf).softmax(-1)
             return (pattern @ values).transpose(1, 2)
 
-        before = mixed(scores)
+        before = mixed(scores, allowed)
         selected = self._selected(z, heads_axis=2)
         # Per token, so that one padded sequence in a large batch is seen: measured 4e-7 in float32, 0.011 in bfloat16;
         # padding, which this layer does not show, a cache or an edit of z moves some token by tenths and more.
@@ -260,16 +291,21 @@ class LayerAblation:
                 "causal attention over this run's own keys; look for a key/value cache (run with "
                 "use_past_kv_cache=False), padding, or another hook on z, or ablate on another backend"
             )
-        difference = self._difference(query, key, rotation)
-        if self.alter is not None:
-            difference = self.alter(Removal(difference, allowed, query, key, rotation))
-        change = (mixed(scores + difference) - before).to(z)
+        if self.reach is not None:
+            after = mixed(scores, allowed & ~self.reach.beyond(allowed))
+        else:
+            difference = self._difference(query, key, rotation)
+            if self.alter is not None:
+                difference = self.alter(Removal(difference, allowed, query, key, rotation))
+            after = mixed(scores + difference, allowed)
+        change = (after - before).to(z)
         edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
         return self._with_replaced(z, edited, heads_axis=2)
 
     def _edit_output(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
         selected = self._selected(z, heads_axis=2)
-        edited = torch.zeros_like(selected)
+        replacement = self.replacement
+        edited = torch.zeros_like(selected) if replacement is None else replacement.of(selected, self.heads)
         if self.alter is not None:
             edited = selected + self.alter(Removal(-selected.transpose(1, 2), None, None, None, None)).transpose(1, 2)
         return self._with_replaced(z, edited, heads_axis=2)
@@ -350,27 +386,3 @@ class LayerAblation:
         if self.stacked and batched:  # every copy has the same positions
             cos, sin = (table[: len(table) // len(self.heads)] for table in (cos, sin))
         return Rotation(geometry, cos, sin).of_heads(self.heads)
-
-
-def _check_arguments(part: Part, frequencies: Frequencies, include_bias: bool) -> None:
-    rotary = part in ("rope_phase", "rotary_band")
-    if frequencies is not None and not rotary:
-        raise ValueError(f"frequencies choose rotary pairs, and {part!r} is not made of them")
-    if part == "rotary_band" and frequencies is None:
-        raise ValueError("rotary_band needs frequencies: the pairs whose contribution is dropped")
-    if include_bias and not rotary:
-        raise ValueError(f"include_bias has a meaning for rope_phase and rotary_band only, not for {part!r}")
-
-
-def _chosen_pairs(layer: AttentionLayer, part: Part, frequencies: Frequencies) -> Bool[Tensor, "pairs"] | None:
-    """Return a mask over the layer's rotary pairs, None for all."""
-    if part not in ("rope_phase", "rotary_band"):
-        return None
-    if layer.rotary is None:
-        raise UnsupportedArchitecture(f"layer {layer.layer}: no rotary positions, so there is no {part} to remove")
-    if frequencies is None:
-        return None
-    try:
-        return pair_mask(frequencies, layer.rotary.n_pairs)
-    except ValueError as error:
-        raise ValueError(f"layer {layer.layer}: {error}") from error

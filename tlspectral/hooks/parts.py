@@ -19,7 +19,7 @@ from torch import Tensor
 from tlspectral.models.attention import AttentionLayer, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, times_phase, widened, with_gain_and_phase
 
-Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output"]
+Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output", "long_range"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,30 @@ class Rotation:
         return non_rotary.nonzero().flatten()
 
 
+@dataclass(frozen=True)
+class Removal:
+    """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
+
+    Attributes:
+        difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
+            z, [batch, heads, pos, d_head].
+        allowed: pairs of tokens that the model does not mask; None for `"output"`.
+        query, key: projections that the scores are products of; None for `"output"`.
+        rotation: rotation of these two; None for `"output"` and without rotary positions.
+    """
+
+    difference: Float[Tensor, "batch heads pos width"]
+    allowed: Bool[Tensor, "*batch pos pos"] | None
+    query: Projection | None
+    key: Projection | None
+    rotation: Rotation | None
+
+    @property
+    def d_head(self) -> int:
+        """Columns of a head."""
+        return self.difference.shape[-1] if self.query is None else self.query.content.shape[-1]
+
+
 def whole_scores(
     query: Projection, key: Projection, rotation: Rotation | None, score_scale: float
 ) -> Float[Tensor, "batch heads pos pos"]:
@@ -126,19 +150,19 @@ def removal(
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Return what removing `part` adds to the scaled scores of every pair of tokens (i, j), masked or not.
 
-    `pairs` selects frequencies for `rope_phase` and `rotary_band`; `include_bias` lets these two act on the bias terms
-    as well.
+    `pairs` selects frequencies for `rope_phase` and `rotary_band`; `include_bias` lets the part act on the bias terms
+    as well, as the operator on tokens with a 1 appended.
     """
+    queries, keys = (side.whole if include_bias else side.content for side in (query, key))
     if part in ("rope_phase", "rotary_band"):
         assert rotation is not None
-        queries, keys = (side.whole if include_bias else side.content for side in (query, key))
         forward = rotation.product(queries, keys, direction=1, pairs=pairs)
         if part == "rotary_band":
             return forward.mul_(-layer.score_scale)
         return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=pairs)).mul_(-layer.score_scale / 2)
-    content = _rotated(query.content, key.content, rotation, 1)
+    content = _rotated(queries, keys, rotation, 1)
     if rotation is not None:
-        content = content.add_(_rotated(query.content, key.content, rotation, -1)).div_(2)
+        content = content.add_(_rotated(queries, keys, rotation, -1)).div_(2)
     mirrored = content.mT
     if query.token_scale is not None and key.token_scale is not None:
         # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
