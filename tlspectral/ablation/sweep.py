@@ -20,7 +20,7 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads, Symbol, chosen_part
+from tlspectral.selection import SWEPT_PARTS, Heads, Symbol, chosen_part
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -33,7 +33,6 @@ from tlspectral.tasks import (
     task_of,
 )
 
-SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 SEQUENCES = 16
 CONTROL_DRAWS = 5
 SCREENED = 20
@@ -130,12 +129,13 @@ def ablation_sweep(
         by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
         [
-            WorkPart(f"{removed}_L{layer:03d}", partial(_layer_table, plan, layer, chosen))
+            WorkPart(f"{removed}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ],
         folder,
         description=f"sweep {removed}",
         unit="layer",
+        items="heads",
         prepare=partial(_intact, view.model, plan, list(by_layer)),
         n_jobs=n_jobs,
         show_progress=show_progress,
