@@ -421,7 +421,9 @@ def test_csv_has_the_numbers_and_beside_it_the_meaning_of_its_columns(tmp_path):
     frame.attrs["table"] = "analyze_heads"
     write_table(frame, tmp_path / "heads.csv")
     # pandas' shortest text of a number reads back as the same number.
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "heads.csv", float_precision="round_trip"), frame, check_exact=True)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "heads.csv", float_precision="round_trip"), frame, check_exact=True
+    )
     docs = pd.read_csv(tmp_path / "heads.columns.csv", index_col="name")
     assert docs.index.tolist() == frame.columns.tolist()
     assert docs["meaning"].drop("mine").notna().all()

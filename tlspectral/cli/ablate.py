@@ -123,15 +123,15 @@ def ablate(
     shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))
     if known is not None and "prev" in known:
         shown = shown.merge(known[["layer", "head", "prev"]], on=["layer", "head"])
-    harm_first = bool(sweep.attrs["higher_is_better"])
+    small_first = bool(sweep.attrs["higher_is_better"])  # the greatest harm first
     columns = ["name", *(["prev"] if "prev" in shown else []), *sweep.columns.drop(["layer", "head", "part"])]
     unit = f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"]
     typer.echo(
         f"{part} removed, one head at a time; value of the {unit} and its change delta (intact "
         f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
-    shown = shown.sort_values("delta", ascending=harm_first)[columns]
-    typer.echo(shown.round({name: 4 if name == "delta_p" else 3 for name in columns}).to_string(index=False))
+    shown = shown.sort_values("delta", ascending=small_first)[columns]
+    typer.echo(shown.round(4).to_string(index=False))
 
 
 def _strongest(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
