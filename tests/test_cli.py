@@ -410,3 +410,15 @@ def test_the_help_is_a_table_of_contents_and_every_command_has_an_example():
     for name in names:
         text = CliRunner().invoke(app, [name, "--help"]).stdout
         assert f"Example: tlspectral {name} " in " ".join(text.split()), name
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_quiet_shows_no_bars_of_what_the_hub_sends(library, monkeypatch, quiet):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    hidden = []
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: hidden.append(are_progress_bars_disabled()))
+    before = are_progress_bars_disabled()
+    run("analyze", "tiny", *(["--quiet"] if quiet else []))
+    assert hidden == [quiet or before]
+    assert are_progress_bars_disabled() == before

@@ -15,6 +15,7 @@ from tlspectral.cli.app import (
     TableOutput,
     app,
     choice,
+    load_model,
     print_table,
     require_table_file,
 )
@@ -101,7 +102,7 @@ def ablate(
     if chosen is None and known is not None and table is not None:
         require_detectors(known, table)
         chosen = _strongest(known, top, matched, seed)
-    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
+    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
     scored: Any = task or "induction" if answered is None else tlspectral.logit_difference(*answered)

@@ -16,6 +16,7 @@ from tlspectral.cli.app import (
     Revision,
     app,
     choice,
+    load_model,
     print_table,
     require_table_file,
 )
@@ -110,9 +111,7 @@ def analyze(
 
     began = time.perf_counter()
     loaded = (
-        model
-        if streams
-        else tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
+        model if streams else load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     )
     heads = tlspectral.analyze_heads(
         loaded,
@@ -185,7 +184,7 @@ def verify(
     """
     import tlspectral
 
-    loaded = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
+    loaded = load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     errors = tlspectral.verify_scores(loaded)
     if form is not None:
         print_table(errors.rename("worst_error").reset_index(), form)

@@ -147,6 +147,15 @@ def require_table_file(output: Path) -> None:
     require_writable(output)
 
 
+def load_model(model: str, quiet: bool, **options: Any) -> Any:
+    """Load a model; `quiet` also switches off the bars of what the hub sends."""
+    import tlspectral
+    from tlspectral.models.opening import download_bars
+
+    with download_bars(not quiet):
+        return tlspectral.load_model(model, **options)
+
+
 def print_table(table: "pd.DataFrame", form: str) -> None:
     """Print a whole table to standard output, as CSV or as a JSON list of rows; NaN is empty or null."""
     text = table.to_csv(index=False) if form == "csv" else table.to_json(orient="records", double_precision=15)

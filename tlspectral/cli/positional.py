@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, Device, DType, Quiet, Revision, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Device,
+    DType,
+    Quiet,
+    Revision,
+    app,
+    load_model,
+    require_writable,
+    write_figure,
+)
 from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ def positional(
 
     task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
-    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
+    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     if heads is None:
         heads = tlspectral.analyze_heads(loaded, null_draws=2, show_progress=not quiet)
     else:

@@ -15,6 +15,7 @@ from tlspectral.cli.app import (
     TableFile,
     TableOutput,
     app,
+    load_model,
     print_table,
     require_table_file,
     require_writable,
@@ -108,9 +109,7 @@ def statistics(
     heads = head_table(read_table(table), table)
     loaded = None
     if model is not None:
-        from tlspectral import load_model
-
-        loaded = load_model(model, revision=revision, device=device, dtype=dtype)
+        loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
     if output is not None:
         write_table(results, output)
