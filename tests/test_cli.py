@@ -1,5 +1,6 @@
 """The command line: what it prints, what it passes on, and how it refuses."""
 
+import io
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -131,10 +132,10 @@ def test_show_without_detectors_null_or_provenance(tmp_path):
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
     options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
-    options += ("--revision", "v2")
+    options += ("--revision", "v2", "--device", "cuda:1", "--dtype", "float64", "--layers", "0,-1")
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "hooked", "revision": "v2"})]
+    assert library.load == [("tiny", {"backend": "hooked", "revision": "v2", "device": "cuda:1", "dtype": "float64"})]
     ((model, passed),) = library.analyze
     assert model.loaded == "tiny"
     assert passed == {
@@ -145,6 +146,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
         "seed": 7,
         "show_progress": True,
         "revision": None,  # the model that is loaded is of that revision
+        "layers": [0, -1],
     }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
@@ -159,9 +161,16 @@ def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, librar
     assert library.analyze[0][0] == "maker/model"
     assert library.analyze[0][1]["revision"] == "v2"
     assert library.analyze[0][1]["detectors"] is False
-    # A backend that was asked for is used.
-    done = run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", "--backend", "bridge")
-    assert library.load == [("tiny", {"backend": "bridge", "revision": None})]
+    # A backend, device or type that was asked for is used.
+    for option, value in (("backend", "bridge"), ("device", "cpu"), ("dtype", "float64")):
+        run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", f"--{option}", value)
+        assert library.load.pop()[1] == {
+            "backend": "auto",
+            "revision": None,
+            "device": None,
+            "dtype": None,
+            option: value,
+        }
 
 
 def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
@@ -197,7 +206,7 @@ def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"{tmp_path}/out/heads: 0 of 2 models failed"
     passed = {"null_draws": 20, "null_dtype": "float32", "detectors": False, "backend": "auto", "n_jobs": 2, "seed": 7}
-    passed |= {"show_progress": True}
+    passed["show_progress"] = True
     assert many.given == [(["a", "b"], tmp_path / "out", passed)]
     many.failing = ["b"]
     done = run("analyze", "a", "b", "-o", tmp_path / "out")
@@ -241,7 +250,7 @@ def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
     done = run("verify", "tiny", "--revision", "v2")
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "auto", "revision": "v2"})]
+    assert library.load == [("tiny", {"backend": "auto", "revision": "v2", "device": None, "dtype": None})]
     assert done.stdout.splitlines()[1:3] == ["    0  1.00e-06", "    1  2.50e-06"]
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
@@ -283,14 +292,70 @@ def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
 @pytest.mark.parametrize("command", ["ablate", "positional", "statistics"])
 def test_the_other_commands_about_a_model_take_a_revision(table, library, command):
     arguments = {"ablate": ["tiny", table], "positional": ["tiny"], "statistics": [table, "--model", "tiny"]}[command]
-    run(command, *arguments, "--revision", "v2")
-    assert library.load == [("tiny", {"revision": "v2"})]
+    run(command, *arguments, "--revision", "v2", "--device", "cpu", "--dtype", "float64")
+    assert library.load == [("tiny", {"revision": "v2", "device": "cpu", "dtype": "float64"})]
 
 
-def test_a_revision_of_no_model_is_refused(table):
-    done = run("statistics", table, "--revision", "v2")
+@pytest.mark.parametrize("option", [("--revision", "v2"), ("--device", "cpu"), ("--dtype", "float64")])
+def test_a_choice_of_weights_of_no_model_is_refused(table, option):
+    done = run("statistics", table, *option)
     assert done.exit_code == 2
     assert "goes with --model" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_format_prints_the_table_and_nothing_else(tmp_path, library, form):
+    done = run("analyze", "tiny", "--format", form, "-o", tmp_path / "heads.parquet")
+    assert done.exit_code == 0, done.output
+    read = pd.read_csv if form == "csv" else pd.read_json
+    printed = read(io.StringIO(done.stdout))
+    # JSON rounds to 15 decimals; a column of integers for floats without a fraction is the same numbers.
+    pd.testing.assert_frame_equal(printed, pd.DataFrame(heads()), check_dtype=False, atol=1e-15)
+    assert len(read_table(tmp_path / "heads.parquet")) == 6
+
+
+def test_quiet_prints_nothing_and_shows_no_bar(tmp_path, library):
+    done = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.parquet")
+    assert (done.exit_code, done.output) == (0, "")
+    assert library.analyze[0][1]["show_progress"] is False
+    assert (tmp_path / "heads.parquet").exists()
+
+
+def test_a_csv_has_the_meaning_of_its_columns_beside_it(tmp_path, table):
+    done = run("statistics", table, "-o", tmp_path / "row.csv", "--top", 1)
+    assert done.exit_code == 0, done.output
+    columns = pd.read_csv(tmp_path / "row.columns.csv")
+    assert columns["name"].tolist() == pd.read_csv(tmp_path / "row.csv").columns.tolist()
+    assert columns["meaning"].notna().all()
+    done = run("show", tmp_path / "row.csv")
+    assert done.exit_code == 2
+    assert "row.csv is CSV" in done.stderr
+    assert "pandas.read_csv" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("analyze", "tiny", "-o", "heads.xlsx"), "heads.xlsx: a table is a .parquet or .csv file"),
+        (("analyze", "tiny", "-o", "heads"), "heads: a table is a .parquet or .csv file: give -o such a name"),
+        (("analyze", "tiny", "--layers", "first"), "'first' is not a layer, or several as 0,5,-1"),
+        (("analyze", "tiny", "--backend", "brigde"), "did you mean 'bridge'?"),
+        (("verify", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
+        (("verify", "tiny", "--device", "gpu"), "'gpu' is none of cpu, cuda, mps and xpu"),
+        (("verify", "tiny", "--format", "xml"), "'xml' is none of json, csv"),
+        (
+            ("analyze", "tiny", "--device", "cpu", "--no-detectors", "--checkpoint-dir", "d"),
+            "without --backend, --device",
+        ),
+        (("analyze", "a", "b", "-o", "out", "--layers", "3"), "is for one model"),
+        (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several are written to -o"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_is_loaded(library, arguments, said):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert library.load == library.analyze == []
 
 
 def test_files_that_are_not_ours_are_refused(tmp_path):
@@ -345,3 +410,15 @@ def test_the_help_is_a_table_of_contents_and_every_command_has_an_example():
     for name in names:
         text = CliRunner().invoke(app, [name, "--help"]).stdout
         assert f"Example: tlspectral {name} " in " ".join(text.split()), name
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_quiet_shows_no_bars_of_what_the_hub_sends(library, monkeypatch, quiet):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    hidden = []
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: hidden.append(are_progress_bars_disabled()))
+    before = are_progress_bars_disabled()
+    run("analyze", "tiny", *(["--quiet"] if quiet else []))
+    assert hidden == [quiet or before]
+    assert are_progress_bars_disabled() == before

@@ -22,7 +22,7 @@ def run(*arguments):
 
 @pytest.fixture
 def llama(monkeypatch):
-    monkeypatch.setattr(tlspectral, "load_model", lambda name, revision: reader("llama"), raising=False)
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("llama"), raising=False)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path):
 
 
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
-    monkeypatch.setattr(tlspectral, "load_model", lambda name, revision: reader("gpt2"), raising=False)
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
     heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False, show_progress=False)
     write_table(heads, tmp_path / "heads.parquet")
     done = run("positional", "any", *SMALL, "--mode", "key", "--table", tmp_path / "heads.parquet", "--bands", 1)

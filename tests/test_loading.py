@@ -264,6 +264,10 @@ def test_short_names_of_transformer_lens():
         ("EleutherAI/pythia-70m", {"checkpoint": 3, "revision": "step3"}, ValueError, "give one of them"),
         ("EleutherAI/pythia-70m", {"checkpoint": -1}, ValueError, "checkpoint=-1 is not a training step"),
         ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is none of 'auto', 'bridge', 'hooked'"),
+        ("tiny-rop", {}, ValueError, "; did you mean the demo model 'tiny-rope'?"),
+        ("smollm2-135", {}, ValueError, "; did you mean the demo model 'smollm2-135m'?"),
+        ("tiny rope", {}, ValueError, "; did you mean the demo model 'tiny-rope'?"),
+        ("tiny-rope", {"device": "abacus"}, ValueError, "device='abacus' cannot be used here, choose cpu or another"),
         ("gpt2", {"dtype": "int8"}, ValueError, "dtype='int8' is not a floating-point type"),
     ],
 )

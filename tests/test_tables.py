@@ -414,3 +414,22 @@ def test_whole_file_keeps_the_suffix_and_stays_in_the_folder(tmp_path):
         partial.write_text("done")
         assert not (tmp_path / "plane.png").exists()
     assert (tmp_path / "plane.png").read_text() == "done"
+
+
+def test_csv_has_the_numbers_and_beside_it_the_meaning_of_its_columns(tmp_path):
+    frame = heads().assign(mine=1.0)
+    frame.attrs["table"] = "analyze_heads"
+    write_table(frame, tmp_path / "heads.csv")
+    # pandas' shortest text of a number reads back as the same number.
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "heads.csv", float_precision="round_trip"), frame, check_exact=True
+    )
+    docs = pd.read_csv(tmp_path / "heads.columns.csv", index_col="name")
+    assert docs.index.tolist() == frame.columns.tolist()
+    assert docs["meaning"].drop("mine").notna().all()
+    assert pd.isna(docs.loc["mine", "meaning"])
+    labelled = frame[["layer", "D_head"]].set_index("layer")
+    write_table(labelled, tmp_path / "labelled.csv")
+    assert pd.read_csv(tmp_path / "labelled.csv").columns.tolist() == ["layer", "D_head"]
+    with pytest.raises(ValueError, match=r"heads\.csv is CSV, .*pandas\.read_csv"):
+        read_table(tmp_path / "heads.csv")

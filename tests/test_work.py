@@ -5,6 +5,7 @@ import json
 import os
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import joblib
 import pandas as pd
@@ -357,3 +358,19 @@ def test_a_bundle_gives_its_tables_back():
     assert list(found) == list(tables)
     for name, table in tables.items():
         pd.testing.assert_frame_equal(found[name], table)
+
+
+def test_after_the_first_part_the_bar_says_how_long_all_take(monkeypatch):
+    shown = []
+
+    class Bar(work.tqdm):
+        def set_postfix_str(self, s="", refresh=True):
+            shown.append(s)
+            super().set_postfix_str(s, refresh)
+
+    clock = iter([0.0, 44.0, 9180.0])
+    monkeypatch.setattr(work, "tqdm", Bar)
+    monkeypatch.setattr(work, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=count) for layer, count in enumerate((10, 260))]
+    finished_parts(parts, description="sweep", unit="layer", items="heads")
+    assert shown == ["270 heads, 4.4 s each, about 20 min", "270 heads, 34 s each, about 2.5 h"]

@@ -1,63 +1,183 @@
 """The command that removes a part of some heads: `ablate`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, Revision, TableFile, app, require_writable
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Device,
+    DType,
+    Format,
+    Quiet,
+    Revision,
+    TableOutput,
+    app,
+    choice,
+    load_model,
+    print_table,
+    require_table_file,
+)
 from tlspectral.cli.summary import head_table, require_detectors
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _OTHER_PREV = 0.1  # only heads below it are sampled as other heads
 
 
-@app.command(short_help="what removing a part of previous-token heads costs")
+@app.command(short_help="what removing a part of some heads costs")
 def ablate(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    table: TableFile,
-    part: Annotated[str, typer.Option(help="rope_phase, symmetric, antisymmetric or output.")] = "rope_phase",
+    table: Annotated[
+        Path | None, typer.Argument(metavar="TABLE", help="Table of heads of MODEL; not needed with --heads.")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option(metavar="L5H1,L7H2", help="These heads, in place of the strongest of TABLE.")
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="rope_phase, symmetric, antisymmetric, output or long_range; or Im(M_t), M_S, M_A.")
+    ] = "rope_phase",
+    window: Annotated[
+        int | None, typer.Option(min=1, help="With long_range: how many of the last tokens a head still sees.")
+    ] = None,
+    sinks: Annotated[int, typer.Option(min=0, help="With long_range: first tokens that a head still sees.")] = 0,
     task: Annotated[
-        str, typer.Option(help="induction (random repeated tokens) or language (packaged text).")
-    ] = "induction",
+        str | None,
+        choice(
+            "--task",
+            ("induction", "language"),
+            "Repeated random tokens (without it and --prompts), or packaged text.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A prompt per line, or a .csv with the columns prompt and, if they differ, correct, wrong.",
+        ),
+    ] = None,
+    correct: Annotated[str | None, typer.Option(help='Right answer to all prompts, one token such as " Mary".')] = None,
+    wrong: Annotated[str | None, typer.Option(help="Wrong answer to all prompts, one token.")] = None,
+    control: Annotated[
+        str | None, choice("--control", ("random",), "Also remove random parts of equal size: six times the work.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE.")] = 5,
     matched: Annotated[int, typer.Option(min=0, help="Random other heads of the same layers.")] = 5,
+    device: Device = None,
+    dtype: DType = None,
     revision: Revision = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Parquet file to write; none: only print.")
-    ] = None,
+    output: TableOutput = None,
+    form: Format = None,
+    quiet: Quiet = False,
     seed: Annotated[int, typer.Option(help="Seed of the random heads and of the sequences.")] = 0,
 ) -> None:
-    """Remove a part of the strongest previous-token heads, one head at a time, and of random heads beside them.
+    """Remove a part of one head at a time, and score the model each time.
 
-    TABLE is of MODEL: a table of other weights is refused.
+    The heads are those of --heads, or the strongest previous-token heads of TABLE with random heads beside them. A
+    TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less that of the
+    wrong one, after each prompt; else it is the loss of --task.
 
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
+
+    Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --prompts names.txt --correct " Mary" --wrong " John"
     """
     if output is not None:
-        require_writable(output)
-    import pandas as pd
+        require_table_file(output)
+    if heads is None and table is None:
+        raise typer.BadParameter("give heads, or a TABLE whose strongest heads are meant", param_hint="--heads")
+    if prompts is not None and task is not None:
+        raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
+    if prompts is None and (correct, wrong) != (None, None):
+        raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
+    from tlspectral.selection import SWEPT_PARTS, chosen_part, head_name, head_pairs
 
+    part = chosen_part(part, SWEPT_PARTS)
+    if part in ("output", "long_range") and control is not None:
+        raise typer.BadParameter(f"{part} is no part of the scores: it has no random part", param_hint="--control")
+    if (part == "long_range") != (window is not None):
+        raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
+    chosen: Any = None if heads is None else head_pairs(heads.split(","))
+    answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.tables import read_table
 
-    heads = head_table(read_table(table), table)
-    require_detectors(heads, table)
-    strongest = heads.nlargest(top, "prev")
-    others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
-    chosen = pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
-    loaded = tlspectral.load_model(model, revision=revision)
-    require_table_of(loaded, heads)
-    sweep = tlspectral.ablation_sweep(loaded, part, heads=chosen, task=task, seed=seed)  # type: ignore[arg-type]
+    known = None if table is None else head_table(read_table(table), table)
+    if chosen is None and known is not None and table is not None:
+        require_detectors(known, table)
+        chosen = _strongest(known, top, matched, seed)
+    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
+    if known is not None:
+        require_table_of(loaded, known)
+    scored: Any = task or "induction" if answered is None else tlspectral.logit_difference(*answered)
+    sweep = tlspectral.ablation_sweep(
+        loaded,
+        part,  # type: ignore[arg-type]
+        heads=chosen,
+        task=scored,
+        control=control,  # type: ignore[arg-type]
+        window=window,
+        sinks=sinks,
+        seed=seed,
+        show_progress=not quiet,
+    )
     if output is not None:
         tlspectral.write_table(sweep, output)
-    shown = sweep.merge(heads[["layer", "head", "name", "prev"]], on=["layer", "head"])
-    shown = shown.sort_values("delta", ascending=False)[
-        ["name", "prev", "delta", "delta_stderr", "delta_p", "score_rms"]
-    ]
-    intact = float((sweep["value"] - sweep["delta"]).iloc[0])
+    if form is not None:
+        print_table(sweep, form)
+    if form is not None or quiet:
+        return
+    shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))
+    if known is not None and "prev" in known:
+        shown = shown.merge(known[["layer", "head", "prev"]], on=["layer", "head"])
+    small_first = bool(sweep.attrs["higher_is_better"])  # the greatest harm first
+    columns = ["name", *(["prev"] if "prev" in shown else []), *sweep.columns.drop(["layer", "head", "part"])]
+    unit = f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"]
     typer.echo(
-        f"{part} removed, one head at a time; change of the {task} loss in nats (intact {intact:.3f}); "
-        "standard errors over sequences"
+        f"{part} removed, one head at a time; value of the {unit} and its change delta (intact "
+        f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
-    typer.echo(shown.round(3).to_string(index=False))
+    shown = shown.sort_values("delta", ascending=small_first)[columns]
+    typer.echo(shown.round(4).to_string(index=False))
+
+
+def _strongest(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
+    """Return the strongest previous-token heads, and random other heads of their layers."""
+    import pandas as pd
+
+    strongest = heads.nlargest(top, "prev")
+    others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
+    return pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
+
+
+def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[str], Any, Any]:
+    """Return the prompts of a file, and the correct and the wrong answer of all or of each.
+
+    Raises:
+        ValueError: no prompt, an empty cell, or answers that are missing or given twice.
+    """
+    columns: dict[str, list[str]]
+    if path.suffix.lower() == ".csv":
+        import pandas as pd
+
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        columns = {str(name): frame[name].tolist() for name in frame if name in ("prompt", "correct", "wrong")}
+    else:
+        with path.open(encoding="utf-8-sig") as lines:
+            columns = {"prompt": [line.rstrip("\n") for line in lines if line.strip()]}
+    if not columns.get("prompt"):
+        raise ValueError(f"{path} holds no prompt: write one per line, or a .csv with a column prompt")
+    for name, cells in columns.items():
+        if "" in cells:
+            raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")
+    answers = []
+    for name, given in (("correct", correct), ("wrong", wrong)):
+        if (given is None) == (name not in columns):
+            raise ValueError(
+                f"the {name} answers are {'missing' if given is None else 'given twice'}: give --{name}, or a column "
+                f"{name} in a .csv of --prompts, and one of the two"
+            )
+        answers.append(given if given is not None else columns[name])
+    return columns["prompt"], answers[0], answers[1]

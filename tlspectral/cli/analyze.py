@@ -6,7 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, Revision, app, require_writable
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Backend,
+    Device,
+    DType,
+    Format,
+    Quiet,
+    Revision,
+    app,
+    choice,
+    load_model,
+    print_table,
+    require_table_file,
+)
 from tlspectral.cli.summary import self_check, summary
 
 
@@ -22,16 +35,21 @@ def analyze(
             "--output",
             "-o",
             metavar="FILE|FOLDER",
-            help="Parquet file to write, none: only print; of several models the folder of their dataset.",
+            help="Table to write, .parquet or .csv, none: only print; of several models the folder of their dataset.",
         ),
     ] = None,
     null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
-    null_dtype: Annotated[str, typer.Option(help="float32 or float64, of the null's eigenvalues.")] = "float32",
+    null_dtype: Annotated[
+        str, choice("--null-dtype", ("float32", "float64"), "Of the null's eigenvalues.")
+    ] = "float32",
     no_detectors: Annotated[
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
-    backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    layers: Annotated[str | None, typer.Option(metavar="0,5,-1", help="These layers alone; -1 is the last.")] = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    dtype: DType = None,
     revision: Revision = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
@@ -42,11 +60,13 @@ def analyze(
             help="With --no-detectors: a folder that keeps each finished layer; the same command continues there.",
         ),
     ] = None,
+    form: Format = None,
+    quiet: Quiet = False,
 ) -> None:
     """Analyse every attention head of a model, print what stands out, and write the table.
 
-    With --no-detectors and the automatic backend, a folder of safetensors or a hub model is read from its files, layer
-    by layer, without loading the model.
+    With --no-detectors, without --backend, --device and --dtype, a folder of safetensors or a hub model is read from
+    its files, layer by layer, without loading the model.
 
     Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
     model that fails is a row of FOLDER/failures.parquet and stops nothing; the exit status is then 1. The same command
@@ -58,16 +78,14 @@ def analyze(
     """
     from tlspectral.heads.model_lists import is_model_list
 
-    if null_dtype not in ("float32", "float64"):
-        raise typer.BadParameter("is float32 or float64", param_hint="--null-dtype")
     if len(models) > 1 or is_model_list(models[0]):
-        if checkpoint_dir is not None:
-            raise typer.BadParameter("is for one model: several keep theirs in -o", param_hint="--checkpoint-dir")
-        if revision is not None:
-            raise typer.BadParameter("is for one model of the hub", param_hint="--revision")
+        _refuse_of_many(checkpoint_dir=checkpoint_dir, revision=revision, layers=layers, device=device, dtype=dtype)
+        if form is not None:
+            raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
         _analyze_many(
             models,
             output,
+            quiet,
             n_jobs=jobs,
             null_draws=null_draws,
             null_dtype=null_dtype,
@@ -78,64 +96,100 @@ def analyze(
         return
     (model,) = models
     if output is not None:
-        require_writable(output)
+        require_table_file(output)
+    streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
+    options: dict[str, Any] = {}
+    if layers is not None:
+        options["layers"] = _numbers(layers)
+    if checkpoint_dir is not None:
+        if not streams:
+            raise typer.BadParameter(
+                "goes with --no-detectors, without --backend, --device and --dtype", param_hint="--checkpoint-dir"
+            )
+        options["checkpoint_dir"] = checkpoint_dir
     import tlspectral
 
-    options: dict[str, Any] = {"null_dtype": null_dtype}
-    if checkpoint_dir is not None:
-        options["checkpoint_dir"] = checkpoint_dir
-    if checkpoint_dir is not None and not (no_detectors and backend == "auto"):
-        raise typer.BadParameter("goes with --no-detectors and the automatic backend", param_hint="--checkpoint-dir")
     began = time.perf_counter()
-    streams = no_detectors and backend == "auto"
-    loaded = model if streams else tlspectral.load_model(model, backend=backend, revision=revision)
+    loaded = (
+        model if streams else load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
+    )
     heads = tlspectral.analyze_heads(
         loaded,
         revision=revision if streams else None,
         null_draws=null_draws,
+        null_dtype=null_dtype,  # type: ignore[arg-type]
         detectors=not no_detectors,
         n_jobs=jobs,
         seed=seed,
-        show_progress=True,
+        show_progress=not quiet,
         **options,
     )
     if output is not None:
         tlspectral.write_table(heads, output)
-    seconds = time.perf_counter() - began
-    typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
-    typer.echo(summary(heads, top=5))
+    if form is not None:
+        print_table(heads, form)
+    elif not quiet:
+        seconds = time.perf_counter() - began
+        typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
+        typer.echo(summary(heads, top=5))
 
 
-def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> None:
+def _numbers(layers: str) -> list[int]:
+    try:
+        return [int(layer) for layer in layers.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{layers!r} is not a layer, or several as 0,5,-1", param_hint="--layers") from error
+
+
+def _refuse_of_many(**for_one: Any) -> None:
+    """Refuse options that choose within one model."""
+    for name, value in for_one.items():
+        if value is not None:
+            hint = ": several keep theirs in -o" if name == "checkpoint_dir" else ""
+            raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name.replace('_', '-')}")
+
+
+def _analyze_many(models: list[str], output: Path | None, quiet: bool, **settings: Any) -> None:
     """Write the dataset of several models, and say how many failed."""
     if output is None:
         raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
     from tlspectral.heads import analyze_models
 
-    failures = analyze_models(models, output, show_progress=True, **settings)
+    failures = analyze_models(models, output, show_progress=not quiet, **settings)
     for row in failures.to_dict(orient="records"):
         typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)
     named = len(failures.attrs["models"])
     if len(failures):
         typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures.parquet'}")
         raise typer.Exit(1)
-    typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
+    if not quiet:
+        typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
 
 
 @app.command(short_help="do the operators reproduce the model's own scores?")
 def verify(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
-    backend: Annotated[str, typer.Option(help="auto, bridge or hooked (TransformerLens model class).")] = "auto",
+    backend: Backend = "auto",
+    device: Device = None,
+    dtype: DType = None,
     revision: Revision = None,
+    form: Format = None,
+    quiet: Quiet = False,
 ) -> None:
     """Check that the operators reproduce the model's own attention scores, layer by layer.
+
+    The exit status is 2 if they do not.
 
     Example: tlspectral verify smollm2-135m
     """
     import tlspectral
 
-    loaded = tlspectral.load_model(model, backend=backend, revision=revision)
+    loaded = load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     errors = tlspectral.verify_scores(loaded)
+    if form is not None:
+        print_table(errors.rename("worst_error").reset_index(), form)
+    if form is not None or quiet:
+        return
     typer.echo("layer  worst error")
     for layer, error in errors.items():
         typer.echo(f"{layer!s:>5}  {error:.2e}")

@@ -1,6 +1,8 @@
 """The application: global options, errors in one line, and arguments and checks shared by commands."""
 
+import difflib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +13,61 @@ from tlspectral.errors import TlspectralError
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 _REFUSAL = 2
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
+
+
+def choice(option: str, names: tuple[str, ...], text: str) -> Any:
+    """Make an option that takes one of some names; another name is refused before the command begins."""
+
+    def checked(value: str | None) -> str | None:
+        if value is None or value in names:
+            return value
+        near = difflib.get_close_matches(value, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{hint}")
+
+    return typer.Option(
+        option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)
+    )
+
+
+def _checked_device(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name):
+        raise typer.BadParameter(f"{name!r} is none of cpu, cuda, mps and xpu, alone or with a number as in cuda:1")
+    return name
+
+
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="NAME", help="As cpu or cuda:1; none: CUDA, else the CPU.", callback=_checked_device
+    ),
+]
+DType = Annotated[
+    str | None, choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Of the weights; none: float32.")
+]
+Backend = Annotated[str, choice("--backend", ("auto", "bridge", "hooked"), "The TransformerLens model class.")]
+Format = Annotated[
+    str | None,
+    choice("--format", ("json", "csv"), "Print the table in this form, and nothing else, to standard output."),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress bars, and nothing printed but what --format asks for.")
+]
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
+TableOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the table: .parquet, or .csv with a .columns.csv beside it."
+    ),
+]
 
 
 _CONTENTS = {
@@ -53,7 +102,6 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -90,6 +138,28 @@ def require_writable(output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
+
+
+def require_table_file(output: Path) -> None:
+    """Refuse, before the command does its long work, a table's path of unknown type or that cannot be written."""
+    if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
+        raise ValueError(f"{output}: a table is a .parquet or .csv file: give -o such a name")
+    require_writable(output)
+
+
+def load_model(model: str, quiet: bool, **options: Any) -> Any:
+    """Load a model; `quiet` also switches off the bars of what the hub sends."""
+    import tlspectral
+    from tlspectral.models.opening import download_bars
+
+    with download_bars(not quiet):
+        return tlspectral.load_model(model, **options)
+
+
+def print_table(table: "pd.DataFrame", form: str) -> None:
+    """Print a whole table to standard output, as CSV or as a JSON list of rows; NaN is empty or null."""
+    text = table.to_csv(index=False) if form == "csv" else table.to_json(orient="records", double_precision=15)
+    typer.echo(str(text).rstrip("\n"))
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:

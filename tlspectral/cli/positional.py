@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, Revision, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Device,
+    DType,
+    Quiet,
+    Revision,
+    app,
+    load_model,
+    require_writable,
+    write_figure,
+)
 from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
@@ -31,11 +41,14 @@ def positional(
         int,
         typer.Option(min=0, help="Also drop frequency bands of this many previous-token and this many symbolic heads."),
     ] = 0,
+    device: Device = None,
+    dtype: DType = None,
     revision: Revision = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of names, colours, nulls and random bands.")] = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Score every head on the binding task: does its attention keep its position, or follow the words that swap?
 
@@ -54,9 +67,9 @@ def positional(
 
     task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
-    loaded = tlspectral.load_model(model, revision=revision)
+    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     if heads is None:
-        heads = tlspectral.analyze_heads(loaded, null_draws=2)
+        heads = tlspectral.analyze_heads(loaded, null_draws=2, show_progress=not quiet)
     else:
         require_table_of(loaded, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
@@ -64,6 +77,7 @@ def positional(
         require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
     columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
+    say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
     for way in _MODES[mode]:
         profile = tlspectral.positional_symbolic_profile(
@@ -77,27 +91,28 @@ def positional(
             per_frequency=weights is not None,
             checkpoint_dir=None if output is None else output / "runs",
             seed=seed,
+            show_progress=not quiet,
         )
         way_tables = {f"{name}_{way}": frame for name, frame in profile.tables.items()}
         way_tables[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
-        typer.echo(f"{profile}\n")
-        typer.echo(f"Rank correlation with the table of heads, swaps by {way}")
-        typer.echo(way_tables[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
+        say(f"{profile}\n")
+        say(f"Rank correlation with the table of heads, swaps by {way}")
+        say(way_tables[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
         if weights is not None and profile.frequencies is not None:
             agreed = frequency_agreement(profile.frequencies, weights, seed=seed)
             way_tables[f"frequency_agreement_{way}"] = agreed
-            typer.echo(_frequency_line(agreed, way) + "\n")
+            say(_frequency_line(agreed, way) + "\n")
         if output is not None:
             _write_figures(output, way, profile, heads, way_tables[f"agreement_{way}"])
         tables |= way_tables
     if bands and weights is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
-        tables["bands"] = _bands(loaded, heads, scores, bands, seed)
-        typer.echo(_bands_text(tables["bands"], _MODES[mode][0]))
+        tables["bands"] = _bands(loaded, heads, scores, bands, seed, not quiet)
+        say(_bands_text(tables["bands"], _MODES[mode][0]))
     if output is not None:
         for name, frame in tables.items():
             tlspectral.write_table(frame, output / f"{name}.parquet")
-        typer.echo(str(output))
+        say(str(output))
 
 
 def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
@@ -111,7 +126,9 @@ def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
     )
 
 
-def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int) -> "pd.DataFrame":
+def _bands(
+    model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int, show_progress: bool
+) -> "pd.DataFrame":
     """Band effects of the strongest previous-token heads and of the most symbolic ones, each once."""
     import pandas as pd
 
@@ -122,7 +139,8 @@ def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int
         "symbolic": scores.assign(lead=scores["s_sym"] - scores["s_pos"]).nlargest(count, "lead")[["layer", "head"]],
     }
     labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
-    effects = tlspectral.band_effects(model, labelled.drop_duplicates(["layer", "head"]), seed=seed)
+    chosen_heads = labelled.drop_duplicates(["layer", "head"])
+    effects = tlspectral.band_effects(model, chosen_heads, seed=seed, show_progress=show_progress)
     kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
     joined = effects.merge(kinds, on=["layer", "head"])
     joined.attrs = effects.attrs

@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import MODEL_HELP, Revision, TableFile, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Device,
+    DType,
+    Format,
+    Quiet,
+    Revision,
+    TableFile,
+    TableOutput,
+    app,
+    load_model,
+    print_table,
+    require_table_file,
+    require_writable,
+    write_figure,
+)
 from tlspectral.cli.summary import head_table, summary
 
 
@@ -55,6 +70,7 @@ def plane(
 
     Example: tlspectral plane heads.parquet -o plane.png
     """
+    require_writable(output)
     from tlspectral.plots import content_direction_plane
     from tlspectral.tables import read_table
 
@@ -69,31 +85,38 @@ def statistics(
         str | None,
         typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}"),
     ] = None,
+    device: Device = None,
+    dtype: DType = None,
     revision: Revision = None,
     top: Annotated[int, typer.Option(min=1, help="Previous-token heads, an odd number.")] = 5,
     seed: Annotated[int, typer.Option(help="Of resamples, placebos and perturbations.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The table, as parquet.")
-    ] = None,
+    output: TableOutput = None,
+    form: Format = None,
+    quiet: Quiet = False,
 ) -> None:
     """Print the row that Tables 2 and 3 of "Fingerprint, Not Blueprint" would have for a model, with intervals.
 
     Example: tlspectral statistics heads.parquet --model smollm2-135m
     """
     if output is not None:
-        require_writable(output)
-    if revision is not None and model is None:
-        raise typer.BadParameter("goes with --model", param_hint="--revision")
+        require_table_file(output)
+    for option, value in (("--revision", revision), ("--device", device), ("--dtype", dtype)):
+        if value is not None and model is None:
+            raise typer.BadParameter("goes with --model", param_hint=option)
     from tlspectral.heads.model_statistics import another_model
     from tlspectral.tables import read_table, write_table
 
     heads = head_table(read_table(table), table)
     loaded = None
     if model is not None:
-        from tlspectral import load_model
-
-        loaded = load_model(model, revision=revision)
-    results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=True)
+        loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
+    results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
+    if output is not None:
+        write_table(results, output)
+    if form is not None:
+        print_table(results, form)
+    if form is not None or quiet:
+        return
     shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
     typer.echo(shown.to_string(index=False, na_rep=""))
     typer.echo("")
@@ -104,5 +127,4 @@ def statistics(
         if row["reason"]:
             typer.echo(f"{name}: {row['reason']}")
     if output is not None:
-        write_table(results, output)
         typer.echo(str(output))

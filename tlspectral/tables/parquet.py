@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tlspectral.tables.column import Column
 from tlspectral.tables.names import columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
@@ -25,7 +26,7 @@ _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 
 
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
-    """Write a table as parquet, with column docs and provenance in the schema metadata.
+    """Write a table as parquet, with column docs and provenance in the schema metadata; as CSV to a name in .csv.
 
     `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
     metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
@@ -33,6 +34,9 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     selections and drops them in many joins. `pandas.read_parquet` reads the file as well. The file appears when it is
     complete: after an error or an interrupt an older file is still there. It carries checksums of its pages and, under
     `tlspectral_sha256`, one of itself, so that `read_table` refuses a damaged file.
+
+    CSV is for other programs: `heads.csv` has the numbers, `heads.columns.csv` beside it the docs of its columns.
+    Provenance is left out, and `read_table` does not read it.
 
     Args:
         df: table of any columns.
@@ -48,6 +52,9 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
     Provenance says what the caller recorded. It does not prove that the numbers came from those weights.
     """
+    if Path(path).suffix.lower() == ".csv":
+        _write_csv(df, Path(path))
+        return
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
     frame = df.copy(deep=False)
@@ -74,6 +81,15 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     data = sink.getvalue().to_pybytes()
     with naming_file(path), whole_file(path) as partial:
         partial.write_bytes(_with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode()))
+
+
+def _write_csv(df: pd.DataFrame, path: Path) -> None:
+    known = columns_of(df.attrs)
+    docs = pd.DataFrame([asdict(known.get(name, Column(str(name), "", source=""))) for name in df.columns])
+    has_labels = any(name is not None for name in df.index.names)
+    for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
+        with naming_file(file), whole_file(file) as partial:
+            table.to_csv(partial, index=index)
 
 
 @contextmanager
@@ -113,6 +129,11 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} does not exist: write it with tlspectral.write_table, or check the name")
+    if Path(path).suffix.lower() == ".csv":
+        raise ValueError(
+            f"{path} is CSV, which does not say where its numbers come from: read it with pandas.read_csv, or write "
+            "the table as .parquet"
+        )
     data = Path(path).read_bytes()
     if data[:4] != b"PAR1":
         start = "is empty" if not data else f"starts with {data[:4]!r}"

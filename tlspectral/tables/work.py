@@ -3,6 +3,7 @@
 import pickle
 import secrets
 import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -26,11 +27,13 @@ class WorkPart:
         name: name of the part and of its file.
         make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
         check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
+        items: how many things it measures, for the estimate on the bar.
     """
 
     name: str
     make: Callable[..., pd.DataFrame]
     check: Callable[[pd.DataFrame], None] | None = None
+    items: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def finished_parts(
     *,
     description: str,
     unit: str,
+    items: str | None = None,
     prepare: Callable[[], Any] | None = None,
     total: int | None = None,
     n_jobs: int = 1,
@@ -80,6 +84,8 @@ def finished_parts(
         folder: where finished parts are stored; None keeps them in memory alone.
         description: of the bar.
         unit: of the bar.
+        items: what the parts of a sequence measure, such as heads: after a part the bar says how many there are to
+            measure, seconds for each, and how long all take.
         prepare: called once in every process or thread that makes a part. It returns what all parts need and what is
             too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
             configured keeps the result until it is given other work or ends.
@@ -120,6 +126,8 @@ def finished_parts(
             else _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
         )
     done = len(tables) + len(failures)
+    sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
+    finished_items, began = 0, time.perf_counter()
     bar = tqdm(total=total, initial=done, desc=description, unit=unit, leave=False, disable=not show_progress)
     with bar, closing(made_parts):
         for name, made in made_parts:
@@ -127,8 +135,20 @@ def finished_parts(
                 note(name, made)
             else:
                 tables[name] = made
+            if sizes:
+                finished_items += sizes[name]
+                each = (time.perf_counter() - began) / finished_items
+                whole = _duration(each * sum(sizes.values()))
+                bar.set_postfix_str(f"{sum(sizes.values())} {items}, {each:.2g} s each, about {whole}", refresh=False)
             bar.update(len(tables) + len(failures) - bar.n)  # with those that were read in between
     return {name: tables[name] for name in names if name in tables}
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in words: 40 s, 20 min or 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _missing(

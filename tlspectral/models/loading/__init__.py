@@ -76,7 +76,7 @@ def load_model(
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
     float_type = None if dtype is None else _float_type(dtype)
-    on_device = None if device is None else torch.device(device)
+    on_device = None if device is None else _usable_device(device)
     # Each road is imported when it is taken, so that a packaged model does not load what reads the others.
     if not isinstance(name, str | os.PathLike):
         if revision is not None or checkpoint is not None:
@@ -102,6 +102,14 @@ def _float_type(dtype: str | torch.dtype) -> torch.dtype:
     if not isinstance(float_type, torch.dtype) or not float_type.is_floating_point:
         raise ValueError(f"dtype={dtype!r} is not a floating-point type of torch, such as 'float32'.")
     return float_type
+
+
+def _usable_device(device: str | torch.device) -> torch.device:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ValueError(f"device={str(device)!r} cannot be used here, choose cpu or another: {error}") from error
+    return torch.device(device)
 
 
 def _default_device() -> torch.device:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.source import Source, near_demo_model
 from tlspectral.models.loading.weight_files import NAMES, indexed_files
 
 VOCABULARIES = (
@@ -170,7 +170,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}."
+            f" {reason}{near_demo_model(source.location)}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 

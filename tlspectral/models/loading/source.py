@@ -1,5 +1,6 @@
 """What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
 
+import difflib
 import importlib.util
 import os
 import re
@@ -99,6 +100,12 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     return _hub_source(text, revision, checkpoint)
 
 
+def near_demo_model(name: str) -> str:
+    """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
+    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
+    return f"; did you mean the demo model {near[0]!r}?" if near else "."
+
+
 def _check_choice(revision: str | None, checkpoint: int | None) -> None:
     if revision is not None and checkpoint is not None:
         raise ValueError(
@@ -128,7 +135,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         known = ", ".join((*TINY, *PACKAGED))
         raise ValueError(
             f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({known})."
+            f" ({known}){near_demo_model(name)}"
         )
     hub_id = _official_name(name)
     if checkpoint is not None:

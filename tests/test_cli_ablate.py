@@ -1,0 +1,100 @@
+"""`tlspectral ablate`: heads and prompts of one's own, and what is refused before the model is loaded."""
+
+import io
+
+import pandas as pd
+import pytest
+import zoo
+from typer.testing import CliRunner
+
+import tlspectral
+from tlspectral.cli import app
+from tlspectral.tables import read_table
+
+PROMPTS = ["w5 w6 w7 w8", "w9 w10", "w11 w12 w13"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["ablate", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return zoo.save_folder("llama", tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n\n")
+    return tmp_path / "prompts.txt"
+
+
+def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, tmp_path):
+    answers = ["--correct", "w20", "--wrong", "w21"]
+    options = ["--heads", "L0H1,L-1H0", "--control", "random", "--device", "cpu", "--dtype", "float64"]
+    done = run(folder, "--prompts", lines, *answers, *options, "-o", tmp_path / "sweep.parquet")
+    assert done.exit_code == 0, done.output
+    model = tlspectral.load_model(folder, dtype="float64")
+    task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
+    expected = tlspectral.ablation_sweep(
+        model, "rope_phase", heads=["L0H1", "L-1H0"], task=task, control="random", show_progress=False
+    )
+    sweep = read_table(tmp_path / "sweep.parquet")
+    pd.testing.assert_frame_equal(sweep, expected)
+    assert "value of the logit difference and its change delta (intact " in done.stdout
+    assert "over 3 sequences" in done.stdout
+    shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 1)[1]), sep=r"\s+")
+    assert {"value", "delta", "delta_stderr", "delta_p", "control_delta"} <= set(shown)
+    assert shown["delta"].is_monotonic_increasing  # the greatest harm to a logit difference first
+    measured = {
+        name: delta for name, delta in zip(["L0H1", f"L{model.cfg.n_layers - 1}H0"], sweep["delta"], strict=True)
+    }
+    assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals
+
+
+def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
+    file = tmp_path / "prompts.csv"
+    pd.DataFrame({"prompt": PROMPTS, "correct": ["w20", "w21", "w22"], "wrong": "w30"}).to_csv(file, index=False)
+    done = run(folder, "--heads", "L0H1", "--prompts", file, "--part", "M_S", "--format", "json")
+    assert done.exit_code == 0, done.output
+    (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
+    task = tlspectral.logit_difference(PROMPTS, ["w20", "w21", "w22"], "w30")
+    sweep = tlspectral.ablation_sweep(
+        tlspectral.load_model(folder), "symmetric", heads="L0H1", task=task, show_progress=False
+    )
+    assert row["part"] == "symmetric"
+    # The same numbers, in text with 15 decimals.
+    assert (row["value"], row["delta"]) == pytest.approx((sweep["value"][0], sweep["delta"][0]), abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give heads, or a TABLE whose strongest heads are meant"),
+        (("--heads", "L5K1"), "'L5K1' names no head"),
+        (("--heads", "L5H1", "--part", "symetric"), "did you mean 'symmetric'?"),
+        (("--heads", "L5H1", "--task", "langage"), "did you mean 'language'?"),
+        (("--heads", "L5H1", "--control", "mean"), "'mean' is none of random"),
+        (("--heads", "L5H1", "--control", "random", "--part", "output"), "output is no part of the scores"),
+        (("--heads", "L5H1", "-o", "sweep.tsv"), "sweep.tsv: a table is a .parquet or .csv file"),
+        (("--heads", "L5H1", "--prompts", "none.txt"), "No such file or directory: 'none.txt'"),
+        (("none.parquet",), "none.parquet does not exist"),
+        (("--heads", "L5H1", "--correct", "a"), "--correct and --wrong are answers to --prompts"),
+        (("--heads", "L5H1", "--prompts", "LINES", "--task", "induction"), "give one of --task and --prompts"),
+        (("--heads", "L5H1", "--prompts", "LINES", "--correct", "a"), "the wrong answers are missing: give --wrong"),
+        (("--heads", "L5H1", "--prompts", "WHOLE", "--correct", "a"), "the correct answers are given twice"),
+        (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
+        (("--heads", "L5H1", "--prompts", "NOTHING"), "holds no prompt: write one per line"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monkeypatch, arguments, said):
+    loaded = []
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: loaded.append(name), raising=False)
+    (tmp_path / "cells.csv").write_text("prompt,correct,wrong\nw5,w6,w7\nw8,w9,\n")
+    (tmp_path / "whole.csv").write_text("prompt,correct,wrong\nw5,w6,w7\n")
+    (tmp_path / "nothing.csv").write_text("text\nw5\n")
+    files = {"LINES": lines, **{name.upper(): tmp_path / f"{name}.csv" for name in ("cells", "whole", "nothing")}}
+    done = run("tiny", *(files.get(argument, argument) for argument in arguments))
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+    assert loaded == []
