@@ -23,7 +23,7 @@ TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file w
 
 _CONTENTS = {
     "A model": ("analyze", "verify", "ablate", "positional"),
-    "A table of heads": ("show", "report", "plane", "statistics"),
+    "A table of heads": ("show", "report", "plane", "statistics", "compare"),
     "The three papers": ("study",),
 }
 

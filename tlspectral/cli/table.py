@@ -1,4 +1,4 @@
-"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`."""
+"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`, `compare`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tlspectral.cli.app import MODEL_HELP, Revision, TableFile, app, require_writable, write_figure
-from tlspectral.cli.summary import head_table, summary
+from tlspectral.cli.summary import changes, head_table, summary
 
 
 @app.command(short_help="what stands out in a table")
@@ -105,4 +105,28 @@ def statistics(
             typer.echo(f"{name}: {row['reason']}")
     if output is not None:
         write_table(results, output)
+        typer.echo(str(output))
+
+
+@app.command(short_help="which heads differ between two models")
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Parquet file written by tlspectral.")],
+    tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The same of the changed model.")],
+    top: Annotated[int, typer.Option(min=1, help="Heads to list.")] = 10,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The whole comparison, as parquet.")
+    ] = None,
+) -> None:
+    """Print the heads that differ most between two models of one shape, in units of what noise explains.
+
+    Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
+    """
+    if output is not None:
+        require_writable(output)
+    from tlspectral import compare_heads, read_table, write_table
+
+    comparison = compare_heads(*(head_table(read_table(path), path) for path in (base, tuned)))
+    typer.echo(changes(comparison, top))
+    if output is not None:
+        write_table(comparison, output)
         typer.echo(str(output))
