@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, one_panel
@@ -33,7 +34,7 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
     if highlight < 0:
         raise ValueError(f"highlight is {highlight}: give 0 or more heads")
     require(comparison, ("layer", "head", "name", "change", "change_of"), "compare_heads")
-    shown = comparison[np.isfinite(comparison["change"].to_numpy(float))]
+    shown = comparison.loc[np.isfinite(comparison["change"].to_numpy(float))]
     heads = int(comparison["head"].max()) + 1
     across = shown["layer"].to_numpy(float) + 0.8 * ((shown["head"].to_numpy(float) + 0.5) / heads - 0.5)
     points = np.stack([across, shown["change"].to_numpy(float)], axis=1)
@@ -45,7 +46,7 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
     ).set_gid("heads")
     axes.set_yscale("symlog", linthresh=1)
     axes.set(ylim=(0, 2 * max(1.0, points[:, 1].max(initial=0.0))), xlabel="layer", ylabel="largest |change| / band")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, steps=[1, 2, 4, 5, 8, 10]))
     dress(axes)
     models = [str(comparison.attrs.get(key, {}).get("model", key)) for key in ("a", "b")]
     axes.set_title(f"{models[1]} against {models[0]}", fontsize=12, color=INK, loc="left")
