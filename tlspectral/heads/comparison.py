@@ -150,13 +150,13 @@ def _shared_heads(
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
     """Return the rows of the heads that both tables have, and how many heads only one has."""
     names = f"{a.attrs['model']} (a) and {b.attrs['model']} (b)"
-    index_a, index_b = (pd.MultiIndex.from_frame(table[_HEAD]) for table in (first, second))
+    index_a, index_b = (pd.MultiIndex.from_arrays([table["layer"], table["head"]]) for table in (first, second))
     alone = {"a": int((~index_a.isin(index_b)).sum()), "b": int((~index_b.isin(index_a)).sum())}
     if alone["a"] == len(first):
         shapes = [f"{len(table)} heads of layers {sorted(set(table['layer']))}" for table in (first, second)]
         raise ValueError(f"{names} have no head in common: {shapes[0]} and {shapes[1]}; give tables of the same heads")
-    first = first[index_a.isin(index_b)].reset_index(drop=True)
-    second = second[index_b.isin(index_a)].reset_index(drop=True)
+    first = first.loc[index_a.isin(index_b)].reset_index(drop=True)
+    second = second.loc[index_b.isin(index_a)].reset_index(drop=True)
     for column in _ARCHITECTURE:
         alike = (first[column] == second[column]) | (first[column].isna() & second[column].isna())
         if not alike.all():
@@ -209,7 +209,7 @@ def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     for key in _SETTINGS:
         settings[key] = _same_value(key, a.attrs[key], b.attrs[key])
     detectors = a.attrs["detectors"], b.attrs["detectors"]
-    if any(table.attrs["detectors"] is None and table[_DETECTORS].isna().all(axis=None) for table in (a, b)):
+    if any(table.attrs["detectors"] is None and bool(table[_DETECTORS].isna().to_numpy().all()) for table in (a, b)):
         return {**settings, "detectors": None}
     if None in detectors:
         settings["detectors"] = _same_value("detectors", *detectors)
