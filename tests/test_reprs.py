@@ -15,7 +15,7 @@ def one_line(record) -> str:
     return text
 
 
-@pytest.mark.parametrize("backend", ["bridge", "hooked"])
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_operators_and_views_are_one_line(backend):
     model = zoo.shared(backend, "llama")
     view, operators = attention_view(model), qk_operators(model)

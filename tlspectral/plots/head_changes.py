@@ -19,7 +19,8 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
 
     Args:
         comparison: table of `compare_heads`. Heads without a finite `change` are left out and counted.
-        highlight: how many of the most changed heads get their name, with the column that changed most.
+        highlight: how many of the most changed heads get their name, with the column that changed most. A head that
+            did not change gets none.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
@@ -54,6 +55,7 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
     note = f"not drawn, no finite change: {left_out}" if left_out else None
     legend_below(figure, [(Patch(facecolor=PALE), "within the band: what noise explains")], [note], ax=ax)
     order = np.argsort(-points[:, 1], kind="stable")[:highlight]
+    order = order[points[order, 1] > 0]
     if len(order):
         names = [f"{name} {column}" for name, column in shown.iloc[order][["name", "change_of"]].to_numpy()]
         name_points(figure, axes, names, points[order], points, colours=[INK] * len(names), gid="changed head")
