@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+import tlspectral
 from tlspectral.cli import app
 from tlspectral.report import report
 from tlspectral.tables import HEAD_COLUMNS, write_table
@@ -284,3 +285,28 @@ def test_the_command_refuses_another_table_in_one_line(tmp_path):
     assert done.exit_code == 2
     assert "no column D_head" in done.output
     assert not (tmp_path / "report.html").exists()
+
+
+class Frame(HTMLParser):
+    """The attributes of the frames in a text, as a browser reads them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.frames: list[dict[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.frames.append(dict(attrs) | {"tag": tag})
+
+
+def test_a_notebook_shows_the_page_in_a_frame_that_holds_it():
+    page = report(heads())
+    (frame,) = Frame(page._repr_html_()).frames
+    assert frame["tag"] == "iframe"
+    assert frame["srcdoc"] == page  # in the text of the notebook itself: no request
+    assert "src" not in frame
+
+
+def test_the_room_itself_makes_the_page():
+    assert tlspectral.report(heads()) == report(heads())
+    assert tlspectral.report.report is report

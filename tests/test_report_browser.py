@@ -242,3 +242,19 @@ def test_a_table_of_one_head_without_numbers_is_a_page(browser, tmp_path):
         page.hover("#cell-0")
         assert shown(page) == "L3H2"
         assert clean(page, (tmp_path / "report.html").as_uri())
+
+
+def test_in_the_frame_of_a_notebook_the_page_works_without_a_request(browser, tmp_path):
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!DOCTYPE html><title>cell</title>{report(heads())._repr_html_()}", encoding="utf-8")
+    inside = "document.querySelector('iframe').contentDocument"
+    with browser.open(notebook.as_uri()) as page:
+        assert page.run(f"{inside}.querySelectorAll('#grid rect[role=option]').length") == 12
+        link = f"{inside}.querySelector(\"main a[href^='#L']\")"
+        name = page.run(f"{link}.textContent")
+        page.run(f"{link}.click()")
+        page.run("new Promise((done) => setTimeout(done, 300))")  # a navigation away would have begun
+        assert page.run(f"{inside}.getElementById('card').dataset.head") == name
+        assert page.errors == []
+        asked = [url for url in page.requests if not url.startswith(("data:", "about:srcdoc"))]
+        assert asked == [notebook.as_uri()]

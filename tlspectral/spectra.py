@@ -13,6 +13,7 @@ from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
+from tlspectral.records import one_line
 
 EPSILON = torch.finfo(torch.float64).eps
 
@@ -32,6 +33,8 @@ class ThinProduct:
 
     left: Float64[Tensor, "rows r"]
     right: Float64[Tensor, "cols r"]
+
+    __repr__ = one_line
 
     def dense(self) -> Float64[Tensor, "rows cols"]:
         """Return the matrix itself, [rows, cols]."""

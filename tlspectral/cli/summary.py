@@ -54,6 +54,27 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
     return "\n\n".join(parts)
 
 
+def changes(comparison: "pd.DataFrame", top: int) -> str:
+    """Text of `compare`: the models, the heads that changed most, and what was left out."""
+    attrs = comparison.attrs
+    alone, columns = attrs["left_out"]["heads"], attrs["left_out"]["columns"]
+    lines = [f"{attrs['b']['model']} (b) against {attrs['a']['model']} (a): {len(comparison)} heads compared"]
+    if any(alone.values()):
+        lines.append(f"left out, in one table only: {alone['a']} heads of a, {alone['b']} of b")
+    lines += [f"left out, {name}: {reason}" for name, reason in columns.items()]
+    ranked = comparison.dropna(subset=["change"]).sort_values("change_rank", kind="stable").head(top)
+    if ranked.empty:
+        return "\n".join([*lines, "No column has a band: the tables have neither a null nor detector scores."])
+    lines.append("change: |b - a| / band, of the column in which the head changed most; the band is twice the sd of")
+    lines.append(
+        "; ".join(f"{name}: {kind}" for name, kind in attrs["bands"].items() if name in set(ranked["change_of"]))
+    )
+    shown = ranked[["name", "change_of", "change"]].copy()
+    for part in ("a", "b", "diff", "band"):
+        shown[part] = [row[f"{row['change_of']}_{part}"] for _, row in ranked.iterrows()]
+    return "\n".join([*lines, shown.to_string(index=False, float_format=lambda value: f"{value:.4g}")])
+
+
 def _provenance(heads: "pd.DataFrame") -> str:
     """Model, size, settings and self-check, as far as the table records them."""
     attrs = heads.attrs

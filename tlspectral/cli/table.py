@@ -1,4 +1,4 @@
-"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`."""
+"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`, `compare`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import head_table, summary
+from tlspectral.cli.summary import changes, head_table, summary
 
 
 @app.command(short_help="what stands out in a table")
@@ -127,4 +127,26 @@ def statistics(
         if row["reason"]:
             typer.echo(f"{name}: {row['reason']}")
     if output is not None:
+        typer.echo(str(output))
+
+
+@app.command(short_help="which heads differ between two models")
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Parquet file written by tlspectral.")],
+    tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The same of the changed model.")],
+    top: Annotated[int, typer.Option(min=1, help="Heads to list.")] = 10,
+    output: TableOutput = None,
+) -> None:
+    """Print the heads that differ most between two models of one shape, in units of what noise explains.
+
+    Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
+    """
+    if output is not None:
+        require_table_file(output)
+    from tlspectral import compare_heads, read_table, write_table
+
+    comparison = compare_heads(*(head_table(read_table(path), path) for path in (base, tuned)))
+    typer.echo(changes(comparison, top))
+    if output is not None:
+        write_table(comparison, output)
         typer.echo(str(output))

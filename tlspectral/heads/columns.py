@@ -62,24 +62,44 @@ _COMPARED = (
 )
 
 
+_BANDED = (*_SPECTRAL, "prev", "dup", "ind")
+_CHANGE = (
+    COLUMNS["name"],
+    Column("change_rank", "Rank of the head by change, 1 for the largest; missing where change is NaN.", "count",
+        range="1 .. heads"),
+    Column("change", "Largest |difference| / band of the head over the columns that have a band; inf for a change "
+        "where the band is 0, NaN without a band.", "bands", range="0 .. inf",
+        does_not_establish="That the head works otherwise. Bands of different columns may come from different noise "
+        "(attrs['bands'])."),
+    Column("change_of", "Column that change is of.", "label", range="any column with a band"),
+)
+
+
 def _compared_columns(name: str) -> tuple[Column, ...]:
     unit = COLUMNS[name].unit
+    values = tuple(
+        replace(COLUMNS[name], name=f"{name}_{which}", meaning=f"{name} of the head in table {which}.")
+        for which in ("a", "b")
+    )
     difference = Column(f"{name}_diff",
         f"{name} of the head in table b less that in table a. NaN where one of them has no value.", unit,
         range="-inf .. inf",
         does_not_establish="That the head works otherwise, or what training did to it: two runs of the same "
         "fine-tuning may move other heads.")
-    if name not in _SPECTRAL:
-        return (difference,)
+    if name not in _BANDED:
+        return (*values, difference)
     return (
+        *values,
         difference,
         Column(f"{name}_band",
-            f"Twice the standard deviation that rounding gives {name}_diff, both models taken as independent. With a "
-            "noise table only.", unit, range="0 .. inf",
+            f"Twice the standard deviation that noise gives {name}_diff, both models taken as independent: rounding "
+            "where a noise table has the column, else the spread of its null, else its standard error over sequences "
+            "(attrs['bands']). Absent where none is known.", unit, range="0 .. inf",
             does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
             "rounding is all there is."),
         Column(f"{name}_outside",
-            f"Whether |{name}_diff| exceeds {name}_band; missing where either is NaN. With a noise table only.", "flag",
+            f"Whether |{name}_diff| exceeds {name}_band; missing where either is NaN. Absent without a band.",
+            "flag",
             range="False, True",
             does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
             "rounding is all there is."),
@@ -136,7 +156,7 @@ WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise
     (_DRAW, *_HEAD, *(COLUMNS[name] for name in _SPECTRAL)))
 STATISTIC_NOISE = Table("statistic_noise", "`tlspectral.heads.statistic_noise`", _STATISTIC)
 COMPARE_HEADS = Table("compare_heads", "`tls.compare_heads`",
-    (*_HEAD, *(column for name in _COMPARED for column in _compared_columns(name))))
+    (*_HEAD, *_CHANGE, *(column for name in _COMPARED for column in _compared_columns(name))))
 PERMUTED_PAIRING = Table("permuted_pairing",
     "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
     (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,

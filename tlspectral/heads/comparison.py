@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.heads.columns import COMPARE_HEADS
+from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
@@ -44,6 +45,7 @@ _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
 _SETTINGS = ("seed", "null_draws", "null_blocks")
 _DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed", "exclude_special")
+_DETECTORS = ["prev", "dup", "ind"]
 _ORIGIN = ("model", "revision", "sha256", "commit", "weights_sha256")
 _WIDTH = 2.0  # standard deviations
 
@@ -55,46 +57,76 @@ def compare_heads(
     noise_a: pd.DataFrame | None = None,
     noise_b: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Compare every head of model b with the same head of model a, and with the noise of rounding.
+    """Compare every head of model b with the same head of model a, and with noise.
 
     Args:
         a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
-            fine-tuned or quantised copy).
+            fine-tuned or quantised copy). Heads that only one of them has are left out, and so are columns that only
+            one has values for, such as the detectors beside a table read from files.
         noise_a, noise_b: tables of `weight_noise_band` of the same models, where their rounding matters.
 
     Returns:
-        DataFrame sorted by `layer, head`, with `<column>_diff` (b less a, in the column's unit) for every column of
-        `COMPARED_COLUMNS`, NaN where one of the tables has no value. Where a noise table is given, also
-        `<column>_band` for the columns that it has, twice the standard deviation that rounding gives the difference
+        DataFrame sorted by `layer, head`, with `name` and for every column of `COMPARED_COLUMNS` its values
+        `<column>_a` and `<column>_b` and `<column>_diff` (b less a, in the column's unit), NaN where a table has no
+        value. Where a noise is known also `<column>_band`, twice the standard deviation that it gives the difference
         (of both models, taken as independent), and `<column>_outside`, whether the difference exceeds it (missing
-        where either is NaN). `attrs["a"]` and `attrs["b"]` name the models, `attrs["settings"]` how they were
-        measured.
+        where either is NaN). The noise is the rounding of weights where a noise table has the column, else the spread
+        of the column's null, else the standard error over sequences; `attrs["bands"]` says which. `change` is the
+        largest |diff| / band of the head, `change_of` the column that it is of, and `change_rank` 1 for the head that
+        changed most. `attrs["a"]` and `attrs["b"]` name the models, `attrs["settings"]` how they were measured,
+        `attrs["left_out"]` the columns, each with the reason, and the number of heads of each table.
 
     Raises:
-        ValueError: columns, rows or provenance are missing, the tables are of other layers and heads, architectures or
-            settings, or a noise table is of another model.
+        ValueError: columns, rows or provenance are missing, the tables have no head in common, are of other
+            architectures or settings, or a noise table is of another model.
 
     What it does not establish: that a difference is one of function, or what training did to it: two runs of the same
     fine-tuning may move different heads. One head in twenty lies outside of its band where rounding is all there is.
+    The band of a null is how far two heads of random directions and the same singular values lie apart, which is no
+    error of either number. A table does not say how large its model is, so heads of two models of different size are
+    compared if their architecture agrees in the heads they share.
     """
     first, second = _checked(a, "a"), _checked(b, "b")
-    _require_same_heads(first, second, a, b)
+    first, second, alone = _shared_heads(first, second, a, b)
     settings = _same_settings(a, b)
-    table = first[_HEAD].copy()
+    left_out = _lacking(first, second)
+    if any(alone.values()):
+        left_out["D_head_pct"] = "a percentile among other heads"
+    columns: dict[str, Any] = {}
+    kinds, ratios = {}, {}
     bands = _bands(first, noise_a, a, "a"), _bands(second, noise_b, b, "b")
     for name in COMPARED_COLUMNS:
-        difference = second[name].astype(float) - first[name].astype(float)
-        table[f"{name}_diff"] = difference
-        spreads = [band[f"{name}_sd"].to_numpy() for band in bands if band is not None and f"{name}_sd" in band]
-        if spreads:
+        if name in left_out:
+            continue
+        of_a, of_b = first[name].astype(float), second[name].astype(float)
+        difference = of_b - of_a
+        columns |= {f"{name}_a": of_a, f"{name}_b": of_b, f"{name}_diff": difference}
+        kind, spreads = _noise(name, first, second, bands)
+        if kind is not None:
             width = _WIDTH * np.sqrt(np.square(spreads).sum(axis=0))
             outside = pd.Series(difference.abs() > width, dtype="boolean")
-            table[f"{name}_band"] = width
-            table[f"{name}_outside"] = outside.mask(difference.isna() | np.isnan(width))
+            columns[f"{name}_band"] = width
+            columns[f"{name}_outside"] = outside.mask(difference.isna() | np.isnan(width))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = difference.abs().to_numpy() / width
+            ratios[name] = np.where((difference == 0) & (width == 0), 0.0, ratio)
+            kinds[name] = kind
+    change, change_of = _largest(ratios, len(first))
+    summary = {
+        "layer": first["layer"],
+        "head": first["head"],
+        "name": [head_name(layer, head) for layer, head in zip(first["layer"], first["head"], strict=True)],
+        "change_rank": pd.Series(change).rank(ascending=False, method="min").astype("Int64"),
+        "change": change,
+        "change_of": change_of,
+    }
+    table = pd.DataFrame(summary | columns)
     table.attrs = {
         "a": _origin(a),
         "b": _origin(b),
         "settings": settings,
+        "bands": kinds,
+        "left_out": {"columns": left_out, "heads": alone},
         "noise": {key: _noise_origin(noise) for key, noise in (("a", noise_a), ("b", noise_b)) if noise is not None},
     }
     return named(table, COMPARE_HEADS)
@@ -113,11 +145,18 @@ def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
     return heads.sort_values(_HEAD, ignore_index=True)
 
 
-def _require_same_heads(first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFrame, b: pd.DataFrame) -> None:
+def _shared_heads(
+    first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFrame, b: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
+    """Return the rows of the heads that both tables have, and how many heads only one has."""
     names = f"{a.attrs['model']} (a) and {b.attrs['model']} (b)"
-    if not first[_HEAD].equals(second[_HEAD]):
-        shapes = [f"{len(table)} heads in {table['layer'].nunique()} layers" for table in (first, second)]
-        raise ValueError(f"{names} differ in shape: {shapes[0]} and {shapes[1]}, not the same layers and heads")
+    index_a, index_b = (pd.MultiIndex.from_arrays([table["layer"], table["head"]]) for table in (first, second))
+    alone = {"a": int((~index_a.isin(index_b)).sum()), "b": int((~index_b.isin(index_a)).sum())}
+    if alone["a"] == len(first):
+        shapes = [f"{len(table)} heads of layers {sorted(set(table['layer']))}" for table in (first, second)]
+        raise ValueError(f"{names} have no head in common: {shapes[0]} and {shapes[1]}; give tables of the same heads")
+    first = first.loc[index_a.isin(index_b)].reset_index(drop=True)
+    second = second.loc[index_b.isin(index_a)].reset_index(drop=True)
     for column in _ARCHITECTURE:
         alike = (first[column] == second[column]) | (first[column].isna() & second[column].isna())
         if not alike.all():
@@ -127,6 +166,42 @@ def _require_same_heads(first: pd.DataFrame, second: pd.DataFrame, a: pd.DataFra
                 f"{names} differ in architecture: {column} of L{layer}H{head} is {first.loc[row, column]} and "
                 f"{second.loc[row, column]}"
             )
+    return first, second, alone
+
+
+def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
+    """Return the columns that only one of the tables has values for, with the reason."""
+    reasons = {}
+    for name in COMPARED_COLUMNS:
+        without = [which for which, table in (("a", first), ("b", second)) if table[name].isna().all()]
+        if len(without) == 1:
+            reasons[name] = f"no value in {without[0]}"
+    return reasons
+
+
+def _noise(
+    name: str, first: pd.DataFrame, second: pd.DataFrame, bands: tuple[pd.DataFrame | None, ...]
+) -> tuple[str | None, list[np.ndarray]]:
+    """Return what the band of a column comes from, None without a band, and the standard deviations of it."""
+    spreads = [band[f"{name}_sd"].to_numpy(float) for band in bands if band is not None and f"{name}_sd" in band]
+    if spreads:
+        return "rounding of weights", spreads
+    for kind, column in (("null", f"{name}_null_std"), ("standard error over sequences", f"{name}_se")):
+        if all(column in table and table[column].notna().any() for table in (first, second)):
+            return kind, [table[column].to_numpy(float) for table in (first, second)]
+    return None, []
+
+
+def _largest(ratios: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, list[str | None]]:
+    """Return the largest ratio of each head, NaN without one, and the name of its column."""
+    if not ratios:
+        return np.full(count, np.nan), [None] * count
+    values = np.stack(list(ratios.values()), axis=1)
+    known = np.nan_to_num(values, nan=-1.0, posinf=np.inf)
+    largest, names = known.max(axis=1), np.array(list(ratios))[known.argmax(axis=1)]
+    return np.where(largest < 0, np.nan, largest), [
+        None if ratio < 0 else str(name) for ratio, name in zip(largest, names, strict=True)
+    ]
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
@@ -134,6 +209,8 @@ def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     for key in _SETTINGS:
         settings[key] = _same_value(key, a.attrs[key], b.attrs[key])
     detectors = a.attrs["detectors"], b.attrs["detectors"]
+    if any(table.attrs["detectors"] is None and bool(table[_DETECTORS].isna().to_numpy().all()) for table in (a, b)):
+        return {**settings, "detectors": None}
     if None in detectors:
         settings["detectors"] = _same_value("detectors", *detectors)
         return settings

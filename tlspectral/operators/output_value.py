@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.models import AttentionView, attention_view
+from tlspectral.records import one_line
 from tlspectral.spectra import ThinProduct
 
 
@@ -24,6 +25,8 @@ class OVOperator:
     head: int
     w_v: Float64[Tensor, "d_model d_head"]
     w_o: Float64[Tensor, "d_head d_model"]
+
+    __repr__ = one_line
 
     def product(self) -> ThinProduct:
         """The operator as thin factors."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models import AttentionLayer, AttentionView, attention_view
+from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import head_pair, whole_number
 from tlspectral.spectra import ThinProduct
@@ -41,6 +42,8 @@ class HeadSpectrum:
     eigenvector_condition: float
     symmetric_eigenvalues: Float64[Tensor, "r"]
 
+    __repr__ = one_line
+
 
 @dataclass(frozen=True)
 class QKOperator:
@@ -56,6 +59,8 @@ class QKOperator:
     w_q: Float64[Tensor, "d_model d_head"]
     w_k: Float64[Tensor, "d_model d_head"]
     rotary: RotaryGeometry | None
+
+    __repr__ = one_line
 
     def _thin_core(self) -> spectra.ThinCore:
         return spectra.thin_core(self.w_q[None], self.w_k[None])
@@ -125,6 +130,9 @@ class QKOperators(Sequence[QKOperator]):
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
         layer = self._view.layer(index)
         return layer, *layer.operator_factors()
+
+    def __repr__(self) -> str:
+        return f"QKOperators({self._view!r}, {len(self)} heads)"
 
     def __len__(self) -> int:
         return sum(self._heads)

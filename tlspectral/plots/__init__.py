@@ -1,6 +1,11 @@
-"""Figures of the tables: a DataFrame in, a matplotlib Figure out."""
+"""Figures of the tables: a DataFrame in, a matplotlib Figure out, which a notebook shows as the last line of a cell.
+
+A figure of one panel draws into `ax`, axes of the caller's, and returns their figure; those of several panels lay
+themselves out and take none.
+"""
 
 from tlspectral.plots.effects import ablation_effects, kernel
+from tlspectral.plots.head_changes import head_changes
 from tlspectral.plots.head_grid import head_grid
 from tlspectral.plots.percentile_strip import percentile_strip
 from tlspectral.plots.plane import content_direction_plane
@@ -26,6 +31,7 @@ __all__ = [
     "frequency_norms",
     "frequency_path",
     "frequency_profile",
+    "head_changes",
     "head_grid",
     "kernel",
     "percentile_strip",

@@ -2,29 +2,30 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tlspectral.plots.style import GREY, INK
+from tlspectral.plots.style import GREY, INK, new_figure, one_panel
 
 _INTACT = "#1b6ca8"
 _ABLATED = "#c8102e"
 
 
-def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
+def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Change of the loss when a part of each head is removed, largest first, with one standard error.
 
     Args:
         sweep: of `ablation_sweep`; heads without a measured effect are left out. Its control, if it has one, is drawn
             beside the effect.
         heads: of `analyze_heads`, for the previous-token score, which is written after each name.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure that belongs to no window; show it in a notebook or save it by `savefig`.
     """
     table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "name", "prev"]], on=["layer", "head"])
     table = table.sort_values("delta", ignore_index=True)
-    figure = Figure(figsize=(6.4, 1.2 + 0.28 * len(table)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = one_panel(ax, 6.4, 1.2 + 0.28 * len(table))
     heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.errorbar(
@@ -55,19 +56,29 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame) -> Figure:
     return figure
 
 
-def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None) -> Figure:
+def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axes | None = None) -> Figure:
     """Mean attention score against the offset of the key, one panel per head, intact and ablated.
 
     Args:
         intact: of `relative_position_kernel`.
         ablated: the same inside `ablate(...)`, for the same heads; None draws the intact kernel alone.
+        ax: matplotlib Axes to draw into, for the kernel of one head; None makes a new figure.
 
     Returns:
         A figure that belongs to no window.
+
+    Raises:
+        ValueError: `ax` is given, and the kernels are of several heads.
     """
     groups = list(intact[["layer", "head"]].drop_duplicates().itertuples(index=False, name=None))
-    figure = Figure(figsize=(3.2 * len(groups) + 0.6, 2.8), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(groups), sharex=True))
+    if ax is not None and len(groups) > 1:
+        raise ValueError(f"the kernels are of {len(groups)} heads, a panel each: give ax the rows of one, or no ax")
+    if len(groups) == 1:
+        figure, axes = one_panel(ax, 3.8, 2.8)
+        panels = [axes]
+    else:
+        figure = new_figure(3.2 * len(groups) + 0.6, 2.8)
+        panels = figure.subplots(1, len(groups), sharex=True).tolist()
     for axes, (layer, head) in zip(panels, groups, strict=True):
         table = intact[(intact["layer"] == layer) & (intact["head"] == head)]
         axes.plot(table["offset"], table["score"], "o-", markersize=3.5, color=_INTACT, label="intact")

@@ -17,7 +17,7 @@ from tlspectral.plots.style import (
     colour_bar,
     dress,
     legend_below,
-    new_figure,
+    one_panel,
     sequential_colours,
     two_decimals,
 )
@@ -29,7 +29,7 @@ _WHITE_GAPS_BELOW = 40  # layers or heads: with more of them the gaps would hide
 _SIGNED = LinearSegmentedColormap.from_list("signed", ["#0b3c6b", BLUE, "#e3e6ea", ORANGE, "#8a4800"])
 
 
-def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
+def head_grid(heads: pd.DataFrame, column: str = "D_head", *, ax: Axes | None = None) -> Figure:
     """Draw one column of every head as colours.
 
     Columns that may be negative are drawn from blue over pale to orange around 0, all others in viridis. The colour bar
@@ -40,6 +40,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     Args:
         heads: table of `analyze_heads`, or any with `layer`, `head` and the column.
         column: what is drawn; numeric. NaN is hatched; a head that the table lacks stays white.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure outside pyplot; show it in a notebook or save it by `savefig`.
@@ -61,8 +62,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     values = np.full((rows, layers), np.nan)
     values[heads["head"], heads["layer"]] = heads[column].to_numpy(float)
     cell = float(np.clip(7.2 / layers, 0.09, 0.34))
-    figure = new_figure(max(4.4, cell * layers + 1.8), max(2.3, cell * rows + 1.5))
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, max(4.4, cell * layers + 1.8), max(2.3, cell * rows + 1.5))
     colours, scale = _colours(heads[column], column)
     drawn = axes.pcolormesh(
         np.arange(layers + 1) - 0.5,
@@ -91,10 +91,10 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head") -> Figure:
     known = COLUMNS.get(column)
     unit = f"\n({known.unit})" if known and len(known.unit) < 30 else ""
     colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
-    (bar,) = (child for child in axes.child_axes if isinstance(child, Axes))
+    *_, bar = (child for child in axes.child_axes if isinstance(child, Axes))
     note = _mark_null(bar, heads, column)
     patch = Patch(facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
-    legend_below(figure, [(patch, f"not computed: {len(unknown)}")] if len(unknown) else [], [note])
+    legend_below(figure, [(patch, f"not computed: {len(unknown)}")] if len(unknown) else [], [note], ax=ax)
     return figure
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy.stats import hypergeom
 
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel
 from tlspectral.stats import TopHeadPercentile, top_head_percentile
 
 _KINDS = {"prev": "previous-token", "dup": "duplicate-token", "ind": "induction"}
@@ -19,7 +20,12 @@ _TAIL = 0.025
 
 
 def percentile_strip(
-    tables: pd.DataFrame | Mapping[str, pd.DataFrame], column: str = "D_head", *, detector: str = "prev", top: int = 5
+    tables: pd.DataFrame | Mapping[str, pd.DataFrame],
+    column: str = "D_head",
+    *,
+    detector: str = "prev",
+    top: int = 5,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draw the within-model percentiles of each model's strongest heads ("Fingerprint, Not Blueprint", section 6).
 
@@ -32,6 +38,7 @@ def percentile_strip(
         column: what the heads are ranked by: rank / n, ties sharing their mean rank.
         detector: the heads are the strongest by this column.
         top: how many heads of each model.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure outside pyplot; show it in a notebook or save it by `savefig`.
@@ -54,8 +61,7 @@ def percentile_strip(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
-    figure = new_figure(7.2, 1.9 + 0.46 * len(percentiles))
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, 7.2, 1.9 + 0.46 * len(percentiles))
     heights = np.arange(len(percentiles))[::-1]
     bands: dict[tuple[int, int], tuple[float, float]] = {}
     for height, (name, result) in zip(heights, percentiles.items(), strict=True):
@@ -96,7 +102,7 @@ def percentile_strip(
         (line, "their median"),
         (Patch(facecolor=PALE), f"95 % of medians of {top} random head{'s' * (top != 1)}"),
     ]
-    legend_below(figure, entries, [])
+    legend_below(figure, entries, [], ax=ax)
     axes.set_title(_title(percentiles), fontsize=12, color=INK, loc="left")
     return figure
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import GREY, INK, PALE, sequential_colours
+from tlspectral.plots.style import GREY, INK, PALE, legend_place, one_panel, sequential_colours
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
@@ -21,7 +21,9 @@ _BAND_DEVIATIONS = 2.0
 _Entry = tuple[tuple[Artist, ...], str]  # artists that the legend draws over one another, and their text
 
 
-def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5) -> Figure:
+def content_direction_plane(
+    heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None
+) -> Figure:
     """Draw every head in the plane of dir_frac (across) and D_head (up), with their null.
 
     Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
@@ -35,6 +37,7 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
             are left out; a note in the figure says so.
         highlight_previous_token: how many heads with the highest `prev` get a ring and their name; none if `prev` is
             missing or NaN.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A matplotlib `Figure` (7.2 x 5.6 inches) outside pyplot: `figure.savefig(path)`, or leave it as the last line of
@@ -57,8 +60,7 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
     drawn = table.dropna(subset=coordinates)
     ringed = _strongest_previous_token(table, highlight_previous_token).dropna(subset=coordinates)
 
-    figure = Figure(figsize=(7.2, 5.6), layout="constrained", facecolor="white")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, 7.2, 5.6)
     colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(drawn), 1), 14, 42))
     legend = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
@@ -76,7 +78,11 @@ def content_direction_plane(heads: pd.DataFrame, *, highlight_previous_token: in
         legend.append(_draw_rings(axes, ringed, area))
     if len(drawn) < len(table):
         legend.append(_left_out(table.drop(index=drawn.index)))
-    _dress(figure, axes, colours, legend)
+    _dress(figure, axes, colours)
+    if legend:
+        handles, labels = zip(*legend, strict=True)
+        owner, place = legend_place(figure, ax, "left")
+        owner.legend(handles, labels, **place, fontsize=8.5, frameon=False, labelcolor=INK)
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
     axes.set_title(f"{len(drawn)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
@@ -144,8 +150,8 @@ def _left_out(rows: pd.DataFrame) -> _Entry:
     return (Line2D([], [], linestyle="none"),), f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})"
 
 
-def _dress(figure: Figure, axes: Axes, colours: ScalarMappable, legend: list[_Entry]) -> None:
-    """Set axis names, margins, colour bar and legend."""
+def _dress(figure: Figure, axes: Axes, colours: ScalarMappable) -> None:
+    """Set axis names, margins and colour bar."""
     axes.set_xlabel(
         r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)", color=INK
     )
@@ -163,6 +169,3 @@ def _dress(figure: Figure, axes: Axes, colours: ScalarMappable, legend: list[_En
     bar.locator = MaxNLocator(nbins=8, integer=True)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, color=GREY, labelcolor=INK)
-    if legend:
-        handles, labels = zip(*legend, strict=True)
-        figure.legend(handles, labels, loc="outside lower left", fontsize=8.5, frameon=False, labelcolor=INK)

@@ -1,6 +1,8 @@
 """Style of the figures: colours that survive print and colour blindness, plain axes, notes under the panels."""
 
+import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,9 +23,32 @@ ORANGE = "#e07b00"
 """Blue and orange differ in lightness as well as in hue: they stay apart in grey print and to the colour-blind."""
 
 
+class _ShownFigure(Figure):
+    """A figure outside pyplot that a notebook shows as the last line of a cell."""
+
+    def _repr_png_(self) -> bytes:
+        stream = io.BytesIO()
+        self.savefig(stream, format="png")
+        return stream.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
     """A white figure of this size in inches, outside pyplot, with room for what is around its axes."""
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    return _ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
+    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size.
+
+    Raises:
+        TypeError: `ax` is something else, such as an array of axes.
+    """
+    if ax is None:
+        figure = new_figure(width, height)
+        return figure, figure.add_subplot()
+    if not isinstance(ax, Axes):
+        raise TypeError(f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as plt.subplots()[1]")
+    return ax.figure.figure, ax  # the figure of a subfigure is the whole figure
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
@@ -62,16 +87,22 @@ def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes],
 
 
 def legend_below(
-    figure: Figure, entries: Sequence[tuple[Artist, str]], notes: Sequence[str | None], *, columns: int = 1
+    figure: Figure,
+    entries: Sequence[tuple[Artist, str]],
+    notes: Sequence[str | None],
+    *,
+    columns: int = 1,
+    ax: Axes | None = None,
 ) -> None:
-    """Draw notes and legend under all panels; without either, nothing."""
+    """Draw notes and legend under all panels, or under the caller's axes; without either, nothing."""
     text = "\n".join(note for note in notes if note)
     if not text and not entries:
         return
-    legend = figure.legend(
+    owner, place = legend_place(figure, ax, "center")
+    legend = owner.legend(
         [handle for handle, _ in entries],
         [label for _, label in entries],
-        loc="outside lower center",
+        **place,
         ncols=columns,
         columnspacing=1.4,
         borderpad=0.1,
@@ -82,6 +113,17 @@ def legend_below(
         title_fontsize=9,
     )
     legend.get_title().set(color=INK, multialignment="center")
+
+
+def legend_place(figure: Figure, ax: Axes | None, side: str) -> tuple[Any, dict[str, Any]]:
+    """Return what a legend belongs to, and where it stands: under all panels of a figure, or under the caller's axes.
+
+    Under axes it keeps a distance of 4.5 font sizes, in which tick labels and the axis name fit.
+    """
+    if ax is None:
+        return figure, {"loc": f"outside lower {side}"}
+    anchor = {"center": 0.5, "left": 0.0}[side]
+    return ax, {"loc": f"upper {side}", "bbox_to_anchor": (anchor, 0.0), "borderaxespad": 4.5}
 
 
 def two_decimals(value: float) -> str:

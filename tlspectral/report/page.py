@@ -27,9 +27,22 @@ from tlspectral.tables.required import require
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
 
+_FRAME_HEIGHT = 800  # pixels
+
+
+class Page(str):
+    """The HTML of a page. A notebook shows it in a frame, without a request."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
+        return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
+
+
 def report(
     heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, *, kernels: pd.DataFrame | None = None
-) -> str:
+) -> Page:
     """One self-contained page about a table of heads.
 
     On it: the heads as a grid that can be coloured by any column, the plane of dir_frac and D_head with the null, the
@@ -45,7 +58,7 @@ def report(
         kernels: table of `relative_position_kernel`, drawn for the heads that lead a detector.
 
     Returns:
-        The page's HTML.
+        The page's HTML, a string that a notebook shows as the page.
 
     Raises:
         ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
@@ -58,7 +71,7 @@ def report(
     table = _checked(heads)
     if kernels is not None:
         check_kernels(kernels, table)
-    page = _page(table, kernels)
+    page = Page(_page(table, kernels))
     if path is not None:
         with whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8")

@@ -386,7 +386,8 @@ function listen() {
   dark.addEventListener("change", () => choose(chosen));
   const byAddress = () => places.has(location.hash.slice(1)) && pin(places.get(location.hash.slice(1)));
   addEventListener("hashchange", byAddress);
-  for (const link of document.querySelectorAll("main a[href^='#L']")) link.addEventListener("click", () => {
+  for (const link of document.querySelectorAll("main a[href^='#L']")) link.addEventListener("click", (event) => {
+    if (location.protocol === "about:") event.preventDefault(); // In a frame of a notebook it would open the notebook.
     pin(places.get(link.hash.slice(1)));
     part("explorer").scrollIntoView();
   });

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
+from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 
@@ -41,6 +42,8 @@ class RawAttention:
     rotary: RotaryGeometry | None
     even_scale_up_to: int | None = None
 
+    __repr__ = one_line
+
     @property
     def valid_up_to(self) -> int | None:
         """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
@@ -53,7 +56,9 @@ class OutputFactors:
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]
-    digest: str
+    digest: str = field(repr=False)
+
+    __repr__ = one_line
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,10 @@ class AttentionLayer:
     alibi: Alibi | None
     rotary: RotaryGeometry | None
     storage_dtype: torch.dtype
-    digest: str
+    digest: str = field(repr=False)
     even_scale_up_to: int | None = None
+
+    __repr__ = one_line
 
     @property
     def valid_up_to(self) -> int | None:

@@ -50,6 +50,10 @@ class AttentionView:
     d_vocab: int
     n_ctx: int
 
+    def __repr__(self) -> str:
+        sizes = f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab}, n_ctx {self.n_ctx}"
+        return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
+
     @property
     def _reader(self) -> ModuleType:
         return bridge if self.backend == "bridge" else hooked

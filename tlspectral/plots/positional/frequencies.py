@@ -25,6 +25,7 @@ from tlspectral.plots.style import (
     dress,
     legend_below,
     new_figure,
+    one_panel,
     sequential_colours,
 )
 from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
@@ -98,7 +99,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     return figure
 
 
-def frequency_grid(frequencies: pd.DataFrame) -> Figure:
+def frequency_grid(frequencies: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Profiles of all heads at once: one cell per head, layers down and heads across.
 
     In each cell the frequency index runs from left (0, the fastest) to right and both scores from 0 at the bottom to 1
@@ -106,6 +107,7 @@ def frequency_grid(frequencies: pd.DataFrame) -> Figure:
 
     Args:
         frequencies: `layer, head, frequency, s_pos, s_sym` of `positional_symbolic(..., per_frequency=True)`.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure of one axes with two line collections, quick for hundreds of heads, that belongs to no window.
@@ -126,8 +128,8 @@ def frequency_grid(frequencies: pd.DataFrame) -> Figure:
     index = np.arange(low, high + 1)
     across = 0.06 + 0.88 * (index - low) / max(high - low, 1)
 
-    figure = new_figure(float(np.clip(0.62 * n_heads + 0.9, 3.4, 9.0)), float(np.clip(0.27 * n_layers + 1.3, 2.2, 11)))
-    axes = figure.add_subplot()
+    width, height = np.clip(0.62 * n_heads + 0.9, 3.4, 9.0), np.clip(0.27 * n_layers + 1.3, 2.2, 11)
+    figure, axes = one_panel(ax, float(width), float(height))
     for score, colour, dashes in (("s_pos", BLUE, "solid"), ("s_sym", ORANGE, (0, (3, 0.8)))):
         values = frequencies.pivot(index=["layer", "head"], columns="frequency", values=score).reindex(columns=index)
         layers = values.index.get_level_values("layer").to_numpy(float)[:, None]
@@ -149,17 +151,18 @@ def frequency_grid(frequencies: pd.DataFrame) -> Figure:
         (Line2D([], [], color=ORANGE, linewidth=1.6, linestyle=(0, (3, 0.8))), r"symbolic $s_\mathrm{sym}$"),
     ]
     cell = f"in a cell: frequency {low} (fast) to {high} (slow) across,\nscore 0 to 1 up"
-    legend_below(figure, entries, [cell, note], columns=2)
+    legend_below(figure, entries, [cell, note], columns=2, ax=ax)
     return figure
 
 
-def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
+def frequency_path(frequencies: pd.DataFrame, head: Head, *, ax: Axes | None = None) -> Figure:
     """Path of one head over the positional-symbolic plane as the frequency goes from fast to slow.
 
     Args:
         frequencies: `layer, head, frequency, s_pos, s_sym` of `positional_symbolic(..., per_frequency=True)`. Rows with
             NaN are left out and counted.
         head: the pair (layer, head) or a name such as "L12H0".
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure (5.0 x 5.0 inches), coloured by frequency index, that belongs to no window.
@@ -177,8 +180,7 @@ def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
     table = of_head(frequencies, head).sort_values("frequency")
     shown, note = without_nan(table, SCORES)
     points = np.asarray(shown[SCORES], dtype=float)
-    figure = new_figure(5.0, 5.0)
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, 5.0, 5.0)
     colours = sequential_colours(table["frequency"])
     index = np.asarray(shown["frequency"], dtype=float)
     steps = LineCollection(
@@ -197,7 +199,7 @@ def frequency_path(frequencies: pd.DataFrame, head: Head) -> Figure:
     plane_axes(axes, points)
     axes.set_title(f"{head_name(*head_pair(head))}, frequency by frequency", fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, _FREQUENCY_AXIS, whole=True)
-    legend_below(figure, [circle_entry()], [note])
+    legend_below(figure, [circle_entry()], [note], ax=ax)
     if len(shown):
         ticked = np.flatnonzero(shown["frequency"].isin(_ticks(shown)))
         names = [str(index) for index in shown["frequency"].iloc[ticked]]

@@ -22,6 +22,7 @@ from tlspectral.plots.style import (
     dress,
     legend_below,
     new_figure,
+    one_panel,
     sequential_colours,
     two_decimals,
 )
@@ -34,7 +35,9 @@ SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 MOST_QUERIES = 9
 
 
-def positional_symbolic_plane(scores: pd.DataFrame, *, color: str = "layer", highlight: Heads | None = None) -> Figure:
+def positional_symbolic_plane(
+    scores: pd.DataFrame, *, color: str = "layer", highlight: Heads | None = None, ax: Axes | None = None
+) -> Figure:
     """Draw every head in the plane of its positional score (across) and its symbolic score (up).
 
     The thin arc is the unit circle. Under one swap of two blocks no head can lie inside it, and a head with all of its
@@ -49,6 +52,7 @@ def positional_symbolic_plane(scores: pd.DataFrame, *, color: str = "layer", hig
         color: column of numbers that colours the dots.
         highlight: heads to be named: pairs (layer, head), names such as "L12H0", or rows of a table, for instance
             `scores.nlargest(5, "s_sym")`.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure (5.0 x 5.0 inches) that belongs to no window; show it in a notebook or save it by `savefig`.
@@ -68,8 +72,7 @@ def positional_symbolic_plane(scores: pd.DataFrame, *, color: str = "layer", hig
     shown, note = without_nan(scores, list(dict.fromkeys([*SCORES, color])))
     named = _named_rows(scores, shown, highlight)
 
-    figure = new_figure(5.0, 5.0)
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, 5.0, 5.0)
     colours = sequential_colours(scores[color])
     _draw_errors(axes, shown)
     points = _points(shown)
@@ -80,7 +83,7 @@ def positional_symbolic_plane(scores: pd.DataFrame, *, color: str = "layer", hig
     colour_bar(figure, colours, axes, color, whole=whole)
     axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
-    legend_below(figure, [circle_entry()], [_correlation(scores), note])
+    legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
     if len(named):
         names = [head_name(layer, head) for layer, head in zip(named["layer"], named["head"], strict=True)]
         name_points(figure, axes, names, _points(named), points, colours=[INK] * len(names), gid="named head")

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.rows import require_one_row_per, without_nan
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure, one_panel
 from tlspectral.selection import head_name
 from tlspectral.tables.required import require
 
@@ -97,7 +97,7 @@ def _draw_trace(axes: Axes, table: pd.DataFrame, swap: tuple[int, int]) -> None:
     dress(axes)
 
 
-def rotary_plane(projections: pd.DataFrame) -> Figure:
+def rotary_plane(projections: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Queries and keys on the plane of one rotary pair, where one step in position rotates by the pair's angle.
 
     Args:
@@ -105,6 +105,7 @@ def rotary_plane(projections: pd.DataFrame) -> Figure:
             column `step` (training step) the rows of one kind and position are joined into a path, whose last point is
             drawn. Labels, or positions where there are none, are written beside the points, or beside some of
             many. Rows with NaN in `x` or `y` are left out and counted.
+        ax: matplotlib Axes to draw into; None makes a new figure.
 
     Returns:
         A figure (4.8 x 5.0 inches) with equal scales that belongs to no window.
@@ -122,8 +123,7 @@ def rotary_plane(projections: pd.DataFrame) -> Figure:
     if unknown:
         raise ValueError(f"kind {sorted(map(str, unknown))[0]!r}: only 'query' and 'key' are drawn")
     shown, note = without_nan(projections, ["x", "y"])
-    figure = new_figure(4.8, 5.0)
-    axes = figure.add_subplot()
+    figure, axes = one_panel(ax, 4.8, 5.0)
     axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
     axes.axvline(0, color=PALE, linewidth=0.8, zorder=0)
     entries, ends = [], []
@@ -150,7 +150,7 @@ def rotary_plane(projections: pd.DataFrame) -> Figure:
     axes.set(xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach), aspect="equal")
     axes.set(xlabel="first coordinate of the pair (model units)", ylabel="second coordinate of the pair (model units)")
     dress(axes)
-    legend_below(figure, entries, [note], columns=2)
+    legend_below(figure, entries, [note], columns=2, ax=ax)
     names, points, colours = [], [], []
     for last, colour in ends:
         few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
