@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
+from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.parts import Part, Projection, Rotation, project, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured, require_own_scores
 from tlspectral.models.attention import (
@@ -46,6 +47,9 @@ def ablate(
     * `"rotary_band"`: everything that the given frequencies contribute.
     * `"output"`: everything that the head writes (z = 0), for comparison of size.
 
+    `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
+    says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
+
     Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to `rope_phase` and
     `rotary_band`. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks
     that edit queries and keys, which it then sees. Two contexts on different heads act like one on both; on the same
@@ -64,19 +68,19 @@ def ablate(
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
         ValueError: an unknown part, frequencies that do not exist or do not go with the part, or bias where it has no
             meaning.
-        EditNotHonored: the model discards the edit, or its scores are not those of the operators; a key/value cache is
-            in use, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off inside
-            the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second thread
-            opens a block on the model or runs it while a block is open.
+        EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model
+            is given a key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were
+            taken off inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a
+            second thread opens a block on the model or runs it while a block is open.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table).
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size.
     """
-    with exclusive(model, block=True):
+    with exclusive(attention_view(model).model, block=True):
         hooks = ablation_hooks(model, heads, part, frequencies=frequencies, include_bias=include_bias)
-        with hooks_on(model, model.hook_dict, hooks):
+        with hooks_on(model, model.hook_dict, hooks), generating_without_cache(model):
             yield model
 
 
