@@ -182,7 +182,7 @@ def test_detect_heads_runs_on_these_sequences():
 
 def test_the_table_says_how_it_was_made():
     table = tls.detect_heads(shared("bridge", "llama"), **SMALL, seed=3)
-    assert_described(table)
+    assert_described(table, tls.detect_heads(shared("bridge", "llama"), **SMALL, pattern=torch.eye(21)))
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
     assert table.attrs == {
@@ -215,7 +215,7 @@ def test_scores_and_errors_are_those_of_the_kept_patterns(backend, name):
 
 
 def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
-    monkeypatch.setattr(detectors, "BATCH", 3)  # so that parity has to be counted across batches
+    monkeypatch.setattr(detectors.heads, "BATCH", 3)  # so that parity has to be counted across batches
     model, tokens = shared("bridge", "llama"), drawn()
     table = tls.detect_heads(model, tokens=tokens)
     patterns = kept_patterns(model, tokens)
@@ -237,9 +237,9 @@ def test_equal_scores_have_no_reliability():
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_the_size_of_batches_does_not_matter(monkeypatch, batch):
     model = shared("bridge", "gpt2")
-    monkeypatch.setattr(detectors, "BATCH", 4)
+    monkeypatch.setattr(detectors.heads, "BATCH", 4)
     expected = tls.detect_heads(model, **SMALL)
-    monkeypatch.setattr(detectors, "BATCH", batch)
+    monkeypatch.setattr(detectors.heads, "BATCH", batch)
     # Measured: 3e-17, the order of a sum of 7; a lost or doubled last batch moves scores by 1e-3.
     pd.testing.assert_frame_equal(tls.detect_heads(model, **SMALL), expected, rtol=0, atol=1e-12)
 
@@ -314,7 +314,7 @@ def test_a_run_stops_before_the_last_mlp_and_the_unembedding(backend, name):
 @pytest.mark.parametrize(("backend", "name"), [model for model in MODELS if model[1] in ("gpt2", "opt")])
 def test_patterns_are_let_go_as_they_pass(monkeypatch, backend, name):
     """At any pattern, no pattern of another layer or batch is alive, whatever the number of sequences."""
-    monkeypatch.setattr(detectors, "BATCH", 3)
+    monkeypatch.setattr(detectors.heads, "BATCH", 3)
     model = shared(backend, name)
     held = []
 

@@ -1,4 +1,4 @@
-"""Key/value caches are refused under an ablation; generation without one is as defined."""
+"""Generation inside an ablation runs without its key/value cache; a cache that the model is given is refused."""
 
 import pytest
 import torch
@@ -13,24 +13,36 @@ GENERATING = [("bridge", "llama"), ("bridge", "gemma2"), ("bridge", "gptj"), ("b
 GENERATING += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("gpt2", "llama")]
 
 
+OPTIONS = {"max_new_tokens": 4, "do_sample": False, "verbose": False, "stop_at_eos": False}
+
+
 @pytest.mark.parametrize(("backend", "name"), GENERATING)
-@pytest.mark.parametrize("length", [1, 2, 24])
-def test_a_cache_is_refused(backend, name, length):
-    model = shared(backend, name)
-    options = {"max_new_tokens": 4, "do_sample": False, "verbose": False, "stop_at_eos": False}
-    prompt = zoo.prompt(batch=1, length=length)
+@pytest.mark.parametrize("length", [1, 24])
+def test_generation_with_its_defaults_is_greedy_decoding_of_the_ablated_model(backend, name, length):
+    model, prompt = shared(backend, name), zoo.prompt(batch=1, length=length)
     for part in ("symmetric", a_part(name)):
-        with (
-            pytest.raises(EditNotHonored, match=r"layer 0: .*key/value cache.*use_past_kv_cache=False"),
-            ablate(model, [(0, 1)], part),
-        ):
-            model.generate(prompt, use_past_kv_cache=True, **options)
+        with ablate(model, [(0, 1)], part):
+            greedy = prompt
+            for _ in range(4):
+                greedy = torch.cat([greedy, logits(model, greedy)[:, -1:].argmax(-1)], 1)
+            assert torch.equal(model.generate(prompt, **OPTIONS), greedy)
+            assert torch.equal(model.generate(prompt, use_past_kv_cache=True, **OPTIONS), greedy)
+            assert torch.equal(model.generate(prompt, use_past_kv_cache=False, **OPTIONS), greedy)
+    assert not {"generate", "generate_stream"} & set(vars(model))
+
+
+def test_nested_blocks_and_streams_generate_without_a_cache():
+    model, prompt = shared("bridge", "llama"), zoo.prompt(batch=1)
     with ablate(model, [(0, 1)], "symmetric"):
-        generated = model.generate(prompt, use_past_kv_cache=False, **options)
-        greedy = prompt
-        for _ in range(4):
-            greedy = torch.cat([greedy, logits(model, greedy)[:, -1:].argmax(-1)], 1)
-    assert torch.equal(generated, greedy)
+        one = model.generate(prompt, **OPTIONS)
+        with ablate(model, [(1, 2)], "rope_phase"):
+            both = model.generate(prompt, **OPTIONS)
+            greedy = torch.cat([prompt, logits(model, prompt)[:, -1:].argmax(-1)], 1)
+            assert torch.equal(both[:, : greedy.shape[1]], greedy)
+        assert torch.equal(model.generate(prompt, **OPTIONS), one)
+        stream = model.generate_stream(prompt, max_new_tokens=4, do_sample=False, verbose=False, stop_at_eos=False)
+        assert torch.equal(list(stream)[-1][:, -1:], one[:, -1:])
+    assert "generate" not in vars(model)
 
 
 @zoo.needs_hooked

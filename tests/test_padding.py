@@ -216,7 +216,7 @@ def test_rows_that_look_padded_are_refused_without_a_mask(row, said):
         sweep(model, "symmetric", tokens=tokens)
     with pytest.raises(ValueError, match=said + way_out):
         band_effects(model, [(0, 0)], task="language", tokens=tokens, show_progress=False)
-    without = "without padding"
+    without = "give a batch with input_ids and attention_mask"
     with pytest.raises(ValueError, match=f"{said}.*{without}"):
         tls.verify_scores(model, tokens)
     with pytest.raises(ValueError, match=f"{said}.*{without}"):

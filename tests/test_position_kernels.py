@@ -9,9 +9,10 @@ from described import assert_described
 from zoo import shared
 
 from tlspectral.detectors import relative_position_kernel
-from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
+from tlspectral.models.loading import load_model
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 MODELS = [
@@ -79,11 +80,68 @@ def test_no_heads_is_an_empty_table():
     assert_described(relative_position_kernel(shared("bridge", "llama"), []))
 
 
-@pytest.mark.parametrize("name", ["gptj", "opt"])
-def test_a_bridge_without_scores_is_refused(name):
-    assert attention_view(shared("bridge", name)).delegates_attention(0)
-    with pytest.raises(UnsupportedArchitecture, match=r"layer 0: this bridge .* exposes no scores"):
-        relative_position_kernel(shared("bridge", name), [(0, 0)])
+@pytest.mark.parametrize("name", ["gptj", "opt", "gptneo"])
+def test_scores_that_a_bridge_does_not_expose_are_rebuilt(name):
+    """Within a query's row, scores are the logarithm of the pattern but for a constant."""
+    model, tokens = shared("bridge", name), zoo.prompt(1, 2)
+    view = attention_view(model)
+    assert view.delegates_attention(0)
+    score = relative_position_kernel(model, [(0, 1)], tokens).set_index("offset")["score"]
+    name = view.hook_names(0)["pattern"]
+    pattern = view.capture(tokens, [name], last=name)[name][0, 1].double()
+    own = relative_position_kernel(model, [(0, 1)], tokens[:, :1])["score"].item()  # of the first token
+    last = 2 * score[0] - own  # of the second
+    # Measured: 1e-6, the rounding of a float32 pattern; scores are of size 0.1 to 3.
+    assert score[-1] - last == pytest.approx(float((pattern[1, 0] / pattern[1, 1]).log()), abs=1e-4)
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize("name", ["gptj", "opt", "gptneo"])
+def test_rebuilt_scores_are_those_that_the_other_backend_exposes(name):
+    tokens = zoo.prompt(3, 24)
+    rebuilt, exposed = (
+        relative_position_kernel(shared(backend, name), [(0, 1), (1, 2)], tokens)["score"]
+        for backend in ("bridge", "hooked")
+    )
+    # Measured: 5e-7, float32 scores; the mean of another offset differs by 0.2.
+    np.testing.assert_allclose(rebuilt, exposed, rtol=0, atol=1e-5)
+
+
+def test_the_packaged_rotary_model_has_a_kernel():
+    table = relative_position_kernel(load_model("tiny-rope"), [(0, 0)])
+    assert table["score"].notna().all()
+
+
+def test_a_layer_whose_scores_are_rebuilt_is_refused_under_an_ablation_there():
+    model, tokens = shared("bridge", "gptj"), zoo.prompt(3, 24)
+    intact = relative_position_kernel(model, [(1, 0)], tokens)["score"]
+    with ablate(model, [(0, 1)], "rope_phase"):
+        with pytest.raises(EditNotHonored, match=r"layer 0: this bridge computes attention itself.*hook_z"):
+            relative_position_kernel(model, [(0, 0)], tokens)
+        later = relative_position_kernel(model, [(1, 0)], tokens)["score"]
+    assert (later - intact).abs().max() > 1e-4  # the residual stream that enters layer 1 is the ablated one
+
+
+def test_rebuilt_scores_that_are_not_the_models_own_are_refused():
+    model = shared("bridge", "opt")
+    double = [("blocks.0.attn.hook_q", lambda query, hook: 2 * query)]
+    with pytest.raises(ScoreMismatch, match="layer 0: the pattern rebuilt"), model.hooks(fwd_hooks=double):
+        relative_position_kernel(model, [(0, 0)], zoo.prompt(3, 24))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_padding_is_not_counted(name):
+    model, tokens = shared("bridge", name), zoo.prompt(2, 24)
+    mask = torch.ones_like(tokens)
+    mask[0, :10] = 0  # padded on the left
+    padded = relative_position_kernel(model, [(0, 1)], {"input_ids": tokens, "attention_mask": mask})
+    alone = [relative_position_kernel(model, [(0, 1)], row)["score"] for row in (tokens[:1, 10:], tokens[1:])]
+    for back in range(14):
+        short, long = (float(score.iloc[-1 - back]) for score in alone)
+        counts = 14 - back, 24 - back
+        expected = (counts[0] * short + counts[1] * long) / sum(counts)
+        # Measured: 2e-16 (other batch shapes may round float32 otherwise); counting the filling moves the mean by 0.1.
+        assert padded["score"].iloc[-1 - back] == pytest.approx(expected, abs=1e-5)
 
 
 def test_heads_that_do_not_exist_are_refused():

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import scipy.stats
-from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -42,7 +41,8 @@ def analyze_heads(
     null_blocks: Literal["shared", "fresh"] = "shared",
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
-    tokens: Int[Tensor, "*batch pos"] | None = None,
+    n_sequences: int = 200,
+    tokens: Any = None,
     extras: Iterable[str] = (),
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
@@ -73,7 +73,9 @@ def analyze_heads(
             and for heads where its rounding stays below 1 % of the Monte-Carlo error; all others, and the heads' own
             spectra, are in float64. The random frames are the same.
         detectors: also run the model on repeated sequences (`detect_heads`), the only slow part for a large model.
-        tokens: prompts, [batch, pos], for the self-check, `outside_m` and `score_asym`; None draws 24 random ids.
+        n_sequences: repeated sequences that the detectors run on.
+        tokens: prompts in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the
+            self-check, `outside_m` and `score_asym`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`.
         checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
@@ -103,6 +105,8 @@ def analyze_heads(
     check_arguments(null_draws, null_blocks, null_dtype, extras)
     if layers is not None and heads is not None:
         raise ValueError("layers= and heads= both choose the rows; give one of them")
+    if detectors and n_sequences < 2:
+        raise ValueError(f"detectors need at least two sequences, found n_sequences={n_sequences}")
     with download_bars(show_progress):
         source = open_layers(model, load=detectors, revision=revision)
     chosen = None if heads is None else heads_by_layer(source, heads)
@@ -136,7 +140,7 @@ def analyze_heads(
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
-        detected = detect_heads(source.model, seed=seed, show_progress=show_progress)
+        detected = detect_heads(source.model, n_sequences=n_sequences, seed=seed, show_progress=show_progress)
         table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = {name: float(table[name].mean()) for name in table if name.endswith("_controlled")}
@@ -162,7 +166,7 @@ def analyze_heads(
     return named(table, ANALYZE_HEADS)
 
 
-def _refuse_activations(tokens: Tensor | None, extras: Sequence[str]) -> None:
+def _refuse_activations(tokens: Any, extras: Sequence[str]) -> None:
     wanted = [name for name, given in (("tokens", tokens is not None), ("score_asym", "score_asym" in extras)) if given]
     if wanted:
         raise ValueError(f"{wanted[0]} needs the model's activations: pass a loaded model, or leave detectors=True")
@@ -172,7 +176,7 @@ def _loaded_layers(
     view: AttentionView,
     indices: Sequence[int],
     chosen: dict[int, list[int]] | None,
-    tokens: Int[Tensor, "*batch pos"] | None,
+    tokens: Any,
     extras: Sequence[str],
     null_draws: int,
     null_blocks: Literal["shared", "fresh"],
@@ -205,7 +209,7 @@ def _loaded_layers(
 def _measure(
     view: AttentionView,
     indices: Sequence[int],
-    tokens: Int[Tensor, "*batch pos"] | None,
+    tokens: Any,
     extras: Sequence[str],
     progress: Callable[..., Iterable[int]],
 ) -> tuple[list[MeasuredHeads], list[dict[Any, Any]]]:

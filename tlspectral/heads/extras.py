@@ -1,32 +1,33 @@
 """Columns that are computed only when asked for."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.prompts import even_rows, packed_prompts
 from tlspectral.operators.verification import check_prompt
 
 POSITION_DIRECTIONS = 64
 
 
-def score_asymmetries(
-    view: AttentionView, tokens: Int[Tensor, "*batch pos"] | None
-) -> list[Float64[np.ndarray, "heads"]]:
+def score_asymmetries(view: AttentionView, tokens: Any) -> list[Float64[np.ndarray, "heads"]]:
     """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
     With `tokens=None` the prompt is the random one of the self-check; FP uses text.
     """
-    prompt = check_prompt(view) if tokens is None else torch.atleast_2d(tokens)
+    prompts = even_rows(check_prompt(view)) if tokens is None else packed_prompts(view, tokens)
     names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
     last = view.hook_names(view.n_layers - 1)["pattern"]
-    residuals = view.capture(prompt, names, last=last)
+    residuals = view.capture(prompts.tokens, names, last=last)
     asymmetries = []
     for index, name in enumerate(names):
         layer = view.layer(index)
-        n = layer.norm.normalized(residuals[name].cpu().double())
+        n = layer.norm.normalized(residuals[name].cpu().double()) * prompts.real[..., None]  # 0 where filled up
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)

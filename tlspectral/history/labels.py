@@ -16,7 +16,7 @@ Label = int | str
 
 
 def labelled_checkpoints(
-    checkpoints: str | os.PathLike[str] | Iterable[Any],
+    checkpoints: Any,
     revisions: str | None = None,
     steps: Iterable[int] | None = None,
 ) -> Iterable[tuple[Any, Any]]:
@@ -27,6 +27,7 @@ def labelled_checkpoints(
         revisions, steps: which checkpoints of one hub model or folder.
 
     Raises:
+        TypeError: no name, folder or list of checkpoints.
         ValueError: `revisions` or `steps` for several names, or as `hub_checkpoints` and `folder_checkpoints`.
     """
     if isinstance(checkpoints, str | os.PathLike):
@@ -43,6 +44,11 @@ def labelled_checkpoints(
         raise ValueError(
             "revisions= and steps= choose among the checkpoints of one hub model or folder: give its name alone, or "
             "leave them out"
+        )
+    if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
+        raise TypeError(
+            "checkpoints are the hub name of a suite, a folder, or a list of names, folders, models or (label, "
+            f"checkpoint) pairs; found {type(checkpoints).__name__}: put one model into a list"
         )
     if isinstance(checkpoints, Sequence):
         return [_labelled(item) for item in checkpoints]
@@ -90,7 +96,7 @@ def _labelled(item: Any) -> tuple[Any, Any]:
     elif isinstance(item, nn.Module):
         label, checkpoint = _label_of_model(item), item
     else:
-        raise ValueError(
+        raise TypeError(
             f"found {type(item).__name__} among the checkpoints: give names, folders, models, or (label, checkpoint) "
             "pairs"
         )

@@ -31,7 +31,7 @@ _STORED = ("control_variate", "identity", "in_context", "shape", "tables", "weig
 
 
 def head_history(
-    checkpoints: str | os.PathLike[str] | Iterable[Any],
+    checkpoints: Any,
     *,
     revisions: str | None = None,
     steps: Iterable[int] | None = None,

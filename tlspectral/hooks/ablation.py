@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Frequencies, check_arguments, chosen_pairs
+from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, project, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured, require_own_scores
 from tlspectral.hooks.reach import Reach
@@ -58,6 +59,9 @@ def ablate(
       on another sequence.
     * `"long_range"`: the keys between the first `sinks` tokens and the last `window`.
 
+    `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
+    says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
+
     Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to a part of the
     scores: the operator on tokens with a 1 appended. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks
     of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
@@ -83,10 +87,10 @@ def ablate(
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
         ValueError: an unknown part, frequencies that do not exist, arguments that do not go with the part, or a
             reference that is no token ids of the model or looks padded.
-        EditNotHonored: the model discards the edit, or its scores are not those of the operators; a key/value cache is
-            in use, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off inside
-            the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second thread
-            opens a block on the model or runs it while a block is open.
+        EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
+            key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
+            inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
+            thread opens a block on the model or runs it while a block is open.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; or sequences
             to resample that are of another length.
@@ -94,7 +98,7 @@ def ablate(
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size.
     """
-    with exclusive(model, block=True):
+    with exclusive(attention_view(model).model, block=True):
         hooks = ablation_hooks(
             model,
             heads,
@@ -107,7 +111,7 @@ def ablate(
             window=window,
             sinks=sinks,
         )
-        with hooks_on(model, model.hook_dict, hooks):
+        with hooks_on(model, model.hook_dict, hooks), generating_without_cache(model):
             yield model
 
 

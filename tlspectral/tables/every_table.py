@@ -14,7 +14,7 @@ from tlspectral.tables.column import Table
 _MODULES = (
     "heads.columns",
     "positional.columns",
-    "detectors",
+    "detectors.columns",
     "composition",
     "ablation.columns",
     "heads.statistics_columns",

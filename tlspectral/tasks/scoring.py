@@ -14,7 +14,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import packed_prompts
+from tlspectral.tasks.prompts import prompts_of_task
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -147,7 +147,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
             prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
     """
-    packed = packed_prompts(view, task.prompts)
+    packed = prompts_of_task(view, task.prompts)
     metric = task.metric
     if isinstance(metric, LogitDifference):
         metric = metric.for_model(view, len(packed.tokens))

@@ -24,6 +24,11 @@ class PackedTokens:
     tokens: Int[Tensor, "sequences pos"]
     lengths: Int[Tensor, "sequences"]
 
+    @property
+    def real(self) -> Bool[Tensor, "sequences pos"]:
+        """Which positions are tokens of their sequence, and not filling."""
+        return torch.arange(self.tokens.shape[1]) < self.lengths[:, None]
+
 
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
     """Move the real tokens of each row to the left and cut columns that are padding in all rows.

@@ -1,0 +1,192 @@
+"""`detect_heads` on prompts and with patterns of one's own, against loops over kept patterns."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from described import assert_described
+from zoo import shared
+
+import tlspectral as tls
+from tlspectral import detectors
+
+LENGTHS = (9, 14, 3, 14, 2)
+
+
+def rows_of_ids(seed=0):
+    """Prompts of unequal length with few ids, so that tokens recur; the last is too short to count."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 8, (length,), generator=generator) for length in LENGTHS]
+
+
+def batch_of(rows, side):
+    width = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        where = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[index, where], mask[index, where] = row, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def kept_patterns(model, row):
+    with torch.no_grad():
+        _, cache = model.run_with_cache(row[None])
+    return [cache[f"blocks.{layer}.attn.hook_pattern"][0].double().numpy() for layer in range(model.cfg.n_layers)]
+
+
+def plain_scores(patterns, row):
+    """The scores of a prompt, by layer and head, and what uniform attention scores; NaN without a query."""
+    row = row.tolist()
+    targets = {"prev": {}, "dup": {}, "self": {}}
+    for query in range(2, len(row)):
+        targets["prev"][query] = [query - 1]
+        targets["self"][query] = [query]
+        if earlier := [key for key in range(query) if row[key] == row[query]]:
+            targets["dup"][query] = earlier
+    scores, chance = {}, {}
+    for name, keys_of in targets.items():
+        chance[name] = np.mean([len(keys) / (query + 1) for query, keys in keys_of.items()]) if keys_of else np.nan
+        scores[name] = [
+            [
+                np.mean([sum(head[query, keys]) for query, keys in keys_of.items()]) if keys_of else np.nan
+                for head in layer
+            ]
+            for layer in patterns
+        ]
+    return scores, chance
+
+
+def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
+    monkeypatch.setattr(detectors.heads, "BATCH", 2)
+    model, rows = shared("bridge", "qwen3"), rows_of_ids()
+    plain = [plain_scores(kept_patterns(model, row), row) for row in rows]
+    table = tls.detect_heads(model, prompts=rows)
+    assert list(table) == ["layer", "head", "prev", "prev_se", "dup", "dup_se", "self", "self_se"]
+    for name in ("prev", "dup", "self"):
+        by_prompt = np.array([scores[name] for scores, _ in plain]).reshape(len(rows), -1)
+        by_prompt = by_prompt[~np.isnan(by_prompt[:, 0])]
+        n = len(by_prompt)
+        assert 2 <= n < len(rows)
+        assert table.attrs["n_counted"][name] == n
+        # Measured: 7e-8, float32 runs of other batch shapes; padding that counts moves a score by 1e-2.
+        np.testing.assert_allclose(table[name], by_prompt.mean(0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(table[f"{name}_se"], by_prompt.std(0, ddof=1) / np.sqrt(n), rtol=0, atol=1e-6)
+        assert table.attrs["chance"][name] == pytest.approx(np.nanmean([chance[name] for _, chance in plain]))
+    assert table.attrs["n_sequences"] == len(rows)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_every_form_of_prompts_is_scored_alike(name):
+    model, rows = shared("bridge", name), rows_of_ids()
+    expected = tls.detect_heads(model, prompts=rows)
+    for given in (batch_of(rows, "left"), batch_of(rows, "right"), [row.tolist() for row in rows]):
+        pd.testing.assert_frame_equal(tls.detect_heads(model, prompts=given), expected, check_exact=True)
+
+
+def test_strings_are_read_by_the_models_tokenizer(tmp_path):
+    model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
+    texts = ["w3 w4 w3 w4 w5", "w6 w7 w6"]
+    rows = [model.to_tokens(text)[0] for text in texts]
+    assert len({len(row) for row in rows}) == 2
+    expected = tls.detect_heads(model, prompts=rows)
+    pd.testing.assert_frame_equal(tls.detect_heads(model, prompts=texts), expected, check_exact=True)
+    assert tls.verify_scores(model, texts).equals(tls.verify_scores(model, rows))
+    kernel = tls.relative_position_kernel(model, "L0H1", texts)
+    pd.testing.assert_frame_equal(kernel, tls.relative_position_kernel(model, "L0H1", rows), check_exact=True)
+    quick = {"null_draws": 2, "show_progress": False, "extras": ["score_asym"], "n_sequences": 3}
+    tables = [tls.analyze_heads(model, tokens=given, **quick) for given in (texts, rows)]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+    assert tables[0].attrs["detectors"]["n_sequences"] == 3
+
+
+def test_filling_counts_neither_in_the_self_check_nor_in_the_asymmetry():
+    """Both are ratios of sums over prompts, so that those of two prompts lie between those of each."""
+    model, rows = shared("bridge", "qwen2"), [zoo.prompt(1, 24)[0], zoo.prompt(1, 6, seed=1)[0]]
+    filled = torch.stack([rows[0], torch.cat([rows[1], rows[1][-1:].expand(18)])])
+    quick = {"null_draws": 2, "show_progress": False, "extras": ["score_asym"], "detectors": False}
+    both, long, short, all_counted = (
+        tls.analyze_heads(model, tokens=given, **quick) for given in (rows, rows[:1], rows[1:], filled)
+    )
+    for name in ("score_asym", "outside_m"):
+        # Runs of other batch shapes differ by 1e-6; counting the filling moves the largest by 0.6 and 0.04.
+        assert (both[name] >= np.minimum(long[name], short[name]) - 1e-5).all()
+        assert (both[name] <= np.maximum(long[name], short[name]) + 1e-5).all()
+        assert (both[name] - all_counted[name]).abs().max() > 1e-2
+
+
+# --- patterns ---
+
+
+def test_a_pattern_beside_the_default_leaves_its_numbers_alone():
+    model = shared("bridge", "llama")
+    small = {"n_sequences": 7, "segment_length": 10}
+    plain = tls.detect_heads(model, **small)
+    behind = torch.eye(21).roll(1, 0).tril()
+    behind[:11] = 0  # the queries of the copy
+    table = tls.detect_heads(model, **small, pattern=behind)
+    pd.testing.assert_frame_equal(table[list(plain)], plain, check_exact=True)
+    # Measured: 0; a query more or less moves a score by 1e-3.
+    np.testing.assert_allclose(table["pattern"], plain["prev"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(table["pattern_se"], plain["prev_se"], rtol=0, atol=1e-10)
+    assert table.attrs["chance"]["prev"] == plain.attrs["chance"]
+    assert table.attrs["chance"]["pattern"] == pytest.approx(plain.attrs["chance"])
+    again = tls.detect_heads(model, **small, pattern=lambda row: behind.numpy().astype(bool))
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
+
+
+def test_a_function_of_the_tokens_and_its_matrices_agree():
+    model, rows = shared("bridge", "llama"), rows_of_ids()
+    seen = []
+
+    def duplicates(row):
+        seen.append(len(row))
+        equal = (row[:, None] == row).tril(-1)
+        equal[:2] = False
+        return equal
+
+    table = tls.detect_heads(model, prompts=rows, pattern=duplicates)
+    assert_described(table)
+    assert seen == list(LENGTHS)
+    pd.testing.assert_series_equal(table["pattern"], table["dup"], check_names=False, check_exact=True)
+    assert table.attrs["chance"]["pattern"] == table.attrs["chance"]["dup"]
+    matrices = torch.zeros(len(rows), max(LENGTHS), max(LENGTHS))
+    for index, row in enumerate(rows):
+        matrices[index, : len(row), : len(row)] = duplicates(row)
+    doubled = tls.detect_heads(model, prompts=rows, pattern=2 * matrices)
+    pd.testing.assert_series_equal(doubled["pattern"], 2 * table["dup"], check_names=False, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error", "said"),
+    [
+        (torch.ones(14, 14), ValueError, r"prompt 0: query 0 is marked with key 1, which comes after it.*tril"),
+        (torch.eye(13), ValueError, r"prompt 0 needs weights of shape \(14, 14\) or \(5, 14, 14\); found \(13, 13\)"),
+        (lambda row: torch.eye(14), ValueError, r"prompt 0 needs weights of shape \(9, 9\)"),
+        (torch.eye(14).expand(5, 14, 14), ValueError, "prompt 0 has 9 tokens, and a later query is marked"),
+        (torch.zeros(14, 14), ValueError, "marks no key of any sequence"),
+        (torch.full((14, 14), torch.nan), TypeError, "matrix of weights"),
+        ("prev", TypeError, "pattern is a matrix of weights .* found str 'prev'"),
+        (lambda row: None, TypeError, "found NoneType None for prompt 0"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(pattern, error, said):
+    with pytest.raises(error, match=said):
+        tls.detect_heads(shared("bridge", "llama"), prompts=rows_of_ids(), pattern=pattern)
+
+
+def test_prompts_that_do_not_fit_are_refused():
+    model = shared("bridge", "llama")
+    with pytest.raises(ValueError, match="tokens= are repeated sequences and prompts= any text"):
+        tls.detect_heads(model, prompts=rows_of_ids(), tokens=zoo.prompt())
+    with pytest.raises(ValueError, match="no tokenizer"):
+        tls.detect_heads(model, prompts=["the red"])
+    with pytest.raises(ValueError, match="n_sequences=1"):
+        tls.analyze_heads(model, n_sequences=1, show_progress=False)
+
+
+def test_one_prompt_has_no_error():
+    table = tls.detect_heads(shared("bridge", "llama"), prompts=zoo.prompt(1, 20))
+    assert table["prev"].notna().all()
+    assert table["prev_se"].isna().all()
+    assert table.attrs["reliability"]["prev"] is None

@@ -1,0 +1,49 @@
+"""What is no model is refused by every public function that takes one, in words that say what is accepted."""
+
+import inspect
+from contextlib import ExitStack
+
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+
+PROMPT = tls.BlockPrompt(prefix="a", blocks=("b", "c", "d"), suffix="e")
+MORE = {
+    "ablate": ("L0H1", "symmetric"),
+    "ablation_hooks": ("L0H1", "symmetric"),
+    "ablation_sweep": ("symmetric",),
+    "band_effects": ("L0H1",),
+    "evaluate": ("induction",),
+    "k_composition": ((1, 0),),
+    "positional_symbolic": (PROMPT,),
+    "positional_symbolic_profile": ("binding",),
+    "relative_position_kernel": ("L0H1",),
+}
+NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
+FIRST = {"model", "checkpoints", "name"}
+TAKE_A_MODEL = [name for name in tls.__all__ if next(iter(inspect.signature(getattr(tls, name)).parameters)) in FIRST]
+NO_MODELS = {
+    "text": lambda: "gpt2",
+    "a tensor": lambda: torch.zeros(3),
+    "a list": lambda: [0.5],
+    "nothing": lambda: None,
+    "a model of transformers": lambda: zoo.hf_model("llama"),
+}
+
+
+@pytest.mark.parametrize("what", NO_MODELS)
+@pytest.mark.parametrize("name", TAKE_A_MODEL)
+def test_what_is_no_model_is_a_type_error_that_says_what_is_accepted(name, what):
+    if (what == "text" and name in NAMES_TOO) or (what == "a model of transformers" and name == "load_model"):
+        pytest.skip("accepted")
+    accepted = "TransformerBridge.*HookedTransformer" if name not in NAMES_TOO else "TransformerBridge|name"
+    given, function = (NO_MODELS[what](), *MORE.get(name, ())), getattr(tls, name)
+    with pytest.raises(TypeError, match=accepted):
+        _ = ExitStack().enter_context(function(*given)) if name == "ablate" else function(*given)
+
+
+def test_every_function_of_a_model_is_among_them():
+    assert len(TAKE_A_MODEL) > 15
+    assert set(MORE) | NAMES_TOO <= set(TAKE_A_MODEL)

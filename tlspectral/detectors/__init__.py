@@ -1,0 +1,18 @@
+"""What heads do: attention to the previous token, the duplicate, the token after it (FP section 3), or any pattern.
+
+`relative_position_kernel` gives mean scores by offset. Both take random sequences or prompts of one's own.
+"""
+
+from tlspectral.detectors.columns import DETECTORS
+from tlspectral.detectors.heads import detect_heads, split_half_reliability
+from tlspectral.detectors.kernel import relative_position_kernel
+from tlspectral.detectors.sequences import chance_level, repeated_sequences
+
+__all__ = [
+    "DETECTORS",
+    "chance_level",
+    "detect_heads",
+    "relative_position_kernel",
+    "repeated_sequences",
+    "split_half_reliability",
+]

@@ -1,0 +1,262 @@
+"""`detect_heads`: how much attention a head gives to the previous token, the duplicate, and other marked keys (FP 3).
+
+By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
+from tlspectral.detectors.sequences import chance_level, repeated_sequences
+from tlspectral.detectors.targets import (
+    Pattern,
+    Weights,
+    counted,
+    pattern_weights,
+    prompt_weights,
+    uniform_attention,
+    weighted_attention,
+)
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens, refuse_padding
+from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.rotary import in_float64
+from tlspectral.tables import named
+
+BATCH = 25
+_MOST_TOKENS = 2**12
+
+Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
+
+
+def detect_heads(
+    model: Any,
+    *,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    prompts: Any = None,
+    pattern: Pattern | None = None,
+    exclude_special: bool = False,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> pd.DataFrame:
+    """Measure the attention of every head on random repeated sequences, or on prompts of your own.
+
+    On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
+    (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
+    queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
+    tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Hooks that are
+    on the model stay in force.
+
+        tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
+        tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        n_sequences: sequences drawn; standard errors are over them.
+        segment_length: L, at most (n_ctx - 1) // 2.
+        tokens: sequences of your own, [sequences, 1 + 2 L], the copy equal to the segment; None draws them.
+        prompts: any text, in place of such sequences, in any form that `Task` takes: strings, token ids, lists of
+            unequal length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
+        pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
+            [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
+            ids of a sequence, [pos], and returns [pos, pos].
+        exclude_special: leave the tokenizer's special ids out of the draw.
+        seed: of the draw, on the CPU: the same on every device and for every batch size.
+        show_progress: a bar over batches.
+
+    Returns:
+        DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
+        prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
+        target there); on prompts `layer, head, prev, prev_se, dup, dup_se, self, self_se`. With `pattern` also
+        `pattern, pattern_se`: the weighted attention to marked keys, averaged over the queries that have any. `attrs`
+        hold L, the number of sequences, the opening token, `chance`, what uniform attention would score on the copy,
+        and `reliability`: the rank correlation, over the model's heads, of each score between even and odd sequences;
+        and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and
+        `n_counted` says how many sequences have a query for it.
+
+    Raises:
+        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, `tokens` beside
+            `prompts`, or a pattern of another shape, without a mark, or with a key after its query.
+        TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
+        UnsupportedArchitecture: the model exposes no attention pattern.
+
+    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it.
+    """
+    view = attention_view(model)
+    if prompts is not None:
+        if tokens is not None:
+            raise ValueError("tokens= are repeated sequences and prompts= any text: give one of them")
+        sequences, length, names = packed_prompts(view, prompts), None, PROMPT_DETECTORS
+        attrs: dict[str, Any] = {"n_sequences": len(sequences.tokens)}
+    else:
+        if tokens is None:
+            tokens = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        length, names = _segment_length(view, tokens), (*DETECTORS, "prev_first")
+        sequences = even_rows(tokens.cpu())
+        attrs = {"n_sequences": len(tokens), "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
+    names = names if pattern is None else (*names, "pattern")
+    chances: list[Float64[Tensor, "scores batch"]] = []
+
+    def scored(rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
+        weights = {} if length is not None else prompt_weights(sequences, rows)
+        if pattern is not None:
+            weights["pattern"] = pattern_weights(pattern, sequences, rows)
+        repeated = 0 if length is None else len(DETECTORS) + 1
+        count = torch.ones(repeated, rows.stop - rows.start, dtype=torch.bool)
+        if weights:
+            count = torch.cat([count, torch.stack([counted(marked) for marked in weights.values()])])
+            chances.append(torch.stack([uniform_attention(marked) for marked in weights.values()]))
+        return _reduced(length, list(weights.values())), count
+
+    with tqdm(total=len(sequences.tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
+        layers, n_counted = _means_and_errors(view, sequences, scored, bar.update)
+    if pattern is not None and not n_counted[-1]:
+        raise ValueError("pattern marks no key of any sequence")
+    rows = []
+    for layer, (mean, error, _) in enumerate(layers):
+        for head in range(mean.shape[1]):
+            row: dict[str, Any] = {"layer": layer, "head": head}
+            for i, name in enumerate(names):
+                row |= {name: mean[i, head], f"{name}_se": error[i, head]}
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    chance: Any = None if length is None else chance_level(length)
+    if chances:
+        uniform = torch.cat(chances, dim=1).sum(1)
+        n_marked = len(uniform)
+        by_pattern = zip(names[-n_marked:], (uniform / n_counted[-n_marked:]).tolist(), strict=True)
+        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_pattern)
+        attrs["n_counted"] = dict(zip(names, n_counted.long().tolist(), strict=True))
+    halves = np.concatenate([by_half for _, _, by_half in layers], axis=2)
+    table.attrs = {
+        **attrs,
+        "chance": chance,
+        "reliability": split_half_reliability(halves, names),
+        **{key: value for key, value in view.source.items() if key == "user_hooks"},
+    }
+    return named(table, DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS)
+
+
+def split_half_reliability(
+    halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
+) -> dict[str, float | None]:
+    """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
+
+    It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
+    most of which are near chance. It is None for fewer than three heads or equal scores.
+    """
+    reliability: dict[str, float | None] = {}
+    for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):
+        if name == "prev_first":
+            continue
+        varies = len(even) > 2 and np.ptp(even) > 0 and np.ptp(odd) > 0
+        reliability[name] = float(pd.Series(even).corr(pd.Series(odd), method="spearman")) if varies else None
+    return reliability
+
+
+def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
+    length = (tokens.shape[1] - 1) // 2
+    repeats = tokens.shape[1] == 1 + 2 * length and torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :])
+    if not repeats or len(tokens) < 2 or length < 2:
+        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
+        raise ValueError(
+            "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "
+            f"then the same segment again; found shape {tuple(tokens.shape)}. Other text goes to prompts="
+        )
+    return length
+
+
+def _reduced(length: int | None, weights: list[Weights]) -> Reduce:
+    """Return the function of a pattern that gives the scores on repeated sequences, then those of the weights."""
+
+    def reduce(pattern: Tensor) -> Tensor:
+        scores = [] if length is None else _repeated_scores(pattern, length)
+        return torch.stack([*scores, *(weighted_attention(pattern, marked) for marked in weights)])
+
+    return reduce
+
+
+def _repeated_scores(pattern: Tensor, length: int) -> list[Float64[Tensor, "batch heads"]]:
+    """Return the scores of `DETECTORS` on the copy, then `prev` on the segment."""
+    offsets = {"prev": 1, "dup": length, "ind": length - 1}
+    mass = [
+        # Entry i of the diagonal is query i + offset, key i.
+        in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(-1)
+        for name in DETECTORS
+    ]
+    mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
+    return [score.cpu() for score in mass]
+
+
+def _means_and_errors(
+    view: AttentionView,
+    sequences: PackedTokens,
+    scored: Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]],
+    advance: Callable[[int], Any],
+) -> tuple[
+    list[
+        tuple[
+            Float64[np.ndarray, "scores heads"],
+            Float64[np.ndarray, "scores heads"],
+            Float64[np.ndarray, "2 scores heads"],
+        ]
+    ],
+    Float64[Tensor, "scores"],
+]:
+    """Return, by layer, mean and standard error over the sequences that count, and the means of even and of odd ones.
+
+    The second value is how many count. `scored` gives the scores of a batch, which are 0 where a sequence does not
+    count, and which do. Hooks reduce the patterns, so that none is stored.
+    """
+    total: list[Tensor] = [torch.zeros(0)] * view.n_layers  # [2 halves, scores, heads]
+    squares: list[Tensor] = [torch.zeros(0)] * view.n_layers
+    reduce_batch: Reduce
+    odd: Tensor
+
+    def reducer(layer: int) -> Callable[[Tensor, Any], None]:
+        def reduce(pattern: Tensor, hook: Any) -> None:
+            scores = reduce_batch(pattern)
+            halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
+            started = len(total[layer]) > 0
+            total[layer] = halves + (total[layer] if started else 0)
+            squares[layer] = scores.square().sum(1) + (squares[layer] if started else 0)
+
+        return reduce
+
+    names = [view.hook_names(layer)["pattern"] for layer in range(view.n_layers)]
+    hooks = [(name, reducer(layer)) for layer, name in enumerate(names)]
+    n_sequences, width = sequences.tokens.shape
+    rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
+    sizes: Tensor | int = 0
+    for start in range(0, n_sequences, rows_at_once):
+        rows = slice(start, min(start + rows_at_once, n_sequences))
+        odd = torch.arange(rows.start, rows.stop) % 2 == 1
+        reduce_batch, counts = scored(rows)
+        sizes = torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)]).double() + sizes  # [2 halves, scores]
+        view.run(sequences.tokens[rows], hooks, last=names[-1])
+        advance(rows.stop - rows.start)
+    assert isinstance(sizes, Tensor)
+    n_counted = sizes.sum(0)
+    count = n_counted[:, None]
+    layers = []
+    for layer in range(view.n_layers):
+        if len(total[layer]) == 0:
+            raise UnsupportedArchitecture(
+                f"layer {layer}: the attention never returned its pattern; "
+                'load the model with attn_implementation="eager"'
+            )
+        mean = total[layer].sum(0) / count
+        variance = (squares[layer] / count - mean.square()).clamp_min(0) * count / (count - 1)
+        by_half = total[layer] / sizes[:, :, None]
+        layers.append((mean.numpy(), (variance / count).sqrt().numpy(), by_half.numpy()))
+    return layers, n_counted

@@ -1,0 +1,48 @@
+"""Random repeated sequences `[BOS, r, r]`."""
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.models import AttentionView
+
+SMALL_VOCABULARY = 64
+
+
+def repeated_sequences(
+    view: AttentionView, n_sequences: int, segment_length: int, *, exclude_special: bool = False, seed: int = 0
+) -> Int[Tensor, "sequences pos"]:
+    """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
+
+    BOS is the tokenizer's BOS, else its EOS, else 0. Under a vocabulary of 64 a segment is a permutation of ids other
+    than BOS instead of a draw: a token that occurred twice in a segment would have two induction targets.
+
+    Raises:
+        ValueError: fewer than two sequences, or no room for a segment of two tokens.
+    """
+    bos = view.start_token
+    length = min(segment_length, (view.n_ctx - 1) // 2)
+    allowed = torch.arange(view.d_vocab)
+    if exclude_special:
+        allowed = allowed[~torch.isin(allowed, torch.tensor(view.special_tokens, dtype=allowed.dtype))]
+    generator = torch.Generator().manual_seed(seed)
+    if view.d_vocab < SMALL_VOCABULARY:
+        allowed = allowed[allowed != bos]
+        length = min(length, len(allowed))
+    if n_sequences < 2 or length < 2:
+        raise ValueError(
+            f"detectors need two sequences and segments of two tokens, found {n_sequences} sequences and "
+            f"L = {length} (context {view.n_ctx}, {len(allowed)} usable ids)"
+        )
+    if view.d_vocab < SMALL_VOCABULARY:
+        drawn = [torch.randperm(len(allowed), generator=generator)[:length] for _ in range(n_sequences)]
+        segment = allowed[torch.stack(drawn)]
+    else:
+        segment = allowed[torch.randint(0, len(allowed), (n_sequences, length), generator=generator)]
+    return torch.cat([torch.full((n_sequences, 1), bos), segment, segment], dim=1)
+
+
+def chance_level(length: int) -> float:
+    """Return the mass that uniform causal attention puts on one earlier token, averaged over the second copy."""
+    return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))
