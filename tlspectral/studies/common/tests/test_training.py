@@ -296,15 +296,6 @@ def test_the_same_seed_gives_the_same_weights(run):
     assert not torch.equal(weights["embed.W_E"], different["embed.W_E"])
 
 
-@pytest.mark.slow
-def test_training_on_another_device_is_the_same_training(run, device):
-    there = train(SMALL, SMALL_TASK, SHORT, keep_steps=[30], device=device)
-    assert str(there.model.embed.W_E.device) == device
-    assert run.history.equals(there.history)
-    weights = run.model.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in there.checkpoints[30].items())
-
-
 def test_evaluating_more_often_does_not_change_the_training(run):
     often = train(SMALL, SMALL_TASK, replace(SHORT, evaluate_every=7))
     assert often.history["step"].tolist() == [0, 7, 14, 21, 28, 30]
