@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import zoo
 from zoo import shared
 
 import tlspectral as tls
@@ -27,7 +28,10 @@ def sweep(model, part="symmetric", task=None, **options):
     return tls.ablation_sweep(model, part, task=task or margin_task(), show_progress=False, **options)
 
 
-@pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "opt"), ("hooked", "llama")])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("bridge", "llama"), ("bridge", "opt"), pytest.param("hooked", "llama", marks=zoo.needs_hooked)],
+)
 @pytest.mark.parametrize("part", ["symmetric", "output"])
 def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, part):
     model, task = shared(backend, name), margin_task()

@@ -31,7 +31,10 @@ def by_hand(model, prompts=PROMPTS):
     return np.array([float(row[3] - row[5]) for row in rows])
 
 
-@pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "gpt2"), ("hooked", "llama")])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("bridge", "llama"), ("bridge", "gpt2"), pytest.param("hooked", "llama", marks=zoo.needs_hooked)],
+)
 @pytest.mark.parametrize("predict", [None, -1, [-1], [0, -1], slice(-2, None)], ids=str)
 def test_a_metric_gets_the_last_real_token_of_each_prompt(backend, name, predict):
     """A position that a short prompt does not have is its last real token, whatever the metric asks for."""
