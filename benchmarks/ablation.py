@@ -15,13 +15,14 @@ from measuring import peak as memory_peak
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.effects import intact_values, layer_effects
 from tlspectral.ablation.screen import gradient_screen
+from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.models.attention.threads import hooks_on
-from tlspectral.tasks import ScoredSequences, induction, scored_sequences
+from tlspectral.tasks import ScoredSequences, Task, induction, next_token_loss, scored_sequences
 
 PART = "rope_phase"
 
@@ -33,7 +34,7 @@ def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: l
     """
     with torch.no_grad(), hooks_on(view.model, points, hooks):
         logits = view.logits(task.tokens)[:, task.scored]
-        task.losses(logits, slice(0, len(task.tokens)))
+        task.measured(logits)
 
 
 def blocks_and_unembedding(view: AttentionView, tokens: torch.Tensor, repeats: int) -> tuple[float, float]:
@@ -85,6 +86,29 @@ def cost_of_hooks(view: AttentionView, task: ScoredSequences, points: Any, repea
     print(f"peak memory, all heads        {extra:+6.1f} MB  (two layers' scores: {2 * scores:.1f} MB)")
 
 
+def cost_of_a_metric(view: AttentionView, repeats: int) -> None:
+    """Print the cost of a head with a metric of one's own, against the task's loss on the same tokens and positions.
+
+    The metric of one's own gets all sequences at once, the loss of the task one batch after the other.
+    """
+    loss = scored_sequences(view, induction(n_sequences=SEQUENCES))
+
+    def metric(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return next_token_loss(logits, tokens, mask)
+
+    own = scored_sequences(view, Task(loss.tokens, metric, predict=loss.scored))
+    layer, ratios = view.n_layers // 2, []
+    runs = [intact_values(view, task, [layer])[0] for task in (loss, own)]
+    for _ in range(repeats + 1):
+        times = [
+            seconds(lambda run=run, task=task: layer_effects(run, task, layer, [0, 1], PART))
+            for run, task in zip(runs, (loss, own), strict=True)
+        ]
+        ratios.append(times[1] / times[0])
+    ratio = statistics.median(ratios[1:])
+    print(f"a metric of one's own         {ratio:6.2f} x the loss, heads of layer {layer}  (at most 1.05 x)")
+
+
 def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1) -> None:
     """Measure and print."""
     torch.set_num_threads(threads)
@@ -95,6 +119,7 @@ def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1)
     print(f"SmolLM2-135M, {n_layers} x {n_heads} heads, {rows} sequences of {positions} tokens, {threads} thread(s)")
     points = view.model.hook_dict
     cost_of_hooks(view, task, points, max(5, repeats))
+    cost_of_a_metric(view, max(5, repeats))
 
     blocks, unembedding = blocks_and_unembedding(view, task.tokens, repeats)
     scored = len(range(positions)[task.scored]) / positions
