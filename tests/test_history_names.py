@@ -231,3 +231,18 @@ def test_a_choice_of_steps_needs_one_name(suite):
         tls.head_history("tiny-rope", revisions="step{step}", **QUICK)
     with pytest.raises(FileNotFoundError, match=r"There is no folder or file /nowhere/step5"):
         tls.head_history(["/nowhere/step5"], **QUICK)
+
+
+def test_a_task_scores_every_checkpoint(tmp_path):
+    """A stored step is used for the same task alone."""
+    models = [("one", "tiny-rope-sym"), ("two", "tiny-rope")]
+    task = tls.logit_difference([[1, 2, 3, 1], [4, 5, 4]], [2, 5], 7)
+    options = {"null_draws": 2, "detectors": False, "show_progress": False, "folder": tmp_path}
+    history = tls.head_history(models, task=task, **options)
+    for (_, name), row in zip(models, history.summary.itertuples(), strict=True):
+        expected = tls.evaluate(tls.load_model(name), task)
+        assert (row.value, row.value_se) == (expected.value, expected.stderr)
+    stored = tls.head_history(models, task=task, **options)
+    pd.testing.assert_frame_equal(stored.summary, history.summary)
+    with pytest.raises(IncompatibleCheckpoint):
+        tls.head_history(models, task=tls.logit_difference([[1, 2, 3, 1], [4, 5, 6]], [2, 5], 7), **options)

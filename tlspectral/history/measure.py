@@ -16,6 +16,7 @@ from tlspectral.history.result import Head
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.loading.source import Source
 from tlspectral.models.opening import open_layers
+from tlspectral.tasks import Task, evaluate
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
@@ -46,17 +47,19 @@ def measure_step(
     null_draws: int,
     null_dtype: Literal["float32", "float64"],
     detectors: bool,
+    task: Task | None,
     n_jobs: int,
     seed: int,
 ) -> MeasuredStep:
     """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
-    `heads.attrs` are those of `analyze_heads`, with `in_context` (the columns of a summary, None without detectors) and
-    `shape` (numbers that have to be the same at all steps).
+    `heads.attrs` are those of `analyze_heads`, with `in_context` (the columns of a summary, None without detectors),
+    `score` (those of the task, None without one) and `shape` (numbers that have to be the same at all steps).
 
     Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
+    score = None if task is None else evaluate(model, task)
     composition = _composition(model, pairs)  # first, so that a wrong head is refused before the null is computed
     heads = analyze_heads(
         model,
@@ -71,6 +74,7 @@ def measure_step(
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
     heads.attrs["in_context"] = _in_context(model, seed) if detectors else None
+    heads.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
     heads.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return MeasuredStep(heads, composition)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import joblib
 import numpy as np
 import pandas as pd
 from torch import nn
@@ -25,9 +26,10 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
 from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
+from tlspectral.tasks import Task, task_of
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
-_STORED = ("control_variate", "identity", "in_context", "shape", "tables", "weights")
+_STORED = ("control_variate", "identity", "in_context", "score", "shape", "tables", "weights")
 
 
 def head_history(
@@ -39,6 +41,7 @@ def head_history(
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
+    task: Task | str | None = None,
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
@@ -47,9 +50,9 @@ def head_history(
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
     One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
-    `detectors=False` folders of safetensors and hub models are read from their files, layer by layer, and never loaded
-    (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is deleted, and no checkpoint is
-    changed.
+    `detectors=False` and no task, folders of safetensors and hub models are read from their files, layer by layer, and
+    never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is deleted, and no
+    checkpoint is changed.
 
     Args:
         checkpoints: a hub model or a folder that holds the steps of a training, chosen by `revisions` and `steps`; or
@@ -67,6 +70,8 @@ def head_history(
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
         null_dtype: as for `analyze_heads`.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
+        task: also score every checkpoint on a `Task`, or on `"induction"` or `"language"`: `value, value_se` of the
+            summary.
         folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
             steps, if they were measured from the same commit on the hub or the same files. A checkpoint is then loaded
             only if its weights cannot be identified without loading.
@@ -109,6 +114,9 @@ def head_history(
         "detectors": detectors,
         "seed": seed,
     }
+    scored = None if task is None else task_of(task)
+    if scored is not None:
+        settings["task"] = [scored.label, joblib.hash(scored.prompts)]
     part_folder = None if folder is None else open_parts(folder, settings)
 
     measure = partial(
@@ -117,10 +125,11 @@ def head_history(
         null_draws=null_draws,
         null_dtype=null_dtype,
         detectors=detectors,
+        task=scored,
         n_jobs=n_jobs,
         seed=seed,
     )
-    plan = _Plan(folder, measure, stream=not detectors)
+    plan = _Plan(folder, measure, stream=not detectors and scored is None)
     with workers_kept():
         tables = finished_parts(
             _parts(labelled, plan),
@@ -275,6 +284,7 @@ def _joined(measured: dict[Label, MeasuredStep], seed: int) -> HeadHistory:
             "step": label,
             "n_heads": len(tables.heads),
             **(tables.heads.attrs["in_context"] or no_scores),
+            **(tables.heads.attrs["score"] or {"value": np.nan, "value_se": np.nan}),
             **population_medians(tables.heads, seed=seed),
         }
         for label, tables in measured.items()

@@ -49,7 +49,9 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     axes.set_yticks(
         heights, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
     )
-    axes.set_xlabel("change of the loss (nats), bars: one standard error over sequences")
+    task = sweep.attrs.get("task", "induction")
+    changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
+    axes.set_xlabel(f"change of {changed}, bars: one standard error over sequences")
     axes.tick_params(colors=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
