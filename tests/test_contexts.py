@@ -45,5 +45,7 @@ def test_a_prompt_longer_than_the_positions_is_refused_in_words(name):
     """Before, a tensor of another size or an index out of range was what one saw."""
     model = zoo.shared("bridge", name)
     tokens = zoo.prompt(length=zoo.CONTEXT + 1)
-    with pytest.raises(ValueError, match=rf"the prompt has {zoo.CONTEXT + 1} tokens, and the model has positions for"):
+    with pytest.raises(ValueError, match=f"prompt 0 has {zoo.CONTEXT + 1} tokens, and the model's context is"):
         verify_scores(model, tokens)
+    with pytest.raises(ValueError, match=rf"the prompt has {zoo.CONTEXT + 1} tokens, and the model has positions for"):
+        attention_view(model).logits(tokens)
