@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import update_wrapper
 from inspect import signature
 from typing import Any
+
+from tlspectral.errors import EditNotHonored
 
 
 @contextmanager
@@ -17,7 +19,7 @@ def generating_without_cache(model: Any) -> Iterator[None]:
     # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
     before = {name: model.__dict__[name] for name in names if name in model.__dict__}
     for name in names:
-        model.__dict__[name] = _without_cache(getattr(model, name))
+        model.__dict__[name] = _WithoutCache(getattr(model, name))
     try:
         yield
     finally:
@@ -26,11 +28,26 @@ def generating_without_cache(model: Any) -> Iterator[None]:
         model.__dict__.update(before)
 
 
-def _without_cache(generate: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(generate)
-    def generated(*given: Any, **named: Any) -> Any:
-        call = signature(generate).bind(*given, **named)
-        call.arguments["use_past_kv_cache"] = False
-        return generate(*call.args, **call.kwargs)
+class _WithoutCache:
+    """A model's own method of generation, called without its cache."""
 
-    return generated
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        self.generate = generate
+        update_wrapper(self, generate)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        call = signature(self.generate).bind(*given, **named)
+        call.arguments["use_past_kv_cache"] = False
+        return self.generate(*call.args, **call.kwargs)
+
+    def __reduce__(self) -> Any:
+        # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
+        return _no_generation, ()
+
+
+def _no_generation() -> Callable[..., Any]:
+    return _refuse_generation
+
+
+def _refuse_generation(*given: Any, **named: Any) -> Any:
+    raise EditNotHonored("this model was copied inside an ablation and cannot generate: copy it before the block")
