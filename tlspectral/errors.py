@@ -3,6 +3,15 @@
 Every message says which model, layer and role, what was found, and what to do about it.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return the end of a message, with the known name that is nearest to the given one; empty if none is near."""
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
 
 class TlspectralError(Exception):
     """Base of all errors of this package; the command line prints it as one line."""

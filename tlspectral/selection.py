@@ -1,6 +1,5 @@
 """Heads, layers and parts as people write them: one reader for every function and command."""
 
-import difflib
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set
@@ -9,7 +8,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pandas as pd
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, did_you_mean
 
 Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative layers count from the end."""
@@ -155,8 +154,7 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
     if name in known:
         return name
     symbols = [symbol for symbol, meant in _PARTS.items() if meant in known]
-    near = difflib.get_close_matches(str(part), [*known, *symbols], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(str(part), [*known, *symbols])
     raise ValueError(f"part must be one of {', '.join(map(repr, [*known, *symbols]))}; not {part!r}{hint}")
 
 

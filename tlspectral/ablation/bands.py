@@ -14,7 +14,8 @@ from tlspectral.ablation.columns import BAND_EFFECTS
 from tlspectral.ablation.effects import intact_values, unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.ablation import LayerAblation, Removal
+from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.parts import Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
@@ -57,8 +58,8 @@ def band_effects(
     Returns:
         DataFrame, one row per head and band: `layer, head, band` (`high`: the fastest third of the pairs, `middle`,
         `low`), `first, last` (indices of its frequencies when sorted from fast to slow), `delta` (score less intact
-            score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was
-        removed from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
+        score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was removed
+        from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
         and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
         the band's own frequencies in a set over that of the band, mean over sets: near 1 a random set is almost the
         band itself and cannot serve as a control; `random_draws`, how many different sets of equal RMS were found: if

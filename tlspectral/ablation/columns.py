@@ -1,6 +1,7 @@
 """Columns of the tables about ablations: the sweep, its summary, and bands of rotary frequencies.
 
-FP is Li, "Fingerprint, Not Blueprint" (2026). Losses are mean next-token cross-entropies in nats.
+FP is Li, "Fingerprint, Not Blueprint" (2026). The metric is that of the task; losses are mean next-token
+cross-entropies in nats.
 """
 
 from tlspectral.tables.column import Column, Table
@@ -8,6 +9,7 @@ from tlspectral.tables.head_columns import COLUMNS
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_METRIC = "of the metric; nat for a loss"
 _STAND_IN = "That heads without effect do nothing: others can stand in for them, and parts differ in size."
 
 _SWEEP = (
@@ -17,14 +19,14 @@ _SWEEP = (
         "sinks tokens and the last window keys, both in df.attrs).", "label",
         range="symmetric, antisymmetric, rope_phase, output, long_range", source="FP 5, 8"),
     Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
-        "for the tasks induction and language.", "of the metric; nat for a loss", range="by metric", source="FP 5, 8",
+        "for the tasks induction and language.", _METRIC, range="by metric", source="FP 5, 8",
         does_not_establish="What the head is worth: compare with the intact value in df.attrs, or read delta."),
     Column("delta", "value less that of the intact model on the same sequences; of a loss, positive where the part "
-        "helped.", "of the metric; nat for a loss", range="-inf .. inf", source="FP 5, 8",
+        "helped.", _METRIC, range="-inf .. inf", source="FP 5, 8",
         also_known_as="ablation effect; FP's dCE and dInd",
         does_not_establish=_STAND_IN + " Set it beside score_rms and the control."),
     Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
-        "nat", range="0 .. inf",
+        _METRIC, range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
     Column("delta_p",
         "Two-sided p of no effect, by flipping the signs of the differences of sequences: exact up to 13 sequences, "
@@ -40,19 +42,19 @@ _SWEEP = (
     Column("control_delta",
         "As delta, with a random score part of equal size removed in place of the part: q O k^T of the head's own "
         "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; mean over five draws. With "
-        "control='random' only.", "nat", range="-inf .. inf", also_known_as="random-part control",
+        "control='random' only.", _METRIC, range="-inf .. inf", also_known_as="random-part control",
         does_not_establish="What no edit would do: it says what any edit of that size costs."),
     Column("control_delta_stderr",
         "Standard error of control_delta, over draws and over sequences, in squares. With control='random' only.",
-        "nat", range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
+        _METRIC, range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
     Column("estimate",
         "First-order estimate of delta from one backward pass: sum of (dL/dS) D over the scores S, D the difference "
-        "that removing the part makes. With screen='gradient' only.", "nat", range="-inf .. inf",
+        "that removing the part makes. With screen='gradient' only.", _METRIC, range="-inf .. inf",
         source="attribution patching (Nanda 2023)", also_known_as="attribution score",
         does_not_establish="The effect: a softmax saturates, and an edit as large as the score is not small."),
     Column("measured",
         "Why the effect was measured: top (one of the 20 largest estimates in absolute value), control (one of 20 "
-        "random others), or empty (not measured, losses are NaN). With screen='gradient' only.", "label",
+        "random others), or empty (not measured, value and delta are NaN). With screen='gradient' only.", "label",
         range="top, control, empty",
         does_not_establish="That an unmeasured head has no effect: see the rank correlation in df.attrs."),
 )
@@ -73,7 +75,7 @@ _SUMMARY = (
         "detector for rank_correlation. Missing for the others.", "label",
         range="a column of the head table, or missing"),
     Column("value", "The number of the statement.",
-        "nat for sum (nat per logit under score_rms), share, rank from 1, or correlation", range="by statement",
+        "of the metric for sum (per logit under score_rms), share, rank from 1, or correlation", range="by statement",
         source="FP 5, 8",
         does_not_establish="That a column predicts which heads matter: one model is one observation of circuits."),
     Column("low",
@@ -102,11 +104,12 @@ _BANDS = (
     Column("first", "Index of the band's first frequency when the head's pairs are sorted from fast to slow.", "index",
         range="0 .. pairs - 1"),
     Column("last", "Index of the band's last frequency in that order.", "index", range="0 .. pairs - 1"),
-    Column("delta", "Loss with the band's contribution to the head's scores dropped, less the intact loss.", "nat",
+    Column("delta",
+        "Score of the model with the band's contribution to the head's scores dropped, less the intact one.", _METRIC,
         range="-inf .. inf",
         does_not_establish="That the head was trained to use the band. Effects of the three bands do not add up to "
         "that of the head."),
-    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run.", "nat",
+    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run.", _METRIC,
         range="0 .. inf", does_not_establish="Sampling of sequences only."),
     Column("score_rms",
         "Root mean square of the band's contribution to the scaled scores, over unmasked pairs of tokens.", "logit",
@@ -115,14 +118,14 @@ _BANDS = (
         "softmax."),
     Column("random_delta",
         "As delta, for random sets of the head's frequencies whose RMS is within 10 % of the band's; mean over sets. "
-        "NaN if none were found.", "nat", range="-inf .. inf", also_known_as="random-set control",
+        "NaN if none were found.", _METRIC, range="-inf .. inf", also_known_as="random-set control",
         does_not_establish="A control where random_overlap is near 1: the sets are then almost the band itself."),
     Column("random_delta_stderr",
-        "Standard error of random_delta, over sets and over sequences, in squares. NaN for fewer than two sets.", "nat",
-        range="0 .. inf", does_not_establish="A precise number: some five sets give a rough error."),
-    Column("random_delta_min", "Smallest effect of a random set, mean over sequences.", "nat", range="-inf .. inf",
+        "Standard error of random_delta, over sets and over sequences, in squares. NaN for fewer than two sets.",
+        _METRIC, range="0 .. inf", does_not_establish="A precise number: some five sets give a rough error."),
+    Column("random_delta_min", "Smallest effect of a random set, mean over sequences.", _METRIC, range="-inf .. inf",
         does_not_establish="A bound: other sets may have less."),
-    Column("random_delta_max", "Largest effect of a random set, mean over sequences.", "nat", range="-inf .. inf",
+    Column("random_delta_max", "Largest effect of a random set, mean over sequences.", _METRIC, range="-inf .. inf",
         does_not_establish="A bound: other sets may have more."),
     Column("random_score_rms",
         "Root mean square of the contribution of a random set to the scaled scores, mean over sets.", "logit",

@@ -9,8 +9,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
-from tlspectral.hooks.ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Part
+from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.reach import Reach
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import AttentionView
@@ -52,7 +52,7 @@ def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Remo
     """
     if removal.allowed is None or not sequences.padded:
         return removal
-    queries = sequences.mask(batch)[:, None, :, None].to(removal.allowed.device)
+    queries = sequences.real[batch][:, None, :, None].to(removal.allowed.device)
     return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
 
@@ -78,7 +78,7 @@ def layer_effects(
     n, rows = len(sequences.tokens), sequences.rows_at_once(view)
     values = torch.zeros(len(jobs), n, dtype=torch.float64)
     squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
-    stack = max(1, rows // min(n, rows))
+    stack = max(1, rows // n)
     with torch.no_grad():
         for first in range(0, len(jobs), stack):
             chunk = slice(first, min(first + stack, len(jobs)))

@@ -1,6 +1,5 @@
 """The sequences that a sweep takes means or other outputs from."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from tlspectral.hooks.replacement import Replacement, drawn_donors, from_reference
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.tasks import ScoredSequences
 from tlspectral.tasks.prompts import packed_prompts
 
@@ -20,26 +20,24 @@ class Reference:
 
     Attributes:
         how: as `replace` of `ablate`.
-        tokens, lengths: the sequences; a short row is filled at its end.
+        sequences: those that replace.
         donors: one of them for each sequence of the task; None for means.
         seed: of the draw.
     """
 
     how: Literal["mean", "resample"]
-    tokens: Int[Tensor, "sequences pos"]
-    lengths: Int[Tensor, "sequences"]
+    sequences: PackedTokens
     donors: Int[Tensor, "rows"] | None
     seed: int
 
     @property
     def digest(self) -> str:
         """Hash of the sequences."""
-        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}"
-        return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
+        return self.sequences.hashed()
 
     def replacement(self, view: AttentionView, layer: int, heads: list[int]) -> Replacement:
         """Run the sequences and return what replaces the output of these heads."""
-        return from_reference(view, {layer: heads}, self.how, self.tokens, self.lengths, self.seed, self.donors)[layer]
+        return from_reference(view, {layer: heads}, self.how, self.sequences, self.seed, self.donors)[layer]
 
 
 def reference_of(
@@ -52,18 +50,18 @@ def reference_of(
         ValueError, TypeError: as `packed_prompts`.
     """
     given = sequences if reference is None else packed_prompts(view, reference)
-    n, tokens, lengths = len(sequences.tokens), given.tokens, given.lengths
+    n = len(sequences.tokens)
     if reference is None and n < 2:
         raise ValueError(
             f"the task has one sequence, and replace={how!r} takes from the others: give more prompts, or reference="
         )
     if how == "mean":
-        return Reference(how, tokens, lengths, None, seed)
-    found = torch.cat([lengths, sequences.lengths])
+        return Reference(how, given, None, seed)
+    found = torch.cat([given.lengths, sequences.lengths])
     shortest, longest = int(found.min()), int(found.max())
     if shortest != longest:
         raise ValueError(
             "replace='resample' takes the output of each position from another sequence, and these have "
             f"{shortest} to {longest} tokens: give prompts of one length, or replace='mean'"
         )
-    return Reference(how, tokens, lengths, drawn_donors(n, None if reference is None else len(tokens), seed), seed)
+    return Reference(how, given, drawn_donors(n, None if reference is None else len(given.tokens), seed), seed)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tlspectral.ablation.control import root_mean_square
 from tlspectral.ablation.effects import unpadded
-from tlspectral.hooks.ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Part
+from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.parts import Part, Removal
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on

@@ -67,10 +67,9 @@ def summarize_sweep(
     rows: list[dict[str, Any]] = []
     for table in tables:
         require_same_model(heads, table.attrs, "the sweep's effects")
-        parts = table["part"].unique()
+        scale, parts = _scale(table.attrs, small), table["part"].unique()
         for part in parts:
             measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            scale = _scale(table.attrs, small)
             rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, scale, seed)
     if not rows:
         raise ValueError("the sweep holds no measured effect")

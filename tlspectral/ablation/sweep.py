@@ -102,8 +102,7 @@ def ablation_sweep(
         softcap, over unmasked pairs; NaN for `output` and `long_range`). With a control `control_delta,
         control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With a screen
         `estimate` and `measured` (`"top"`, `"control"` or empty; `value` is NaN where empty). `attrs` hold model and
-        settings; with a screen
-        `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
+        settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.

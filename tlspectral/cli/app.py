@@ -1,6 +1,5 @@
 """The application: global options, errors in one line, and arguments and checks shared by commands."""
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import TlspectralError
+from tlspectral.errors import TlspectralError, did_you_mean
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ def choice(option: str, names: tuple[str, ...], text: str) -> Any:
     def checked(value: str | None) -> str | None:
         if value is None or value in names:
             return value
-        near = difflib.get_close_matches(value, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{hint}")
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}{did_you_mean(value, names)}")
 
     return typer.Option(
         option, metavar="|".join(names), help=text, callback=checked, autocompletion=lambda: list(names)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
-from tlspectral.detectors.sequences import chance_level, repeated_sequences
+from tlspectral.detectors.sequences import chance_level, repeated_sequences, segment_length_of
 from tlspectral.detectors.targets import (
     Pattern,
     Weights,
@@ -165,9 +165,8 @@ def split_half_reliability(
 
 
 def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
-    length = (tokens.shape[1] - 1) // 2
-    repeats = tokens.shape[1] == 1 + 2 * length and torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :])
-    if not repeats or len(tokens) < 2 or length < 2:
+    length = segment_length_of(tokens)
+    if length is None or len(tokens) < 2:
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
             "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "

@@ -43,6 +43,14 @@ def repeated_sequences(
     return torch.cat([torch.full((n_sequences, 1), bos), segment, segment], dim=1)
 
 
+def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
+    """Return L of sequences `[BOS, r, r]`, 1 + 2 L tokens each with L of two or more; None for others."""
+    length = (tokens.shape[1] - 1) // 2
+    if length < 2 or tokens.shape[1] != 1 + 2 * length:
+        return None
+    return length if torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]) else None
+
+
 def chance_level(length: int) -> float:
     """Return the mass that uniform causal attention puts on one earlier token, averaged over the second copy."""
     return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))

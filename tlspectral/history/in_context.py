@@ -1,13 +1,14 @@
 """In-context learning as one number: the loss on a repeated random segment less that on its first copy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention import attention_view
-from tlspectral.tasks import Score, Task, evaluate, induction, next_token_loss, scored_sequences, standard_error
+from tlspectral.tasks import Score, induction, score_of, scored_sequences, standard_error
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def in_context_score(
     log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
     """
     task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed)
-    second = scored_sequences(attention_view(model), task)
+    view = attention_view(model)
+    second = scored_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.
-    first = second.tokens[:, : second.tokens.shape[1] // 2 + 1]
-    return InContextScore(
-        evaluate(model, Task(first, next_token_loss, predict=slice(1, -1))),
-        evaluate(model, Task(second.tokens, next_token_loss, predict=second.scored)),
-    )
+    width = second.tokens.shape[1] // 2 + 1
+    lengths = torch.full((len(second.tokens),), width)
+    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
+    return InContextScore(score_of(view, first), score_of(view, second))

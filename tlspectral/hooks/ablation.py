@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import get_ident
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,7 +30,7 @@ from tlspectral.models.attention.threads import exclusive, hooks_on
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
 from tlspectral.selection import Heads, Symbol, chosen_part
 
-PARTS: tuple[Part, ...] = ("symmetric", "antisymmetric", "rope_phase", "rotary_band", "output", "long_range")
+PARTS: tuple[Part, ...] = get_args(Part)
 
 
 @contextmanager

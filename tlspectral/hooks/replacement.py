@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import refuse_padding
+from tlspectral.models.attention.padding import PackedTokens, refuse_padding
+from tlspectral.models.attention.prompts import even_rows
 from tlspectral.models.attention.replay import last_logits
 from tlspectral.rotary import widened
 
@@ -106,16 +107,14 @@ def replacements(
     lowest, highest = int(reference.min()), int(reference.max())
     if lowest < 0 or highest >= view.d_vocab:
         raise ValueError(f"reference: token ids are 0 to {view.d_vocab - 1}; found {lowest} to {highest}")
-    lengths = torch.full((len(reference),), reference.shape[1])
-    return from_reference(view, by_layer, replace, reference.cpu(), lengths, seed)
+    return from_reference(view, by_layer, replace, even_rows(reference.cpu()), seed)
 
 
 def from_reference(
     view: AttentionView,
     by_layer: dict[int, list[int]],
     how: Literal["mean", "resample"],
-    tokens: Int[Tensor, "sequences pos"],
-    lengths: Int[Tensor, "sequences"],
+    sequences: PackedTokens,
     seed: int,
     donors: Int[Tensor, "rows"] | None = None,
 ) -> dict[int, Replacement]:
@@ -123,7 +122,7 @@ def from_reference(
 
     Sequences of unequal length have one mean, over the real tokens of all.
     """
-    even = bool((lengths == tokens.shape[1]).all())
+    tokens, even = sequences.tokens, not sequences.padded
     sums: dict[int, Tensor] = {}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
     batch = slice(0, 0)
@@ -134,7 +133,7 @@ def from_reference(
             if how == "resample":
                 outputs[layer].append(chosen)
                 return
-            real = torch.arange(tokens.shape[1]) < lengths[batch, None]
+            real = sequences.real[batch]
             total = (widened(chosen) * real[..., None, None].to(chosen.device)).sum(0 if even else (0, 1))
             sums[layer] = sums[layer] + total if layer in sums else total
 
@@ -148,7 +147,7 @@ def from_reference(
     for start in range(0, len(tokens) if hooks else 0, rows):
         batch = slice(start, start + rows)
         last_logits(view, tokens[batch], hooks)
-    count = len(tokens) if even else int(lengths.sum())
+    count = len(tokens) if even else int(sequences.lengths.sum())
 
     def gathered(layer: int) -> Tensor:
         if how == "resample":

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tlspectral.detectors import repeated_sequences
+from tlspectral.detectors.sequences import segment_length_of
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, TokenMask, refuse_padding, right_packed
 from tlspectral.models.attention.prompts import check_ids, even_rows, packed_prompts
@@ -39,9 +39,7 @@ class RepeatedSegments:
         if tokens is None:
             tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
         tokens = tokens.cpu()
-        length = (tokens.shape[1] - 1) // 2
-        fits = tokens.shape[1] == 1 + 2 * length and length >= 2 and len(tokens) > 0
-        if not fits or not torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]):
+        if len(tokens) == 0 or segment_length_of(tokens) is None:
             refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
             raise ValueError(
                 "tokens of the induction task are sequences [BOS, r, r]: one token, a segment of two or more tokens "

@@ -1,16 +1,16 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
@@ -25,20 +25,17 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 
 @dataclass(frozen=True)
-class ScoredSequences:
-    """The sequences of a task on one model.
+class ScoredSequences(PackedTokens):
+    """The sequences of a task on one model, on the CPU, and what is scored of them.
 
     Attributes:
-        tokens: ids, on the CPU; a short row is filled at its end.
-        lengths: tokens of each sequence.
+        tokens, lengths: as in `PackedTokens`.
         scored: positions whose logits the metric gets.
         metric: see `Task`.
         by_rows: the metric scores each row by itself, so it is called batch by batch.
         labels, higher_is_better, name: of the task.
     """
 
-    tokens: Int[Tensor, "sequences pos"]
-    lengths: Int[Tensor, "sequences"]
     scored: Positions
     metric: Callable[..., Tensor]
     by_rows: bool
@@ -49,9 +46,7 @@ class ScoredSequences:
     @property
     def digest(self) -> str:
         """Hash of the tokens and of what is scored."""
-        scored = self.scored if isinstance(self.scored, slice) else self.scored.tolist()
-        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{scored}"
-        return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
+        return self.hashed(self.scored if isinstance(self.scored, slice) else self.scored.tolist())
 
     @property
     def n_scored(self) -> int:
@@ -59,15 +54,6 @@ class ScoredSequences:
         if isinstance(self.scored, slice):
             return len(range(self.tokens.shape[1])[self.scored])
         return self.scored.shape[1]
-
-    def mask(self, sequences: slice = slice(None)) -> Bool[Tensor, "rows pos"]:
-        """Tell which positions are tokens of their sequence, and not filling."""
-        return torch.arange(self.tokens.shape[1]) < self.lengths[sequences, None]
-
-    @property
-    def padded(self) -> bool:
-        """Whether some sequence is shorter than the others."""
-        return bool((self.lengths < self.tokens.shape[1]).any())
 
     def scored_of(self, sequences: slice) -> Positions:
         """Positions scored in some of the sequences."""
@@ -95,7 +81,7 @@ class ScoredSequences:
         """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.mask()))
+        tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
         scores = self.metric(wide, tokens, mask)
         if not isinstance(scores, Tensor) or scores.shape != tokens.shape[:1] or scores.is_complex():
             found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__

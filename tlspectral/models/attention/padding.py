@@ -1,5 +1,6 @@
 """Padding of token ids: refused where no mask is given, moved to the end of each row where one is."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,16 @@ class PackedTokens:
     def real(self) -> Bool[Tensor, "sequences pos"]:
         """Which positions are tokens of their sequence, and not filling."""
         return torch.arange(self.tokens.shape[1]) < self.lengths[:, None]
+
+    @property
+    def padded(self) -> bool:
+        """Whether some sequence is shorter than the others."""
+        return bool((self.lengths < self.tokens.shape[1]).any())
+
+    def hashed(self, scored: Any = "") -> str:
+        """Return a hash of the sequences and of the positions scored in them."""
+        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{scored}"
+        return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
 
 
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:

@@ -76,7 +76,7 @@ def load_model(
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
     float_type = None if dtype is None else _float_type(dtype)
-    on_device = None if device is None else _usable_device(device)
+    on_device = None if device is None else usable_device(device)
     # Each road is imported when it is taken, so that a packaged model does not load what reads the others.
     if not isinstance(name, str | os.PathLike):
         if revision is not None or checkpoint is not None:
@@ -104,7 +104,8 @@ def _float_type(dtype: str | torch.dtype) -> torch.dtype:
     return float_type
 
 
-def _usable_device(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return a device that this machine has. Raises ValueError for another."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
+from tlspectral.models.loading import usable_device
 from tlspectral.nulls import one_thread
 from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
 from tlspectral.version import __version__
@@ -44,20 +44,23 @@ def open_run_folder(path: Path, settings: dict[str, Any], *, command: str, devic
         IncompatibleCheckpoint: the folder holds runs of other settings, versions or kind of device, or other files.
         ValueError: there is no such device here.
     """
-    require_device(device)
+    elsewhere = device_setting(device)
     # Another torch rounds differently, so its runs would not be identical. Our own version is recorded, not compared.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
-    elsewhere = {} if device == "cpu" else {"device": torch.device(device).type}  # which rounds differently too
     parts = open_parts(path, {"settings": settings, "versions": rounding, **elsewhere})
     return RunFolder(parts, {"command": command, "versions": versions(), **elsewhere}, device)
 
 
-def require_device(device: str) -> None:
-    """Refuse a device that this machine does not have. Raises ValueError."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise ValueError(f"device={device!r} cannot be used here, choose cpu or another: {error}") from error
+def device_setting(device: str) -> dict[str, str]:
+    """Return the kind of device as a setting of a folder; none for the CPU.
+
+    Another kind rounds differently, so its runs are not those of the CPU.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    kind = usable_device(device).type
+    return {} if kind == "cpu" else {"device": kind}
 
 
 def finish_runs(

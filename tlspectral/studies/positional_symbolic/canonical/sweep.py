@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-import torch
 
-from tlspectral.studies.common.run_folder import require_device
+from tlspectral.studies.common.run_folder import device_setting
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
     CanonicalSchedule,
@@ -90,7 +89,7 @@ def canonical_sweep(
             raise ValueError(f"{name}={given}: give at least one, and each once")
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
-    require_device(device)
+    elsewhere = device_setting(device)
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
     show_steps = show_progress and n_jobs == 1
     stacks = [
@@ -101,9 +100,7 @@ def canonical_sweep(
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
     ]
-    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles)}
-    if device != "cpu":
-        settings["device"] = torch.device(device).type
+    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
     folder = None
     if checkpoint_dir is not None:
         folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
