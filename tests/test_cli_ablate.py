@@ -67,6 +67,23 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
     assert (row["value"], row["delta"]) == pytest.approx((sweep["value"][0], sweep["delta"][0]), abs=1e-14)
 
 
+def test_every_head_is_swept_and_summarised(folder, tmp_path):
+    model = tlspectral.load_model(folder)
+    heads = tlspectral.analyze_heads(model, null_draws=5, show_progress=False)
+    tlspectral.write_table(heads, tmp_path / "heads.parquet")
+    options = ["--heads", "all", "--folder", tmp_path / "parts", "-o", tmp_path / "sweep.parquet"]
+    done = run(folder, tmp_path / "heads.parquet", *options)
+    assert done.exit_code == 0, done.output
+    sweep = tlspectral.ablation_sweep(model, "rope_phase", show_progress=False)
+    pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), sweep)
+    assert (tmp_path / "parts" / "sweep.json").exists()
+    summary = tlspectral.summarize_sweep(sweep, heads).query("size_control == 'none'").set_index("statement")
+    total, rank = summary.loc["sum"], summary.query("column == 'prev'").loc["effect_rank"]
+    assert f"sum of the effects of all heads: {total['value']:.3f} ({total['low']:.3f} to " in done.stdout
+    said = f"rank by harm of {rank['note']}, the strongest by prev: {rank['value']:.0f} of {len(sweep)}, p = "
+    assert said in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -100,6 +100,20 @@ def test_the_largest_effect_is_ranked_among_all_heads():
         assert found["note"] == "L3H2"
 
 
+def test_the_strongest_head_by_a_detector_is_ranked_by_harm():
+    sweep, heads, _ = made()
+    summary = summarize_sweep(sweep, heads)
+    for name, head, note in (("prev", 19, "L3H4"), ("dup", 17, "L3H2")):
+        found = statement(summary, "effect_rank", column=name)
+        rank = 1 + (sweep["delta"] > sweep["delta"][head]).sum()
+        assert (found["value"], found["pvalue"], found["n"], found["note"]) == (rank, rank / 30, 30, note)
+    assert statement(summary, "effect_rank", column="dup")["value"] == 1
+    better = sweep.assign(delta=-sweep["delta"])
+    better.attrs = {**sweep.attrs, "higher_is_better": True}
+    harmful = summarize_sweep(better, heads, small=0.1)
+    assert statement(harmful, "effect_rank", column="dup")["value"] == 1
+
+
 def test_correlations_are_with_every_numeric_spectral_column():
     sweep, heads, _ = made()
     summary = summarize_sweep(sweep, heads)

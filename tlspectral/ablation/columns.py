@@ -67,11 +67,11 @@ _SUMMARY = (
         does_not_establish="That the control is enough: effects need not be linear in the size."),
     Column("statement",
         "What value is: sum (of all heads' effects), share_small (heads with an absolute effect below small), "
-        "detector_rank (rank by a detector of the head with the largest effect), rank_correlation (Spearman of the "
-        "effect with a column of the head table).", "label", range="sum, share_small, detector_rank, rank_correlation",
-        source="FP 5, 8"),
+        "detector_rank (rank by a detector of the head that does the most harm), effect_rank (rank by harm of the "
+        "strongest head by a detector), rank_correlation (Spearman of the effect with a column of the head table).",
+        "label", range="sum, share_small, detector_rank, effect_rank, rank_correlation", source="FP 5, 8"),
     Column("column",
-        "Column of the head table that the statement is about: a detector for detector_rank, any spectral column or "
+        "Column of the head table that the statement is about: a detector for the ranks, any spectral column or "
         "detector for rank_correlation. Missing for the others.", "label",
         range="a column of the head table, or missing"),
     Column("value", "The number of the statement.",
@@ -80,19 +80,19 @@ _SUMMARY = (
         does_not_establish="That a column predicts which heads matter: one model is one observation of circuits."),
     Column("low",
         "Lower end of a 95 % interval: over sequences for sum, all effects moved by 1.96 standard errors for "
-        "share_small, layers resampled for rank_correlation. NaN for detector_rank.", "as value", range="as value",
+        "share_small, layers resampled for rank_correlation. NaN for the ranks.", "as value", range="as value",
         does_not_establish="The spread over models or tasks. Where the sums per sequence no longer fit the table, "
         "the interval of sum is the widest that the heads' errors allow (see note)."),
     Column("high", "Upper end of the interval of low.", "as value", range="as value",
         does_not_establish="The spread over models or tasks."),
     Column("pvalue",
-        "For detector_rank rank / n, exact for a head chosen at random; for rank_correlation scipy's two-sided p. "
+        "For the ranks rank / n, exact for a head chosen at random; for rank_correlation scipy's two-sided p. "
         "NaN for the others.", "probability", range="0 .. 1", source="FP 5, 8",
         does_not_establish="Significance: heads of a layer are not independent, as a correlation's p takes them, "
         "and the three detectors are not corrected for."),
-    Column("n", "Heads behind the number; for detector_rank the heads that are ranked.", "count", range="0 .. heads",
+    Column("n", "Heads behind the number; for the ranks the heads that are ranked.", "count", range="0 .. heads",
         does_not_establish="An effective sample size: heads of a layer are not independent."),
-    Column("note", "For sum what its interval is over; for detector_rank the head. Missing for the others.", "text",
+    Column("note", "For sum what its interval is over; for the ranks the head. Missing for the others.", "text",
         range="any text, or missing"),
 )
 

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from tlspectral.ablation.columns import SUMMARIZE_SWEEP
 from tlspectral.detectors import DETECTORS
+from tlspectral.selection import head_name
 from tlspectral.tables import HEAD_COLUMNS, named
 from tlspectral.tables.same_model import require_same_model
 
@@ -41,6 +42,8 @@ def summarize_sweep(
     * `detector_rank`: rank (1 is best) of the head whose ablation does the most harm (raises a loss the most, or lowers
       a score of which more is better) among all heads by `prev`, `dup`, `ind`;
       p = rank / n is exact for a head chosen at random, not corrected for the three detectors. `note` names the head.
+    * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
+      measured heads by harm.
     * `rank_correlation`: Spearman of the effect with each numeric column of `heads` that is spectral, and with the
       detectors; the interval resamples layers (percentile, 2,000 draws, ranks of the whole table), the p takes heads as
       independent, which they are not.
@@ -164,16 +167,22 @@ def _share_small(effect: np.ndarray, error: np.ndarray, small: float) -> dict[st
 
 
 def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:
-    largest = joined.iloc[int(harm.argmax())]
+    most = int(harm.argmax())
+    names = list(map(head_name, joined["layer"], joined["head"]))
     for name in DETECTORS:
-        if name not in heads or pd.isna(largest[name]):
+        if name not in heads or joined[name].isna().all():
             continue
-        scores = heads[name].dropna()
-        rank, n = int((scores > largest[name]).sum()) + 1, len(scores)
-        head = f"L{int(largest['layer'])}H{int(largest['head'])}"
-        yield {
-            "statement": "detector_rank", "column": name, "value": rank, "pvalue": rank / n, "n": n, "note": head,
-        }  # fmt: skip
+        scores = joined[name].to_numpy(float)
+        if np.isfinite(scores[most]):
+            yield _rank("detector_rank", name, heads[name].dropna().to_numpy(float), scores[most], names[most])
+        strongest = int(np.nanargmax(scores))
+        yield _rank("effect_rank", name, harm, harm[strongest], names[strongest])
+
+
+def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
+    """Rank of one head's value among all, from the largest, with the share of heads that rank as high as p."""
+    rank, n = int((values > own).sum()) + 1, len(values)
+    return {"statement": statement, "column": detector, "value": rank, "pvalue": rank / n, "n": n, "note": head}
 
 
 def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray, seed: int) -> Iterator[dict[str, Any]]:

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _OTHER_PREV = 0.1  # only heads below it are sampled as other heads
+_LISTED = 20
+_STATEMENTS = {
+    "sum": "sum of the effects of all heads",
+    "share_small": "share of heads with an effect below 0.01 nats",
+    "detector_rank": "rank by {column} of {note}, which does the most harm",
+    "effect_rank": "rank by harm of {note}, the strongest by {column}",
+}
 
 
 @app.command(short_help="what removing a part of some heads costs")
@@ -34,7 +41,8 @@ def ablate(
         Path | None, typer.Argument(metavar="TABLE", help="Table of heads of MODEL; not needed with --heads.")
     ] = None,
     heads: Annotated[
-        str | None, typer.Option(metavar="L5H1,L7H2", help="These heads, in place of the strongest of TABLE.")
+        str | None,
+        typer.Option(metavar="L5H1,L7H2", help="These heads, or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
         str, typer.Option(help="rope_phase, symmetric, antisymmetric, output or long_range; or Im(M_t), M_S, M_A.")
@@ -70,6 +78,9 @@ def ablate(
     revision: Revision = None,
     output: TableOutput = None,
     form: Format = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep finished layers here, and go on from them.")
+    ] = None,
     quiet: Quiet = False,
     seed: Annotated[int, typer.Option(help="Seed of the random heads and of the sequences.")] = 0,
 ) -> None:
@@ -77,9 +88,12 @@ def ablate(
 
     The heads are those of --heads, or the strongest previous-token heads of TABLE with random heads beside them. A
     TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less that of the
-    wrong one, after each prompt; else it is the loss of --task.
+    wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is summarised:
+    the sum of all effects, the share of small ones, and where the strongest heads stand.
 
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
+
+    Example: tlspectral ablate smollm2-135m heads.parquet --heads all --folder sweep -o sweep.parquet
 
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --prompts names.txt --correct " Mary" --wrong " John"
     """
@@ -98,14 +112,15 @@ def ablate(
         raise typer.BadParameter(f"{part} is no part of the scores: it has no random part", param_hint="--control")
     if (part == "long_range") != (window is not None):
         raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
-    chosen: Any = None if heads is None else head_pairs(heads.split(","))
+    every = heads == "all"
+    chosen: Any = None if heads is None or every else head_pairs(heads.split(","))
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.tables import read_table
 
     known = None if table is None else head_table(read_table(table), table)
-    if chosen is None and known is not None and table is not None:
+    if heads is None and known is not None and table is not None:
         require_detectors(known, table)
         chosen = _strongest(known, top, matched, seed)
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
@@ -120,6 +135,7 @@ def ablate(
         control=control,  # type: ignore[arg-type]
         window=window,
         sinks=sinks,
+        checkpoint_dir=folder,
         seed=seed,
         show_progress=not quiet,
     )
@@ -140,7 +156,11 @@ def ablate(
         f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
     shown = shown.sort_values("delta", ascending=small_first)[columns]
-    typer.echo(shown.round(4).to_string(index=False))
+    if len(shown) > _LISTED:
+        typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
+    typer.echo(shown.head(_LISTED).round(4).to_string(index=False))
+    if every and known is not None and answered is None:
+        _print_summary(tlspectral.summarize_sweep(sweep, known))
 
 
 def _strongest(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
@@ -150,6 +170,19 @@ def _strongest(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.
     strongest = heads.nlargest(top, "prev")
     others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
     return pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
+
+
+def _print_summary(summary: "pd.DataFrame") -> None:
+    """Print the statements about all heads, a line each; rank correlations are left to `summarize_sweep`."""
+    for row in summary[summary["size_control"] == "none"].itertuples():
+        statement = str(row.statement)
+        if statement not in _STATEMENTS:
+            continue
+        text = _STATEMENTS[statement].format(column=row.column, note=row.note)
+        if "rank" in statement:
+            typer.echo(f"{text}: {row.value:.0f} of {row.n}, p = {row.pvalue:.3g}")
+        else:
+            typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
 
 
 def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[str], Any, Any]:
