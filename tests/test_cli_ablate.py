@@ -1,6 +1,7 @@
 """`tlspectral ablate`: heads and prompts of one's own, and what is refused before the model is loaded."""
 
 import io
+import re
 
 import pandas as pd
 import pytest
@@ -77,6 +78,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
     sweep = tlspectral.ablation_sweep(model, "rope_phase", show_progress=False)
     pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), sweep)
     assert (tmp_path / "parts" / "sweep.json").exists()
+    assert re.search(r"^ *name +prev +dup +ind +value +delta ", done.stdout, flags=re.MULTILINE)
     summary = tlspectral.summarize_sweep(sweep, heads).query("size_control == 'none'").set_index("statement")
     total, rank = summary.loc["sum"], summary.query("column == 'prev'").loc["effect_rank"]
     assert f"sum of the effects of all heads: {total['value']:.3f} ({total['low']:.3f} to " in done.stdout

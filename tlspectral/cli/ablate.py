@@ -116,6 +116,7 @@ def ablate(
     chosen: Any = None if heads is None or every else head_pairs(heads.split(","))
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
+    from tlspectral.detectors import DETECTORS
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.tables import read_table
 
@@ -146,10 +147,12 @@ def ablate(
     if form is not None or quiet:
         return
     shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))
-    if known is not None and "prev" in known:
-        shown = shown.merge(known[["layer", "head", "prev"]], on=["layer", "head"])
+    detectors: list[str] = []
+    if known is not None:
+        detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
+        shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
     small_first = bool(sweep.attrs["higher_is_better"])  # the greatest harm first
-    columns = ["name", *(["prev"] if "prev" in shown else []), *sweep.columns.drop(["layer", "head", "part"])]
+    columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "part"])]
     unit = f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"]
     typer.echo(
         f"{part} removed, one head at a time; value of the {unit} and its change delta (intact "
