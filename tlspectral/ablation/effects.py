@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
 from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.parts import Part, Removal
-from tlspectral.hooks.reach import Reach
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun, intact_run

@@ -16,9 +16,8 @@ from tlspectral.ablation.effects import intact_values, layer_effects
 from tlspectral.ablation.reference import Reference, reference_of
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.arguments import check_arguments
+from tlspectral.hooks.arguments import Reach, check_arguments
 from tlspectral.hooks.parts import Part
-from tlspectral.hooks.reach import Reach
 from tlspectral.hooks.replacement import Replace
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask

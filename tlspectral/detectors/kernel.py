@@ -10,9 +10,11 @@ from torch import Tensor
 
 from tlspectral.detectors.columns import RELATIVE_POSITION_KERNEL
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.models import AttentionView, attention_view, heads_by_layer
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import even_rows
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import user_hooks
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models import AttentionView
+from tlspectral.models.attention import AttentionView
 
 SMALL_VOCABULARY = 64
 

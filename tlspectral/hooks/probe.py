@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.models import AttentionView
-from tlspectral.models.attention import AttentionLayer
+from tlspectral.models.attention import AttentionLayer, AttentionView
 from tlspectral.models.attention.threads import Hook, exclusive
 
 _PROBE_LENGTH = 4

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens, refuse_padding
-from tlspectral.models.attention.prompts import even_rows
+from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.models.attention.prompts import refuse_padding
 from tlspectral.models.attention.replay import last_logits
 from tlspectral.rotary import widened
 

@@ -11,11 +11,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import (
-    AttentionView,
-    attention_view,
-)
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 
 CHECK_LENGTH = 24
@@ -84,7 +81,7 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
 def check_scores(view: AttentionView, tokens: Any = None, layers: Sequence[int] | None = None) -> ScoreCheck:
     """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
-    prompts = even_rows(check_prompt(view)) if tokens is None else packed_prompts(view, tokens)
+    prompts = checked_prompts(view, tokens)
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
@@ -92,6 +89,15 @@ def check_scores(view: AttentionView, tokens: Any = None, layers: Sequence[int] 
     results = [_check_layer(view, index, names[index], captured, prompts.real) for index in layers]
     errors, tolerances, compared, outside = zip(*results, strict=True)
     return ScoreCheck(layers, errors, tolerances, compared, outside)
+
+
+def checked_prompts(view: AttentionView, tokens: Any) -> PackedTokens:
+    """Return the caller's prompts, or for None the random one of `check_prompt`. Raises as `verify_scores`."""
+    if tokens is None:
+        return even_rows(check_prompt(view))
+    from tlspectral.models.attention.prompts import packed_prompts
+
+    return packed_prompts(view, tokens)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:

@@ -8,8 +8,8 @@ from torch import Tensor
 from tlspectral.detectors import repeated_sequences
 from tlspectral.detectors.sequences import segment_length_of
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens, TokenMask, refuse_padding, right_packed
-from tlspectral.models.attention.prompts import check_ids, even_rows, packed_prompts
+from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
+from tlspectral.models.attention.prompts import check_ids, packed_prompts, refuse_padding, right_packed
 from tlspectral.tasks.text import text_tokens
 
 

@@ -19,13 +19,9 @@ Hook = tuple[str, Callable[..., Any]]
 
 @dataclass
 class _Use:
-    """Which thread uses a model now.
+    """Which thread uses a model now, None when it is free, and how many contexts of that thread are open.
 
-    Attributes:
-        changed: notified when the model is free again.
-        thread: the one that uses it, None when it is free.
-        depth: how many contexts of that thread are open.
-        blocks: how many of them are `with` blocks of the user; other threads are then refused instead of waiting.
+    `blocks` of them are `with` blocks of the user; other threads are then refused instead of waiting.
     """
 
     changed: Condition = field(default_factory=Condition)
@@ -45,10 +41,7 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
-    Args:
-        model: a model or a spectral model, which shares the hook points of its base.
-        block: the context is a `with` block of the user. Other threads are refused while it is open, since code in it
-            may wait for them.
+    While a `block` of the user is open, other threads are refused, since code in it may wait for them.
 
     Raises:
         EditNotHonored: another thread has such a block open.
@@ -83,12 +76,7 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
 
     It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
     raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model.
-
-    Args:
-        model: what the hook points belong to.
-        points: `model.hook_dict`, taken once for many short runs.
-        hooks: names and functions.
+    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs.
 
     Raises:
         EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised

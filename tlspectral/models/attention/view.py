@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import bridge, hooked
+from tlspectral.models.attention import bridge
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     OutputFactors,
@@ -56,7 +57,7 @@ class AttentionView:
 
     @property
     def _reader(self) -> ModuleType:
-        return bridge if self.backend == "bridge" else hooked
+        return import_module(f"tlspectral.models.attention.{self.backend}")
 
     @property
     def _spectral_geometry(self) -> Callable[[int], RotaryGeometry | None] | None:
@@ -64,7 +65,7 @@ class AttentionView:
 
     @property
     def device(self) -> torch.device:
-        """The device that token ids have to be on."""
+        """Device of the model, where token ids have to be."""
         return next(self.model.parameters()).device
 
     @property
@@ -99,7 +100,9 @@ class AttentionView:
 
         The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
         """
-        raw = self._reader.read_attention(self.model, self._checked(index))
+        if not 0 <= index < self.n_layers:
+            raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
+        raw = self._reader.read_attention(self.model, index)
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def layer(self, index: int) -> AttentionLayer:
@@ -271,11 +274,6 @@ class AttentionView:
                 f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {self.n_ctx}; give shorter "
                 "prompts"
             )
-
-    def _checked(self, index: int) -> int:
-        if not 0 <= index < self.n_layers:
-            raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
-        return index
 
 
 def attention_view(model: Any) -> AttentionView:
