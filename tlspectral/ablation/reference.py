@@ -45,9 +45,8 @@ def reference_of(
 ) -> Reference:
     """Return the reference of a sweep: prompts in any form that a `Task` takes; None is the task's own sequences.
 
-    Raises:
-        ValueError: one sequence that is its own reference, or sequences to resample that are not all of one length.
-        ValueError, TypeError: as `packed_prompts`.
+    Raises as `packed_prompts`; ValueError for one sequence that is its own reference, or sequences to resample that are
+    not all of one length.
     """
     given = sequences if reference is None else packed_prompts(view, reference)
     n = len(sequences.tokens)

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.ablation.control import root_mean_square
-from tlspectral.ablation.effects import unpadded
+from tlspectral.ablation.effects import root_mean_square, unpadded
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.models.attention import AttentionView
@@ -77,8 +76,7 @@ def gradient_screen(
 def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
     """Return the derivative of the sum of scores in the logits of the intact model.
 
-    Raises:
-        ValueError: the metric has no gradient.
+    Raises ValueError for a metric without a gradient.
     """
     with torch.no_grad():
         batches = sequences.batches(view)

@@ -39,11 +39,8 @@ def open_layers(model: Any, *, load: bool = False, revision: str | None = None) 
     """Return the attention layers of a model, or of the model that a name or path means, at a revision on the hub.
 
     A folder or hub model is read from its files, unless `load`; other names are loaded. A `Source`, which is what
-    `find_source` says of a name, a revision and a step, is read from its files.
-
-    Raises:
-        ValueError: a revision of what has none.
-        and as `load_model`.
+    `find_source` says of a name, a revision and a step, is read from its files. Raises as `load_model`, and ValueError
+    for a revision of what has none.
     """
     if isinstance(model, Source):
         from tlspectral.models.checkpoints import CheckpointLayers

@@ -76,8 +76,7 @@ class ScoredSequences(PackedTokens):
     ) -> Float64[Tensor, "rows"]:
         """Return the metric of some sequences, of all for a metric that is not `by_rows`.
 
-        Raises:
-            ValueError: the metric returns something other than a finite number per sequence.
+        Raises ValueError if it is no tensor of one number per sequence.
         """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -108,11 +107,7 @@ class Scores:
         self._batches.append((batch, by_copy))
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the score of each sequence in each copy.
-
-        Raises:
-            ValueError: a score is not finite.
-        """
+        """Return the score of each sequence in each copy. Raises ValueError for one that is not finite."""
         values = torch.cat([value for _, value in self._batches], dim=1)
         if not self.sequences.by_rows:
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
@@ -163,9 +158,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
     """Return the positions that `Task.predict` means: a slice if all prompts have one length and it is one.
 
-    Raises:
-        ValueError: a position that a prompt does not have, or none at all.
-        TypeError: no form that `Task` names.
+    Raises ValueError for a position that a prompt does not have, or none at all; TypeError for no form of `Task`.
     """
     if callable(predict):
         predict = predict(width)

@@ -200,11 +200,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Fold the input norm's gain into copies of the value weights, in float64 on the CPU.
-
-    Raises:
-        BadWeights: as `fold_attention`.
-    """
+    """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
     return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
@@ -289,11 +285,7 @@ def shortest(*limits: int | None) -> int | None:
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
-    """Refuse a prompt past the length up to which all queries of a layer have the same score scale.
-
-    Raises:
-        ValueError: the prompt is longer.
-    """
+    """Refuse a prompt past the length up to which all queries of a layer have one score scale. Raises ValueError."""
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
@@ -303,11 +295,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT): its scores are no bilinear form.
-
-    Raises:
-        UnsupportedArchitecture: there is a limit.
-    """
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT). Raises UnsupportedArchitecture."""
     if limit is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are no bilinear form of the "

@@ -149,10 +149,7 @@ def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_o
     """Refuse token ids that look padded. Without a tokenizer nothing is known of padding, and nothing is refused.
 
     A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed
-    where the model opens sequences with it (padding id = BOS or EOS). `way_out` ends the message.
-
-    Raises:
-        ValueError: a row looks padded; the message names the first.
+    where the model opens sequences with it (padding id = BOS or EOS). Raises ValueError, which ends with `way_out`.
     """
     tokenizer = getattr(view.model, "tokenizer", None)
     pad: Any = getattr(tokenizer, "pad_token_id", None)

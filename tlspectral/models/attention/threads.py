@@ -41,10 +41,7 @@ _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its ow
 def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
-    While a `block` of the user is open, other threads are refused, since code in it may wait for them.
-
-    Raises:
-        EditNotHonored: another thread has such a block open.
+    While a `block` of the user is open, others are refused by EditNotHonored, since code in it may wait for them.
     """
     use, thread = _use_of(model), get_ident()
     with use.changed:

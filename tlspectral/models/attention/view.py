@@ -172,8 +172,7 @@ class AttentionView:
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
 
-        Raises:
-            UnsupportedArchitecture: a projection stands between the embedding and the residual stream (OPT 350M).
+        Raises UnsupportedArchitecture for a projection between it and the residual stream (OPT 350M).
         """
         w_e = self.model.W_E
         if w_e.shape[-1] != self.d_model:
@@ -222,8 +221,7 @@ class AttentionView:
     def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them.
 
-        Raises:
-            ValueError: the prompt is longer than the positions that the model has.
+        Raises ValueError for a prompt longer than the positions that the model has.
         """
         self._require_positions(tokens)
         with _evaluating(self.model):
@@ -233,10 +231,7 @@ class AttentionView:
         """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
 
         Stopping there leaves out the last MLP and the unembedding. Hooks that are already on the model stay in force
-        and act first; the model's training flags are set to evaluation for the run and put back.
-
-        Raises:
-            ValueError: the prompt is longer than the positions that the model has.
+        and act first; the model's training flags are set to evaluation for the run and put back. Raises as `logits`.
         """
         self._require_positions(tokens)
 

@@ -100,14 +100,7 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
     """Return the tensors of a checkpoint's files that the model of its config has no parameter for.
 
     They are found with a model of one layer. Of a tensor that no layer has a parameter for, one layer's is read.
-
-    Args:
-        files: the checkpoint's files.
-        config: the config of the text model.
-        stack: prefix of the names of its layers' tensors, up to the layer's number.
-
-    Raises:
-        BadWeights: as `check_unused`.
+    `stack` is the prefix of the names of its layers' tensors, up to the layer's number. Raises as `check_unused`.
     """
     unused: set[str] = set()
     for model, layers in _kinds_of_layers(config):

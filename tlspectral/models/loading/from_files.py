@@ -16,11 +16,7 @@ from tlspectral.models.loading.source import Source
 def load_from_files(
     source: Source, backend: str, device: torch.device, dtype: torch.dtype, tokenizer: Any = None
 ) -> Any:
-    """Return the model of a source, which is not a packaged one, with its provenance; arguments as of `load_model`.
-
-    Raises:
-        as `load_model`.
-    """
+    """Return the model of a source, which is not a packaged one, with its provenance; arguments as of `load_model`."""
     if backend == "hooked":
         hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
     with copied_tokenizer(tokenizer) as given:

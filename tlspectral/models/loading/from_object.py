@@ -33,10 +33,7 @@ def load_from_object(
 ) -> Any:
     """Return a TransformerLens model of a Hugging Face causal language model, which stays as it is.
 
-    Arguments as of `load_model`; None is the object's own device or floating-point type.
-
-    Raises:
-        as `load_model`.
+    Arguments and errors as of `load_model`; None is the object's own device or floating-point type.
     """
     if backend == "hooked":
         hooked_transformer_class()
@@ -55,9 +52,7 @@ def load_from_object(
 def _checked_name(given: Any) -> str:
     """Return the name of a causal language model of transformers.
 
-    Raises:
-        TypeError: It is no model of transformers.
-        UnsupportedArchitecture: It holds an adapter, or is another kind of model.
+    Raises TypeError for no such model, UnsupportedArchitecture for one with an adapter or of another kind.
     """
     import transformers
 

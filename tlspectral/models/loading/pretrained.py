@@ -12,9 +12,9 @@ import torch
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
-from tlspectral.models.loading.source import Source, refuse_adapter
+from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.unused_weights import refuse_quantised, unused_weights
-from tlspectral.models.loading.weight_files import stored_names, weight_files
+from tlspectral.models.loading.weight_files import refuse_adapter, stored_names, weight_files
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
@@ -134,9 +134,7 @@ def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any
 def check_config(config: Any, source: Source) -> None:
     """Refuse a config of anything but a causal language model in plain floating point.
 
-    Raises:
-        UnsupportedArchitecture: An encoder or an encoder-decoder model.
-        BadWeights: Quantised weights.
+    Raises UnsupportedArchitecture for an encoder or an encoder-decoder model, BadWeights for quantised weights.
     """
     import transformers
 

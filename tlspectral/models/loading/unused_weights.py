@@ -52,14 +52,7 @@ def unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) -> dict[str, Any]:
     """Return what a model loaded from a folder left out: nothing, or `unused_weights` as `listed` gives it.
 
-    Args:
-        model: as transformers loaded it.
-        folder: folder of the files.
-        reported: tensors that transformers itself reports as unused.
-        who: name of the checkpoint in messages.
-
-    Raises:
-        BadWeights: as `check_unused` and `require_tied`.
+    `reported` are tensors that transformers itself reports as unused. Raises as `check_unused` and `require_tied`.
     """
     require_tied(model, who)
     stored = stored_names(weight_files(folder))
@@ -77,11 +70,7 @@ def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) 
 
 
 def refuse_quantised(unused: Iterable[str], who: str) -> None:
-    """Refuse unused weights with the names of quantised ones, which are there although config.json does not say so.
-
-    Raises:
-        BadWeights: there are some; the message names the first.
-    """
+    """Refuse unused weights with the names of quantised ones, if config.json does not say so. Raises BadWeights."""
     quantised = sorted(filter(_QUANTISED.fullmatch, unused))
     if quantised:
         raise BadWeights(
@@ -154,11 +143,7 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Refuse files that hold another unembedding than the embedding, where config.json ties the two.
-
-    Raises:
-        BadWeights: they differ.
-    """
+    """Refuse files that hold another unembedding than the embedding, if config.json ties the two. Raises BadWeights."""
     if not getattr(model.config, "tie_word_embeddings", False) or not getattr(model, "_tied_weights_keys", None):
         return
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
