@@ -24,6 +24,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 KNOW_TRANSFORMER_LENS = {"models", "spectral_rope", "studies"}
 LONGEST_FILE = 400
+MOST_LOADED_LINES = 6_000
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 
@@ -178,6 +179,20 @@ def test_numbers_and_tables_do_not_load_transformer_lens():
     assert not loaded_by(lower, "transformer_lens")
     # The check itself can fail.
     assert loaded_by("import json", "json")
+
+
+def test_a_head_table_loads_few_lines_of_the_package():
+    """What a reader of `analyze_heads` has to read: roads that are not taken are not loaded."""
+    code = f"""
+import sys
+import tlspectral as tls
+tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10, show_progress=False)
+print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", None)).startswith({str(PACKAGE)!r})}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [Path(file) for file in done.stdout.split()]
+    assert PACKAGE / "spectra.py" in loaded
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) < MOST_LOADED_LINES
 
 
 def test_public_names_are_sorted():

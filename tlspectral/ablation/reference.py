@@ -10,8 +10,8 @@ from torch import Tensor
 from tlspectral.hooks.replacement import Replacement, drawn_donors, from_reference
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.tasks import ScoredSequences
-from tlspectral.tasks.prompts import packed_prompts
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def ablation_sweep(
         description=f"sweep {removed}",
         unit="layer",
         items="heads",
-        prepare=partial(_intact, view.model, plan, list(by_layer)),
+        prepare=partial(intact_values, view, sequences, list(by_layer)),
         n_jobs=n_jobs,
         show_progress=show_progress,
     )
@@ -228,11 +228,6 @@ def _screen(
     table.loc[order[:SCREENED], "measured"] = "top"
     table.loc[rest[:SCREENED], "measured"] = "control"
     return table
-
-
-def _intact(model: Any, plan: _Plan, layers: list[int]) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """One intact run of the model, from which all of these layers are measured."""
-    return intact_values(attention_view(model), plan.sequences, layers)
 
 
 def _layer_table(

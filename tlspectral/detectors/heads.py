@@ -69,13 +69,12 @@ def detect_heads(
 
     Returns:
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
-        prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
-        target there); on prompts `layer, head, prev, prev_se, dup, dup_se, self, self_se`. With `pattern` also
-        `pattern, pattern_se`: the weighted attention to marked keys, averaged over the queries that have any. `attrs`
-        hold L, the number of sequences, the opening token, `chance`, what uniform attention would score on the copy,
-        and `reliability`: the rank correlation, over the model's heads, of each score between even and odd sequences;
-        and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and
-        `n_counted` says how many sequences have a query for it.
+        prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
+        prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
+        keys, averaged over the queries that have any. `attrs` hold L, the number of sequences, the opening token,
+        `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
+        between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance`
+        is a dictionary by score, and `n_counted` says how many sequences have a query for it.
 
     Raises:
         ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, `tokens` beside
@@ -200,10 +199,7 @@ class _Statistics(NamedTuple):
 
 
 def _statistics(
-    view: AttentionView,
-    sequences: PackedTokens,
-    scorer: Scorer,
-    advance: Callable[[int], Any],
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, advance: Callable[[int], Any]
 ) -> _Statistics:
     """Return mean and standard error of each score, and the means over even and over odd sequences.
 
@@ -236,12 +232,11 @@ def _statistics(
         sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
         view.run(sequences.tokens[rows], hooks, last=names[-1])
         advance(rows.stop - rows.start)
-    for layer in range(view.n_layers):
-        if layer not in total:
-            raise UnsupportedArchitecture(
-                f"layer {layer}: the attention never returned its pattern; "
-                'load the model with attn_implementation="eager"'
-            )
+    if len(total) < view.n_layers:
+        layer = min(set(range(view.n_layers)) - set(total))
+        raise UnsupportedArchitecture(
+            f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
+        )
     n_heads = [total[layer].shape[-1] for layer in range(view.n_layers)]
     by_half, square = (torch.cat([sums[layer] for layer in range(view.n_layers)], dim=-1) for sums in (total, squares))
     n_counted = sizes.sum(0)

@@ -1,6 +1,7 @@
 """`relative_position_kernel`: mean attention scores by how far the key lies behind the query."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -78,7 +79,7 @@ def relative_position_kernel(model: Any, heads: Heads, tokens: Any = None) -> pd
                 hooks.append((names["scores"], add))
             else:
                 points = [names[point] for point in ("residual", "cos", "sin", "pattern") if point in names]
-                hooks += [(name, _holder(captured, name)) for name in points]
+                hooks += [(name, partial(_hold, captured, name)) for name in points]
         view.run(prompts.tokens[rows], hooks, last=hooks[-1][0])
         for layer, indices in chosen.items():
             if "scores" not in view.hook_names(layer):
@@ -103,11 +104,8 @@ def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
     return tokens
 
 
-def _holder(captured: dict[str, Tensor], name: str) -> Callable[[Tensor, Any], None]:
-    def hold(activation: Tensor, hook: Any) -> None:
-        captured[name] = activation.detach()
-
-    return hold
+def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
+    captured[name] = activation.detach()
 
 
 def _rebuilt(view: AttentionView, layer: int, captured: dict[str, Tensor]) -> Float64[Tensor, "batch heads pos pos"]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import get_ident
 from typing import Any, get_args
 
@@ -24,8 +25,9 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
 )
+from tlspectral.models.attention.replay import hooks_on
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import exclusive, hooks_on
+from tlspectral.models.attention.threads import exclusive
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
 from tlspectral.selection import Heads, Symbol, chosen_part
 
@@ -195,13 +197,10 @@ class LayerAblation:
 
     def _holders(self, *points: str) -> list[tuple[str, Callable[..., Any]]]:
         names = self.view.hook_names(self.layer.layer)
-        return [(names[point], self._holder(point)) for point in points if point in names]
+        return [(names[point], partial(self._hold, point)) for point in points if point in names]
 
-    def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
-        def hold(activation: Tensor, hook: Any) -> None:
-            self.seen.setdefault(get_ident(), {})[point] = activation
-
-        return hold
+    def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
+        self.seen.setdefault(get_ident(), {})[point] = activation
 
     def _taken(self, point: str) -> Tensor:
         seen = self.seen.get(get_ident(), {})

@@ -15,17 +15,10 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.detectors.sequences import segment_length_of
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
-from tlspectral.models.attention.prompts import check_ids, packed_prompts, refuse_padding, right_packed
+from tlspectral.models.attention.prompts import check_ids, refuse_padding, right_packed
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROWS_READ = 2_000
-
-
-def prompts_of_task(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the ids of a task's prompts and their lengths. Raises as `packed_prompts`."""
-    if isinstance(prompts, RepeatedSegments | TextRows):
-        return prompts.packed(view)
-    return packed_prompts(view, prompts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import prompts_of_task
+from tlspectral.tasks.prompts import RepeatedSegments, TextRows
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -128,7 +129,8 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
             prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
     """
-    packed = prompts_of_task(view, task.prompts)
+    ready = isinstance(task.prompts, RepeatedSegments | TextRows)
+    packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
     metric = task.metric
     if isinstance(metric, LogitDifference):
         metric = metric.for_model(view, len(packed.tokens))

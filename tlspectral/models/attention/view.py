@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -38,10 +39,7 @@ class _ForwardStopped(Exception):
 class AttentionView:
     """A model's attention layers, read alike on every backend. Weights are copied only when a layer is asked for.
 
-    Attributes:
-        model: the TransformerBridge or HookedTransformer, which is never changed.
-        backend: `"bridge"` or `"hooked"`.
-        n_layers, d_model, d_vocab: sizes; n_ctx: longest prompt.
+    The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt.
     """
 
     model: Any = field(repr=False)
@@ -133,8 +131,7 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
-        `captured` holds what hooks named by `hook_names` saw in a run. The tables of a spectral layer are per query
-        head and pair, [(batch,) heads, pos, pairs].
+        `captured` is as of `capture`. Tables of a spectral layer are per head and pair, [(batch,) heads, pos, pairs].
         """
         tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -151,8 +148,7 @@ class AttentionView:
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there.
 
-        The keys are residual, query, key, value, z, scores, pattern, cos and sin. `scores` is missing where the layer
-        delegates its attention, cos and sin where it has no hook points for them.
+        `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them.
         """
         attention = f"blocks.{index}.attn"
         names = {
@@ -201,7 +197,7 @@ class AttentionView:
     def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
         """Return `source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
 
-        The hash is that of a head table of these layers. It is left out for a model of which no head table can be made.
+        The hash is that of a head table. It is left out for a model of which no head table can be made.
         """
         chosen = list(range(self.n_layers) if layers is None else layers)
         try:
@@ -253,13 +249,10 @@ class AttentionView:
         """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
         captured: dict[str, Tensor] = {}
 
-        def keeper(name: str) -> Callable[[Tensor, Any], None]:
-            def keep(activation: Tensor, hook: Any) -> None:
-                captured[name] = activation.detach()
+        def keep(name: str, activation: Tensor, hook: Any) -> None:
+            captured[name] = activation.detach()
 
-            return keep
-
-        self.run(tokens, [(name, keeper(name)) for name in names], last=last)
+        self.run(tokens, [(name, partial(keep, name)) for name in names], last=last)
         return captured
 
     def _require_positions(self, tokens: Tensor) -> None:
@@ -274,9 +267,7 @@ class AttentionView:
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
-    Raises:
-        TypeError: the object is neither.
-        UnsupportedArchitecture: a bridge whose layers are not one list of blocks (HRM).
+    Raises TypeError for another object, UnsupportedArchitecture for a bridge without one list of blocks (HRM).
     """
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"

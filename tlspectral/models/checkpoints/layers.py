@@ -13,9 +13,10 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.building import build_bridge
 from tlspectral.models.loading.damage import check_settings, misfit, refusing
-from tlspectral.models.loading.pretrained import check_config, quiet
+from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
-from tlspectral.models.loading.pretrained import quiet
+from tlspectral.models.loading.bars import quiet
 
 
 def build_model(

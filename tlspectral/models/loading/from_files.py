@@ -1,5 +1,6 @@
 """A model on the hub, in a folder or in a GGUF file, loaded as a TransformerLens model."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def load_whole(source: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any,
     """Return the Hugging Face model of a hub model, folder or GGUF file, its tokenizer or None, and its provenance."""
     if source.kind == "gguf":
         folder, digest = gguf.converted_folder(source)
-        source = source.converted(folder, digest)
+        record = {**source.record, "sha256": digest}
+        source = replace(source, kind="folder", location=str(folder), record=record)
     if source.kind == "hub":
         source = pinned(source)
     pretrained, tokenizer, left_out = load_pretrained(source, dtype, tokenizer)

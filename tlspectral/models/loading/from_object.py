@@ -13,7 +13,8 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.building import build_model, copied_tokenizer
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.loading.source import Source, snapshot_commit
+from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.weight_files import snapshot_commit
 
 _HOOKS = (
     "_forward_hooks",

@@ -25,9 +25,10 @@ import platformdirs
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_counts, refusing, require_room
-from tlspectral.models.loading.pretrained import quiet
-from tlspectral.models.loading.source import DEMO_EXTRA, PACKAGED, ShippedFile, Source, snapshot_commit
+from tlspectral.models.loading.source import DEMO_EXTRA, PACKAGED, ShippedFile, Source
+from tlspectral.models.loading.weight_files import snapshot_commit
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
 _RECORD = "gguf.json"

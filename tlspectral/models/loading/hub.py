@@ -3,6 +3,7 @@
 huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
+import difflib
 import os
 import re
 import warnings
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.source import PACKAGED, TINY, Source, near_demo_model
+from tlspectral.models.loading.source import PACKAGED, TINY, Source
 from tlspectral.models.loading.weight_files import NAMES, indexed_files
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -50,7 +51,7 @@ def hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sourc
         known = ", ".join((*TINY, *PACKAGED))
         raise ValueError(
             f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({known}){near_demo_model(name)}"
+            f" ({known}){_near_demo_model(name)}"
         )
     hub_id = _official_name(name)
     if checkpoint is not None:
@@ -81,6 +82,12 @@ def _suite_revision(hub_id: str, checkpoint: int) -> str:
         f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
         " give the branch by revision= instead."
     )
+
+
+def _near_demo_model(name: str) -> str:
+    """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
+    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
+    return f"; did you mean the demo model {near[0]!r}?" if near else "."
 
 
 def pinned(source: Source) -> Source:
@@ -205,7 +212,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}{near_demo_model(source.location)}"
+            f" {reason}{_near_demo_model(source.location)}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 

@@ -1,7 +1,7 @@
-"""The tiny checkpoints of this package, as TransformerLens models.
+"""The tiny checkpoints of this package, made by `tlspectral.studies.fingerprint.packaged_models`.
 
 Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, how it was made and
-its SHA-256. `tlspectral.studies.fingerprint.packaged_models` makes them.
+its SHA-256.
 """
 
 import hashlib

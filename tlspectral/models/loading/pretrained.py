@@ -1,15 +1,15 @@
 """A Hugging Face causal language model and its tokenizer, loaded from a folder on disk."""
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
 from tlspectral.models.loading.source import Source
@@ -18,32 +18,6 @@ from tlspectral.models.loading.weight_files import refuse_adapter, stored_names,
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging
-
-    verbosity, bars, hub_bars_off = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        with warnings.catch_warnings():
-            # The hub warns if an environment variable disables its bars, which is what is wanted here.
-            warnings.simplefilter("ignore", UserWarning)
-            if bars:
-                logging.enable_progress_bar()
-            # transformers switches the hub's bars together with its own, and the user may not have.
-            (disable_progress_bars if hub_bars_off else enable_progress_bars)()
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:

