@@ -97,14 +97,14 @@ def text_tokens(
 ) -> Int[Tensor, "sequences pos"]:
     """Text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
 
-    Rows are cut one after the other from the joined documents. An incomplete last row is dropped, unless it is the only
-    one.
+    Rows are cut one after the other from the joined documents, `n_sequences` at most. An incomplete last row is
+    dropped, unless it is the only one.
 
     Args:
         view: of a model that has a tokenizer.
         text: a document, several, the name of a data set (one word without spaces, as `NeelNanda/pile-10k`: the column
             `text` of its split `train` is streamed), or None for `packaged_text`.
-        n_sequences: rows at most; the first ones.
+        n_sequences: rows at most.
         sequence_length: tokens in a row, BOS included, at most the context.
 
     Raises:

@@ -27,14 +27,9 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 @dataclass(frozen=True)
 class ScoredSequences(PackedTokens):
-    """The sequences of a task on one model, on the CPU, and what is scored of them.
+    """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
 
-    Attributes:
-        tokens, lengths: as in `PackedTokens`.
-        scored: positions whose logits the metric gets.
-        metric: see `Task`.
-        by_rows: the metric scores each row by itself, so it is called batch by batch.
-        labels, higher_is_better, name: of the task.
+    A metric that is `by_rows` scores each row by itself, so it is called batch by batch.
     """
 
     scored: Positions

@@ -87,7 +87,7 @@ def load_model(
         from tlspectral.models.loading.packaged import load_packaged
 
         return load_packaged(source, backend, on_device, float_type)
-    from tlspectral.models.loading.from_files import load_from_files
+    from tlspectral.models.loading.building import load_from_files
 
     return load_from_files(source, backend, on_device, float_type, tokenizer)
 

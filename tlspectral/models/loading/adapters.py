@@ -12,7 +12,7 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement
-from tlspectral.models.loading.from_files import load_whole
+from tlspectral.models.loading.building import load_whole
 from tlspectral.models.loading.pretrained import find_tokenizer
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG

@@ -1,4 +1,4 @@
-"""A Hugging Face model made into a TransformerLens model, with its own tokenizer.
+"""A model on the hub, in a folder or in a GGUF file, and any Hugging Face model, made into a TransformerLens model.
 
 TransformerLens 3.9 to 4.3 cuts queries, keys and values wrongly out of one packed projection in Falcon's newer decoder
 (40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention. The projection holds, one
@@ -9,6 +9,7 @@ if all queries came first, asserts that the second has biases and that the third
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -17,8 +18,45 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.loading import gguf
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
 from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.damage import misfit, refusing
+from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
+from tlspectral.models.loading.hub import pinned
+from tlspectral.models.loading.pretrained import load_pretrained
+from tlspectral.models.loading.source import Source
+
+
+def load_from_files(
+    source: Source, backend: str, device: torch.device, dtype: torch.dtype, tokenizer: Any = None
+) -> Any:
+    """Return the model of a source, which is not a packaged one, with its provenance; arguments as of `load_model`."""
+    if backend == "hooked":
+        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
+    with copied_tokenizer(tokenizer) as given:
+        if source.kind == "adapter":
+            from tlspectral.models.loading.adapters import load_merged
+
+            pretrained, tokenizer, record = load_merged(source, dtype, given)
+        else:
+            pretrained, tokenizer, record = load_whole(source, dtype, given)
+        with refusing(misfit(record)):
+            model = build_model(pretrained, tokenizer, record["model"], backend, device, dtype)
+    model.tlspectral_source = record
+    return model
+
+
+def load_whole(source: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the Hugging Face model of a hub model, folder or GGUF file, its tokenizer or None, and its provenance."""
+    if source.kind == "gguf":
+        folder, digest = gguf.converted_folder(source)
+        record = {**source.record, "sha256": digest}
+        source = replace(source, kind="folder", location=str(folder), record=record)
+    if source.kind == "hub":
+        source = pinned(source)
+    pretrained, tokenizer, left_out = load_pretrained(source, dtype, tokenizer)
+    return pretrained, tokenizer, source.record | left_out
 
 
 def build_model(
@@ -30,8 +68,6 @@ def build_model(
     or one that computes something else.
     """
     if backend == "hooked":
-        from tlspectral.models.loading.hooked import build_hooked
-
         return build_hooked(pretrained, tokenizer, name, dtype).to(device, print_details=False)
     expected = log_probabilities(pretrained.to(device))
     require_numbers(pretrained, expected, name)

@@ -44,8 +44,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
     the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
 
-    In float32 and float64 the log-probabilities of 24 random tokens are compared with the given model's.
-
     Raises:
         ImportError: TransformerLens 4.
         BadWeights: weights that are NaN or infinite.

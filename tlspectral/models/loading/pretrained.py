@@ -23,10 +23,8 @@ one_load_at_a_time = threading.Lock()
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    The tokenizer is the one that is given, if any. The last is empty, or holds `unused_weights`: number and names of
-    tensors that fit no parameter of the model.
-
-    A hub model has to be pinned to a commit. Files that the cache lacks are fetched; it is loaded from the cache.
+    The last is empty, or holds `unused_weights`. A hub model has to be pinned to a commit. Files that the cache lacks
+    are fetched; it is loaded from the cache.
 
     Raises:
         FileNotFoundError: A folder without weights.

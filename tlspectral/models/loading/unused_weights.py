@@ -94,8 +94,7 @@ def check_unused(
         unused: by name in the files, the name that transformers looks for (`unplaced`).
         read: gives a tensor by its name in the files.
         who: name of the checkpoint in messages.
-        layers: number that config.json asks for, and number of further ones that predict further tokens
-            (`num_nextn_predict_layers`).
+        layers: number that config.json asks for, and of further ones (`num_nextn_predict_layers`).
 
     Raises:
         BadWeights: quantised weights; a floating-point tensor in a decoder block of the model or its final norm, or a
