@@ -31,7 +31,10 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     if isinstance(prompts, str):
         prompts = [prompts]
     if isinstance(prompts, Mapping):
-        packed = _of_batch(view, prompts)
+        if "input_ids" not in prompts:
+            raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, prompts)) or 'nothing'}")
+        tokens, mask = torch.as_tensor(prompts["input_ids"]), prompts.get("attention_mask")
+        packed = _of_rows(view, tokens) if mask is None else right_packed(tokens, torch.as_tensor(mask))
     elif isinstance(prompts, Tensor | np.ndarray):
         packed = _of_rows(view, torch.as_tensor(prompts))
     elif isinstance(prompts, Sequence) and len(prompts):
@@ -40,14 +43,6 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
         raise TypeError(f"{_FORMS}; found {_described(prompts)}")
     check_ids(view, packed)
     return packed
-
-
-def _of_batch(view: AttentionView, batch: Mapping[str, Any]) -> PackedTokens:
-    if "input_ids" not in batch:
-        raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
-    tokens = torch.as_tensor(batch["input_ids"])
-    mask = batch.get("attention_mask")
-    return _of_rows(view, tokens) if mask is None else right_packed(tokens, torch.as_tensor(mask))
 
 
 def _of_rows(view: AttentionView, tokens: Tensor) -> PackedTokens:

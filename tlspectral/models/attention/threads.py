@@ -41,7 +41,10 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
 
     While a `block` of the user is open, others are refused by EditNotHonored, since code in it may wait for them.
     """
-    use, thread = _use_of(model), get_ident()
+    thread = get_ident()
+    with _uses_lock:
+        # A spectral model uses the modules of another.
+        use = _uses.setdefault(getattr(model, "base", model), _Use())
     with use.changed:
         while use.thread not in (None, thread):
             if use.blocks:
@@ -122,9 +125,3 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
-
-
-def _use_of(model: Any) -> _Use:
-    shared = getattr(model, "base", model)  # a spectral model uses the modules of another
-    with _uses_lock:
-        return _uses.setdefault(shared, _Use())

@@ -113,9 +113,7 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
         def read(tensor: str) -> Tensor:
             return files.read([tensor])[tensor]
 
-        check_unused(
-            model, {one_of[name]: target for name, target in missing.items()}, read, files.name, layers=_layers(config)
-        )
+        check_unused(model, {one_of[name]: target for name, target in missing.items()}, read, files.name, config)
         unused |= {tensor for tensor, name in named.items() if name in missing}
     return [tensor for tensor in files.file_of if tensor in unused]
 
@@ -127,10 +125,6 @@ def _kinds_of_layers(config: Any) -> Iterator[tuple[nn.Module, set[int]]]:
         by_kind.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)
     for layers in by_kind.values():
         yield empty_model(one_layer_config(config, min(layers))), layers
-
-
-def _layers(config: Any) -> tuple[int, int]:
-    return int(config.num_hidden_layers), int(getattr(config, "num_nextn_predict_layers", 0) or 0)
 
 
 def _naming(stack: str, own_prefix: str, layers: set[int], n_layers: int) -> Callable[[str], str | None]:

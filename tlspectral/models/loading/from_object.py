@@ -39,7 +39,9 @@ def load_from_object(
     if backend == "hooked":
         hooked_transformer_class()
     name = _checked_name(given)
-    record = {"model": name, "revision": None, **_commit(given.config)}
+    stated = getattr(given.config, "_commit_hash", None)
+    commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
+    record = {"model": name, "revision": None, **commit}
     check_config(given.config, Source("object", name, None, record))
     _check_weights(given, name)
     copied = _copy(given, dtype, name)
@@ -71,12 +73,6 @@ def _checked_name(given: Any) -> str:
     if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
         raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
     return name
-
-
-def _commit(config: Any) -> dict[str, str]:
-    """Return `commit`, of the hub or of the folder in the hub's cache that a config was read from, if there is one."""
-    commit = getattr(config, "_commit_hash", None)
-    return {"commit": commit} if commit else snapshot_commit(Path(config._name_or_path))
 
 
 def _check_weights(given: Any, name: str) -> None:

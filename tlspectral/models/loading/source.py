@@ -71,7 +71,9 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     text = os.fspath(name)
     path = Path(text).expanduser()
     if text.lower() in TINY:
-        return _tiny_source(text, revision, checkpoint)
+        if revision is not None or checkpoint is not None:
+            raise ValueError(f"{text} is one packaged set of weights; it has no revision or checkpoint to choose.")
+        return Source("tiny", text.lower(), None, {"model": text.lower(), "revision": None})
     # Each kind is known to the module that reads it, so that a packaged model does not load the others.
     if text.lower() in PACKAGED:
         from tlspectral.models.loading.gguf import shipped_source
@@ -99,9 +101,3 @@ def _check_choice(revision: str | None, checkpoint: int | None) -> None:
         )
     if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
         raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
-
-
-def _tiny_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
-    if revision is not None or checkpoint is not None:
-        raise ValueError(f"{name} is one packaged set of weights; it has no revision or checkpoint to choose.")
-    return Source("tiny", name.lower(), None, {"model": name.lower(), "revision": None})

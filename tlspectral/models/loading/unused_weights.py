@@ -59,13 +59,11 @@ def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) 
     unused = unplaced(model, stored)
     known = set(unused.values())
     unused |= {name: name for name in reported if name not in known}
-    config = model.config.get_text_config()
-    layers = (getattr(config, "num_hidden_layers", 0), getattr(config, "num_nextn_predict_layers", 0) or 0)
 
     def read(name: str) -> Tensor:
         return stored_tensor(stored[name], name) if name in stored else torch.zeros(2)
 
-    check_unused(model, unused, read, who, layers=layers)
+    check_unused(model, unused, read, who, model.config.get_text_config())
     return {"unused_weights": listed(unused)} if unused else {}
 
 
@@ -84,8 +82,7 @@ def check_unused(
     unused: Mapping[str, str],
     read: Callable[[str], Tensor],
     who: str,
-    *,
-    layers: tuple[int, int],
+    config: Any,
 ) -> None:
     """Refuse unused weights that belong to a part of the model that was built.
 
@@ -94,7 +91,7 @@ def check_unused(
         unused: by name in the files, the name that transformers looks for (`unplaced`).
         read: gives a tensor by its name in the files.
         who: name of the checkpoint in messages.
-        layers: number that config.json asks for, and of further ones (`num_nextn_predict_layers`).
+        config: the config of the whole text model.
 
     Raises:
         BadWeights: quantised weights; a floating-point tensor in a decoder block of the model or its final norm, or a
@@ -105,7 +102,7 @@ def check_unused(
     depth = _depth_of_lists(model, base)
     modules = {path.removeprefix(base): module for path, module in model.named_modules()}
     targets = {stored: target.removeprefix(base) for stored, target in unused.items()}
-    extra = _prediction_blocks(targets.values(), depth, layers[1])
+    extra = _prediction_blocks(targets.values(), depth, getattr(config, "num_nextn_predict_layers", 0) or 0)
     for stored, target in sorted(targets.items()):
         numbered = _NUMBERED.fullmatch(target)
         block = None if numbered is None else (numbered[1], int(numbered[2]))
@@ -120,7 +117,7 @@ def check_unused(
         if block is not None and block[1] >= depth[block[0]]:
             raise BadWeights(
                 f"layer {block[1]} is in the files of {who} ({stored}), and config.json says that there are "
-                f"{layers[0]} layers; correct num_hidden_layers there"
+                f"{getattr(config, 'num_hidden_layers', 0)} layers; correct num_hidden_layers there"
             )
         raise BadWeights(
             f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. Without it another "
