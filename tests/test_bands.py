@@ -11,7 +11,7 @@ from zoo import shared
 
 from tlspectral.ablation import band_effects
 from tlspectral.ablation.bands import BANDS, equal_sets
-from tlspectral.ablation.control import root_mean_square
+from tlspectral.ablation.effects import root_mean_square
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate

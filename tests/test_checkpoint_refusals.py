@@ -29,7 +29,7 @@ def test_a_refusal_says_which_tensors_there_are(folder):
 
 def test_a_form_that_the_bridge_cannot_hold_is_refused(folder, monkeypatch):
     """TransformerLens by itself splits Falcon's grouped keys in the wrong places."""
-    monkeypatch.setattr("tlspectral.models.loading.bridge.correct_packed", lambda adapter, config: None)
+    monkeypatch.setattr("tlspectral.models.loading.building.correct_packed", lambda adapter, config: None)
     with pytest.raises(UnsupportedArchitecture, match="layer 0: the bridge of TransformerLens cannot hold this falcon"):
         analyze(folder("falcon_grouped"))
     with pytest.raises(UnsupportedArchitecture, match=r"^the bridge of TransformerLens cannot hold this falcon"):

@@ -24,6 +24,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 KNOW_TRANSFORMER_LENS = {"models", "spectral_rope", "studies"}
 LONGEST_FILE = 400
+MOST_LOADED_LINES = 6_000
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 
@@ -119,8 +120,8 @@ def test_every_file_keeps_the_rules():
         ("spectra.py", "from . import tables\n", "not down"),
         ("history/measure.py", "from tlspectral.studies.common import train\n", "the core imports a study"),
         ("spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "not down"),
-        ("operators/query_key.py", "from ..detectors import detect_heads\n", "not down"),
-        ("operators/query_key.py", "import tlspectral\n", "whole package"),
+        ("operators/factored.py", "from ..detectors import detect_heads\n", "not down"),
+        ("operators/factored.py", "import tlspectral\n", "whole package"),
         ("detectors.py", "from transformer_lens import HookedTransformer\n", "transformer_lens"),
         ("detectors.py", "import transformer_lens.utilities as t\n", "transformer_lens"),
         ("detectors.py", "print(1)\n", "print"),
@@ -137,7 +138,7 @@ def test_a_broken_rule_is_seen(file, source, said):
     ("file", "source"),
     [
         ("heads/analysis.py", "from tlspectral.detectors import detect_heads\nfrom . import null\n"),
-        ("operators/query_key.py", "from ..models.attention import attention_view\n"),
+        ("operators/factored.py", "from ..models.attention import attention_view\n"),
         ("cli/analyze.py", "import tlspectral\nprint(tlspectral.__version__)\n"),
         ("models/loading/hooked.py", "import transformer_lens\n"),
     ],
@@ -178,6 +179,20 @@ def test_numbers_and_tables_do_not_load_transformer_lens():
     assert not loaded_by(lower, "transformer_lens")
     # The check itself can fail.
     assert loaded_by("import json", "json")
+
+
+def test_a_head_table_loads_few_lines_of_the_package():
+    """What a reader of `analyze_heads` has to read: roads that are not taken are not loaded."""
+    code = f"""
+import sys
+import tlspectral as tls
+tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10, show_progress=False)
+print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", None)).startswith({str(PACKAGE)!r})}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [Path(file) for file in done.stdout.split()]
+    assert PACKAGE / "spectra.py" in loaded
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) < MOST_LOADED_LINES
 
 
 def test_public_names_are_sorted():

@@ -364,7 +364,6 @@ def test_a_packaged_model_loads_nothing_that_reads_the_files_of_others():
     roads = (
         "adapters",
         "building",
-        "from_files",
         "from_object",
         "gguf",
         "hooked",

@@ -53,7 +53,7 @@ def test_processed_weights_pass_too(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["falcon_grouped", "falcon_one_norm"])
 def test_transformer_lens_by_itself_does_not_hold_them(name):
-    """When it does, the correction of `tlspectral.models.loading.packed` can go."""
+    """When it does, the correction of `tlspectral.models.loading.building` can go."""
     model = zoo.hf_model(name)
     with pytest.raises((RuntimeError, AttributeError)):
         build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)

@@ -3,7 +3,7 @@
 import pytest
 import zoo
 
-from tlspectral.models import attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.operators import ov_operators, qk_operators
 
 

@@ -15,7 +15,7 @@ from zoo import shared
 import tlspectral.ablation.sweep as sweep_module
 import tlspectral.tasks.scoring as scoring
 from tlspectral.ablation import ablation_sweep
-from tlspectral.ablation.control import random_difference, random_frames, root_mean_square
+from tlspectral.ablation.effects import random_difference, random_frames, root_mean_square
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import ablate

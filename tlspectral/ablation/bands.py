@@ -1,6 +1,5 @@
 """`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +17,8 @@ from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.parts import Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
-from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.replay import IntactRun, hooks_on
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import hooks_on
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
@@ -208,26 +206,13 @@ def _score_products(
     every = torch.ones(n_pairs, dtype=torch.bool)
     batch = slice(0, 0)
 
-    def of_batch(removal: Removal) -> Removal:
-        return unpadded(removal, sequences, batch)
-
-    add_products = _adder(layer.score_scale, total, of_batch)
-    hooks = LayerAblation(view, layer, heads, "rotary_band", every, alter=add_products).hooks()
-    for batch in sequences.batches(view):
-        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
-    return (total / len(sequences.tokens)).numpy()
-
-
-def _adder(score_scale: float, total: Tensor, of_batch: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
-    """Return an `alter` that adds each sequence's mean products to `total` and removes nothing."""
-
-    def add(removal: Removal) -> Tensor:
-        removal = of_batch(removal)
+    def add_products(removal: Removal) -> Tensor:
+        """Add each sequence's mean products to `total`, and remove nothing."""
+        removal = unpadded(removal, sequences, batch)
         assert removal.query is not None
         assert removal.key is not None
         assert removal.allowed is not None
         assert removal.rotation is not None
-        n_pairs = total.shape[1]
         for index in range(len(total)):
             query, key = (side.content[:, index : index + 1] for side in (removal.query, removal.key))
             rotation = removal.rotation.of_heads([index])
@@ -239,13 +224,16 @@ def _adder(score_scale: float, total: Tensor, of_batch: Callable[[Removal], Remo
                     for pair in range(n_pairs)
                 ]
             )  # [pairs, unmasked pairs of tokens]
-            products = score_scale * in_float64(products)
+            products = layer.score_scale * in_float64(products)
             per_sequence = unmasked.sum((-2, -1)).to(products.device)
             weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
             total[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 
-    return add
+    hooks = LayerAblation(view, layer, heads, "rotary_band", every, alter=add_products).hooks()
+    for batch in sequences.batches(view):
+        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
+    return (total / len(sequences.tokens)).numpy()
 
 
 def _values_without(

@@ -1,19 +1,17 @@
 """First-order estimates of every head's effect, from one backward pass over all of them."""
 
-from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.ablation.control import root_mean_square
-from tlspectral.ablation.effects import unpadded
+from tlspectral.ablation.effects import root_mean_square, unpadded
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import logits_at
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.replay import hooks_on, logits_at
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
@@ -42,13 +40,19 @@ def gradient_screen(
     hooks, batch = [], slice(0, 0)
     logit_gradients = None if sequences.by_rows else _logit_gradients(view, sequences)
 
-    def of_batch(removal: Removal) -> Removal:
-        return unpadded(removal, sequences, batch)
+    def gated(layer: int, removal: Removal) -> Tensor:
+        """Note the mean square of the removed parts of a layer, and return them times their gates."""
+        removal = unpadded(removal, sequences, batch)
+        difference = removal.difference.detach()
+        if removal.allowed is None:
+            squares[layer].fill_(torch.nan)
+        else:
+            squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
+        return difference * gates[layer].to(difference)[:, None, None]
 
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        alter = _gated(gates[layer], squares[layer], of_batch)
-        hooks += LayerAblation(view, view.layer(layer), heads, part, alter=alter).hooks()
+        hooks += LayerAblation(view, view.layer(layer), heads, part, alter=partial(gated, layer)).hooks()
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n = len(sequences.tokens)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
@@ -77,8 +81,7 @@ def gradient_screen(
 def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
     """Return the derivative of the sum of scores in the logits of the intact model.
 
-    Raises:
-        ValueError: the metric has no gradient.
+    Raises ValueError for a metric without a gradient.
     """
     with torch.no_grad():
         batches = sequences.batches(view)
@@ -92,16 +95,3 @@ def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[T
             "comparison or .item() cuts it off): leave the screen out"
         )
     return torch.autograd.grad(score, whole)[0]
-
-
-def _gated(gate: Tensor, squares: Tensor, of_batch: Callable[[Removal], Removal]) -> Callable[[Removal], Tensor]:
-    def alter(removal: Removal) -> Tensor:
-        removal = of_batch(removal)
-        difference = removal.difference.detach()
-        if removal.allowed is None:
-            squares.fill_(torch.nan)
-        else:
-            squares.add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
-        return difference * gate.to(difference)[:, None, None]
-
-    return alter

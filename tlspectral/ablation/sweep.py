@@ -8,20 +8,20 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import scipy.stats
+import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.effects import intact_values, layer_effects
-from tlspectral.ablation.reference import Reference, reference_of
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.arguments import check_arguments
+from tlspectral.hooks.arguments import Reach, check_arguments
 from tlspectral.hooks.parts import Part
-from tlspectral.hooks.reach import Reach
-from tlspectral.hooks.replacement import Replace
+from tlspectral.hooks.replacement import Replace, drawn_donors, from_reference
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import TokenMask
+from tlspectral.models.attention.padding import PackedTokens, TokenMask
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import SWEPT_PARTS, Heads, Symbol, chosen_part
@@ -126,7 +126,7 @@ def ablation_sweep(
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     draws = CONTROL_DRAWS if control == "random" else 0
-    replacing = None if replace == "zero" else reference_of(view, sequences, replace, reference, seed)
+    replacing = None if replace == "zero" else _reference_of(view, sequences, replace, reference, seed)
     plan = _Plan(removed, sequences, draws, seed, reach, replacing)
     folder = None
     if checkpoint_dir is not None:
@@ -158,11 +158,23 @@ def ablation_sweep(
         description=f"sweep {removed}",
         unit="layer",
         items="heads",
-        prepare=partial(_intact, view.model, plan, list(by_layer)),
+        prepare=partial(intact_values, view, sequences, list(by_layer)),
         n_jobs=n_jobs,
         show_progress=show_progress,
     )
     return _assembled(view, plan, list(layers.values()), screened, {"control": control, "screen": screen})
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Sequences that replace the output of heads, and which of them does so for each sequence of the task.
+
+    `how` is as `replace` of `ablate`; `donors` are None for means.
+    """
+
+    how: Literal["mean", "resample"]
+    sequences: PackedTokens
+    donors: Int[Tensor, "rows"] | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +186,7 @@ class _Plan:
     draws: int
     seed: int
     reach: Reach | None = None
-    reference: Reference | None = None
+    reference: _Reference | None = None
 
     @property
     def edit(self) -> dict[str, Any]:
@@ -182,7 +194,7 @@ class _Plan:
         if self.reach is not None:
             return {"window": self.reach.window, "sinks": self.reach.sinks}
         if self.reference is not None:
-            return {"replace": self.reference.how, "reference_sha256": self.reference.digest}
+            return {"replace": self.reference.how, "reference_sha256": self.reference.sequences.hashed()}
         return {}
 
 
@@ -197,6 +209,32 @@ def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
     if part in ("output", "long_range") and control is not None:
         raise ValueError(f"{part!r} is no part of the scores, so there is no random score part of its size")
     return part  # pyright: ignore[reportReturnType]
+
+
+def _reference_of(
+    view: AttentionView, sequences: ScoredSequences, how: Literal["mean", "resample"], reference: Any, seed: int
+) -> _Reference:
+    """Return the reference of a sweep: prompts in any form that a `Task` takes; None is the task's own sequences.
+
+    Raises as `packed_prompts`; ValueError for one sequence that is its own reference, or sequences to resample that are
+    not all of one length.
+    """
+    given = sequences if reference is None else packed_prompts(view, reference)
+    n = len(sequences.tokens)
+    if reference is None and n < 2:
+        raise ValueError(
+            f"the task has one sequence, and replace={how!r} takes from the others: give more prompts, or reference="
+        )
+    if how == "mean":
+        return _Reference(how, given, None)
+    found = torch.cat([given.lengths, sequences.lengths])
+    shortest, longest = int(found.min()), int(found.max())
+    if shortest != longest:
+        raise ValueError(
+            "replace='resample' takes the output of each position from another sequence, and these have "
+            f"{shortest} to {longest} tokens: give prompts of one length, or replace='mean'"
+        )
+    return _Reference(how, given, drawn_donors(n, None if reference is None else len(given.tokens), seed))
 
 
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
@@ -231,17 +269,15 @@ def _screen(
     return table
 
 
-def _intact(model: Any, plan: _Plan, layers: list[int]) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """One intact run of the model, from which all of these layers are measured."""
-    return intact_values(attention_view(model), plan.sequences, layers)
-
-
 def _layer_table(
     plan: _Plan, layer: int, heads: list[int], prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]]
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
-    replacement = plan.reference and plan.reference.replacement(intact.view, layer, heads)
+    replacement = None
+    if plan.reference is not None:
+        how, given, donors = plan.reference.how, plan.reference.sequences, plan.reference.donors
+        replacement = from_reference(intact.view, {layer: heads}, how, given, plan.seed, donors)[layer]
     effects = layer_effects(
         intact,
         plan.sequences,

@@ -147,7 +147,7 @@ def require_table_file(output: Path) -> None:
 def load_model(model: str, quiet: bool, **options: Any) -> Any:
     """Load a model; `quiet` also switches off the bars of what the hub sends."""
     import tlspectral
-    from tlspectral.models.opening import download_bars
+    from tlspectral.models.loading.bars import download_bars
 
     with download_bars(not quiet):
         return tlspectral.load_model(model, **options)

@@ -3,10 +3,14 @@
 `relative_position_kernel` gives mean scores by offset. Both take random sequences or prompts of one's own.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tlspectral.detectors.columns import DETECTORS
 from tlspectral.detectors.heads import detect_heads, split_half_reliability
-from tlspectral.detectors.kernel import relative_position_kernel
 from tlspectral.detectors.sequences import chance_level, repeated_sequences
+
+if TYPE_CHECKING:
+    from tlspectral.detectors.kernel import relative_position_kernel
 
 __all__ = [
     "DETECTORS",
@@ -16,3 +20,11 @@ __all__ = [
     "repeated_sequences",
     "split_half_reliability",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "relative_position_kernel":
+        raise AttributeError(f"module 'tlspectral.detectors' has no attribute {name!r}")
+    from tlspectral.detectors.kernel import relative_position_kernel
+
+    return relative_position_kernel

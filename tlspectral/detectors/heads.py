@@ -4,7 +4,8 @@ By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,26 +16,18 @@ from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
 from tlspectral.detectors.sequences import chance_level, repeated_sequences, segment_length_of
-from tlspectral.detectors.targets import (
-    Pattern,
-    Weights,
-    counted,
-    pattern_weights,
-    prompt_weights,
-    uniform_attention,
-    weighted_attention,
-)
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models import AttentionView, attention_view
-from tlspectral.models.attention.padding import PackedTokens, refuse_padding
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.rotary import in_float64
 from tlspectral.tables import named
 
 BATCH = 25
 _MOST_TOKENS = 2**12
 
+Pattern = Callable[[Tensor], Any] | Any
 Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
+Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def detect_heads(
@@ -76,13 +69,12 @@ def detect_heads(
 
     Returns:
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
-        prev_first_se` on those of the segment itself, where nothing has been repeated yet (`dup` and `ind` have no
-        target there); on prompts `layer, head, prev, prev_se, dup, dup_se, self, self_se`. With `pattern` also
-        `pattern, pattern_se`: the weighted attention to marked keys, averaged over the queries that have any. `attrs`
-        hold L, the number of sequences, the opening token, `chance`, what uniform attention would score on the copy,
-        and `reliability`: the rank correlation, over the model's heads, of each score between even and odd sequences;
-        and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and
-        `n_counted` says how many sequences have a query for it.
+        prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
+        prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
+        keys, averaged over the queries that have any. `attrs` hold L, the number of sequences, the opening token,
+        `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
+        between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance`
+        is a dictionary by score, and `n_counted` says how many sequences have a query for it.
 
     Raises:
         ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, `tokens` beside
@@ -94,6 +86,8 @@ def detect_heads(
     """
     view = attention_view(model)
     if prompts is not None:
+        from tlspectral.models.attention.prompts import packed_prompts
+
         if tokens is not None:
             raise ValueError("tokens= are repeated sequences and prompts= any text: give one of them")
         sequences, length, names = packed_prompts(view, prompts), None, PROMPT_DETECTORS
@@ -105,43 +99,31 @@ def detect_heads(
         sequences = even_rows(tokens.cpu())
         attrs = {"n_sequences": len(tokens), "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
     names = names if pattern is None else (*names, "pattern")
-    chances: list[Float64[Tensor, "scores batch"]] = []
+    marks = None
+    if prompts is not None or pattern is not None:
+        from tlspectral.detectors.targets import Marks
 
-    def scored(rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-        weights = {} if length is not None else prompt_weights(sequences, rows)
-        if pattern is not None:
-            weights["pattern"] = pattern_weights(pattern, sequences, rows)
-        repeated = 0 if length is None else len(DETECTORS) + 1
-        count = torch.ones(repeated, rows.stop - rows.start, dtype=torch.bool)
-        if weights:
-            count = torch.cat([count, torch.stack([counted(marked) for marked in weights.values()])])
-            chances.append(torch.stack([uniform_attention(marked) for marked in weights.values()]))
-        return _reduced(length, list(weights.values())), count
-
+        marks = Marks(sequences, on_prompts=prompts is not None, pattern=pattern)
+    scorer = partial(_scorer, length, marks and marks.scorer)
     with tqdm(total=len(sequences.tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
-        layers, n_counted = _means_and_errors(view, sequences, scored, bar.update)
-    if pattern is not None and not n_counted[-1]:
+        statistics = _statistics(view, sequences, scorer, bar.update)
+    if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
-    rows = []
-    for layer, (mean, error, _) in enumerate(layers):
-        for head in range(mean.shape[1]):
-            row: dict[str, Any] = {"layer": layer, "head": head}
-            for i, name in enumerate(names):
-                row |= {name: mean[i, head], f"{name}_se": error[i, head]}
-            rows.append(row)
-    table = pd.DataFrame(rows)
+    columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
+    for name, mean, error in zip(names, statistics.mean, statistics.error, strict=True):
+        columns |= {name: mean, f"{name}_se": error}
+    table = pd.DataFrame(columns)
     chance: Any = None if length is None else chance_level(length)
-    if chances:
-        uniform = torch.cat(chances, dim=1).sum(1)
+    if marks is not None:
+        uniform = torch.cat(marks.uniform, dim=1).sum(1)
         n_marked = len(uniform)
-        by_pattern = zip(names[-n_marked:], (uniform / n_counted[-n_marked:]).tolist(), strict=True)
-        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_pattern)
-        attrs["n_counted"] = dict(zip(names, n_counted.long().tolist(), strict=True))
-    halves = np.concatenate([by_half for _, _, by_half in layers], axis=2)
+        by_mark = zip(names[-n_marked:], (uniform / statistics.n_counted[-n_marked:]).tolist(), strict=True)
+        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_mark)
+        attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     table.attrs = {
         **attrs,
         "chance": chance,
-        "reliability": split_half_reliability(halves, names),
+        "reliability": split_half_reliability(statistics.halves, names),
         **{key: value for key, value in view.source.items() if key == "user_hooks"},
     }
     return named(table, DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS)
@@ -167,6 +149,8 @@ def split_half_reliability(
 def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
     length = segment_length_of(tokens)
     if length is None or len(tokens) < 2:
+        from tlspectral.models.attention.prompts import refuse_padding
+
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
             "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "
@@ -175,17 +159,23 @@ def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
     return length
 
 
-def _reduced(length: int | None, weights: list[Weights]) -> Reduce:
-    """Return the function of a pattern that gives the scores on repeated sequences, then those of the weights."""
+def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
+    """Return the function of a pattern that gives the scores of a batch, and which sequences count for each score.
 
-    def reduce(pattern: Tensor) -> Tensor:
-        scores = [] if length is None else _repeated_scores(pattern, length)
-        return torch.stack([*scores, *(weighted_attention(pattern, marked) for marked in weights)])
+    Scores on repeated sequences come first, then those of marked keys.
+    """
+    reduced, counts = [], []
+    if length is not None:
+        reduced.append(partial(_repeated_scores, length))
+        counts.append(torch.ones(len(DETECTORS) + 1, rows.stop - rows.start, dtype=torch.bool))
+    if of_marks is not None:
+        reduce_marks, counted = of_marks(rows)
+        reduced.append(reduce_marks)
+        counts.append(counted)
+    return lambda pattern: torch.cat([reduce(pattern) for reduce in reduced]), torch.cat(counts)
 
-    return reduce
 
-
-def _repeated_scores(pattern: Tensor, length: int) -> list[Float64[Tensor, "batch heads"]]:
+def _repeated_scores(length: int, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
     """Return the scores of `DETECTORS` on the copy, then `prev` on the segment."""
     offsets = {"prev": 1, "dup": length, "ind": length - 1}
     mass = [
@@ -194,31 +184,30 @@ def _repeated_scores(pattern: Tensor, length: int) -> list[Float64[Tensor, "batc
         for name in DETECTORS
     ]
     mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
-    return [score.cpu() for score in mass]
+    return torch.stack([score.cpu() for score in mass])
 
 
-def _means_and_errors(
-    view: AttentionView,
-    sequences: PackedTokens,
-    scored: Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]],
-    advance: Callable[[int], Any],
-) -> tuple[
-    list[
-        tuple[
-            Float64[np.ndarray, "scores heads"],
-            Float64[np.ndarray, "scores heads"],
-            Float64[np.ndarray, "2 scores heads"],
-        ]
-    ],
-    Float64[Tensor, "scores"],
-]:
-    """Return, by layer, mean and standard error over the sequences that count, and the means of even and of odd ones.
+class _Statistics(NamedTuple):
+    """Scores of all heads over the sequences that count, of which there are `n_counted` for each score."""
 
-    The second value is how many count. `scored` gives the scores of a batch, which are 0 where a sequence does not
-    count, and which do. Hooks reduce the patterns, so that none is stored.
+    layer: Int[np.ndarray, "heads"]
+    head: Int[np.ndarray, "heads"]
+    mean: Float64[np.ndarray, "scores heads"]
+    error: Float64[np.ndarray, "scores heads"]
+    halves: Float64[np.ndarray, "2 scores heads"]
+    n_counted: Float64[Tensor, "scores"]
+
+
+def _statistics(
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, advance: Callable[[int], Any]
+) -> _Statistics:
+    """Return mean and standard error of each score, and the means over even and over odd sequences.
+
+    `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
+    patterns, so that none is stored.
     """
-    total: list[Tensor] = [torch.zeros(0)] * view.n_layers  # [2 halves, scores, heads]
-    squares: list[Tensor] = [torch.zeros(0)] * view.n_layers
+    total: dict[int, Tensor] = {}  # by layer, [2 halves, scores, heads]
+    squares: dict[int, Tensor] = {}
     reduce_batch: Reduce
     odd: Tensor
 
@@ -226,9 +215,8 @@ def _means_and_errors(
         def reduce(pattern: Tensor, hook: Any) -> None:
             scores = reduce_batch(pattern)
             halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
-            started = len(total[layer]) > 0
-            total[layer] = halves + (total[layer] if started else 0)
-            squares[layer] = scores.square().sum(1) + (squares[layer] if started else 0)
+            total[layer] = halves + total.get(layer, 0)
+            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
 
         return reduce
 
@@ -236,26 +224,30 @@ def _means_and_errors(
     hooks = [(name, reducer(layer)) for layer, name in enumerate(names)]
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
-    sizes: Tensor | int = 0
+    sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
     for start in range(0, n_sequences, rows_at_once):
         rows = slice(start, min(start + rows_at_once, n_sequences))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
-        reduce_batch, counts = scored(rows)
-        sizes = torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)]).double() + sizes  # [2 halves, scores]
+        reduce_batch, counts = scorer(rows)
+        sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
         view.run(sequences.tokens[rows], hooks, last=names[-1])
         advance(rows.stop - rows.start)
-    assert isinstance(sizes, Tensor)
+    if len(total) < view.n_layers:
+        layer = min(set(range(view.n_layers)) - set(total))
+        raise UnsupportedArchitecture(
+            f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
+        )
+    n_heads = [total[layer].shape[-1] for layer in range(view.n_layers)]
+    by_half, square = (torch.cat([sums[layer] for layer in range(view.n_layers)], dim=-1) for sums in (total, squares))
     n_counted = sizes.sum(0)
     count = n_counted[:, None]
-    layers = []
-    for layer in range(view.n_layers):
-        if len(total[layer]) == 0:
-            raise UnsupportedArchitecture(
-                f"layer {layer}: the attention never returned its pattern; "
-                'load the model with attn_implementation="eager"'
-            )
-        mean = total[layer].sum(0) / count
-        variance = (squares[layer] / count - mean.square()).clamp_min(0) * count / (count - 1)
-        by_half = total[layer] / sizes[:, :, None]
-        layers.append((mean.numpy(), (variance / count).sqrt().numpy(), by_half.numpy()))
-    return layers, n_counted
+    mean = by_half.sum(0) / count
+    variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
+    return _Statistics(
+        np.repeat(np.arange(view.n_layers), n_heads),
+        np.concatenate([np.arange(n) for n in n_heads]),
+        mean.numpy(),
+        (variance / count).sqrt().numpy(),
+        (by_half / sizes[:, :, None]).numpy(),
+        n_counted,
+    )

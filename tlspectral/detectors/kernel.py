@@ -1,6 +1,7 @@
 """`relative_position_kernel`: mean attention scores by how far the key lies behind the query."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from tlspectral.detectors.columns import RELATIVE_POSITION_KERNEL
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.models import AttentionView, attention_view, heads_by_layer
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import even_rows
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import user_hooks
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
@@ -76,7 +79,7 @@ def relative_position_kernel(model: Any, heads: Heads, tokens: Any = None) -> pd
                 hooks.append((names["scores"], add))
             else:
                 points = [names[point] for point in ("residual", "cos", "sin", "pattern") if point in names]
-                hooks += [(name, _holder(captured, name)) for name in points]
+                hooks += [(name, partial(_hold, captured, name)) for name in points]
         view.run(prompts.tokens[rows], hooks, last=hooks[-1][0])
         for layer, indices in chosen.items():
             if "scores" not in view.hook_names(layer):
@@ -101,11 +104,8 @@ def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
     return tokens
 
 
-def _holder(captured: dict[str, Tensor], name: str) -> Callable[[Tensor, Any], None]:
-    def hold(activation: Tensor, hook: Any) -> None:
-        captured[name] = activation.detach()
-
-    return hold
+def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
+    captured[name] = activation.detach()
 
 
 def _rebuilt(view: AttentionView, layer: int, captured: dict[str, Tensor]) -> Float64[Tensor, "batch heads pos pos"]:

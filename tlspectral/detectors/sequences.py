@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models import AttentionView
+from tlspectral.models.attention import AttentionView
 
 SMALL_VOCABULARY = 64
 
@@ -16,10 +16,8 @@ def repeated_sequences(
     """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
 
     BOS is the tokenizer's BOS, else its EOS, else 0. Under a vocabulary of 64 a segment is a permutation of ids other
-    than BOS instead of a draw: a token that occurred twice in a segment would have two induction targets.
-
-    Raises:
-        ValueError: fewer than two sequences, or no room for a segment of two tokens.
+    than BOS instead of a draw: a token that occurred twice in a segment would have two induction targets. Raises
+    ValueError for fewer than two sequences, or no room for a segment of two tokens.
     """
     bos = view.start_token
     length = min(segment_length, (view.n_ctx - 1) // 2)

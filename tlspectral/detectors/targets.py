@@ -11,10 +11,9 @@ from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.rotary import in_float64
 
 Weights = Float64[Tensor, "batch query key"]
-Pattern = Callable[[Tensor], Any] | Any
 
 
-def prompt_weights(prompts: PackedTokens, rows: slice) -> dict[str, Weights]:
+def prompt_weights(prompts: PackedTokens, rows: slice) -> list[Weights]:
     """Return the weights of `prev`, `dup` and `self`, 1 where a query is scored on a key.
 
     The first two positions are no queries: there is no choice at the first, and the token before the second is the one
@@ -25,11 +24,11 @@ def prompt_weights(prompts: PackedTokens, rows: slice) -> dict[str, Weights]:
     behind = position[:, None] - position
     queries = (real & (position >= 2))[:, :, None]
     equal = tokens[:, :, None] == tokens[:, None, :]
-    marked = {"prev": behind == 1, "dup": equal & (behind > 0), "self": behind == 0}
-    return {name: (keys & queries).double() for name, keys in marked.items()}
+    marked = (behind == 1, equal & (behind > 0), behind == 0)
+    return [(keys & queries).double() for keys in marked]
 
 
-def pattern_weights(pattern: Pattern, prompts: PackedTokens, rows: slice) -> Weights:
+def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
     """Return the weights of a caller's pattern for some prompts, 0 outside of their tokens.
 
     Raises as `detect_heads`.
@@ -79,6 +78,26 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
     return values.cpu().double()
 
 
+class Marks:
+    """The keys that sequences are scored on beside those of repeated segments: of prompts, and of a caller's pattern.
+
+    `uniform` collects what uniform attention would score in each batch, [scores, batch].
+    """
+
+    def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any):
+        self.sequences, self.on_prompts, self.pattern = sequences, on_prompts, pattern
+        self.uniform: list[Float64[Tensor, "scores batch"]] = []
+
+    def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
+        """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
+        weights = prompt_weights(self.sequences, rows) if self.on_prompts else []
+        if self.pattern is not None:
+            weights.append(pattern_weights(self.pattern, self.sequences, rows))
+        self.uniform.append(torch.stack([uniform_attention(marked) for marked in weights]))
+        counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
+        return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted
+
+
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
     """Return how many queries of each prompt have a key with a weight."""
     return (weights != 0).any(-1).sum(-1).double()
@@ -99,8 +118,3 @@ def uniform_attention(weights: Weights) -> Float64[Tensor, "batch"]:
     """Return what `weighted_attention` is for a head that attends to all earlier keys and its own alike."""
     keys_seen = torch.arange(1, weights.shape[-1] + 1)
     return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)
-
-
-def counted(weights: Weights) -> Bool[Tensor, "batch"]:
-    """Return which prompts have a query with a weight."""
-    return scored_queries(weights) > 0

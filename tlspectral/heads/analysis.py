@@ -20,8 +20,7 @@ from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import MeasuredHeads, measure_heads, selected
 from tlspectral.heads.null import null_columns
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.opening import download_bars, open_layers
+from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.selection import Heads, chosen_layers
@@ -107,9 +106,12 @@ def analyze_heads(
         raise ValueError("layers= and heads= both choose the rows; give one of them")
     if detectors and n_sequences < 2:
         raise ValueError(f"detectors need at least two sequences, found n_sequences={n_sequences}")
-    with download_bars(show_progress):
-        source = open_layers(model, load=detectors, revision=revision)
-    chosen = None if heads is None else heads_by_layer(source, heads)
+    source = open_layers(model, load=detectors, revision=revision, show_progress=show_progress)
+    chosen = None
+    if heads is not None:
+        from tlspectral.models.attention.selection import heads_by_layer
+
+        chosen = heads_by_layer(source, heads)
     indices = chosen_layers(layers if chosen is None else chosen, source.n_layers)
     if isinstance(source, AttentionView):
         if checkpoint_dir is not None:

@@ -8,8 +8,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
-from tlspectral.operators.verification import check_prompt
+from tlspectral.operators.verification import checked_prompts
 
 POSITION_DIRECTIONS = 64
 
@@ -20,7 +19,7 @@ def score_asymmetries(view: AttentionView, tokens: Any) -> list[Float64[np.ndarr
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
     With `tokens=None` the prompt is the random one of the self-check; FP uses text.
     """
-    prompts = even_rows(check_prompt(view)) if tokens is None else packed_prompts(view, tokens)
+    prompts = checked_prompts(view, tokens)
     names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
     last = view.hook_names(view.n_layers - 1)["pattern"]
     residuals = view.capture(prompts.tokens, names, last=last)

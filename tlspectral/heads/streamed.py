@@ -19,8 +19,8 @@ from tlspectral.heads.measure import joined, measure_heads, selected
 from tlspectral.heads.null import forget_blocks, layer_null
 from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
-from tlspectral.models.opening import download_bars
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import WorkPart, finished_parts, open_parts

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import get_ident
 from typing import Any, get_args
 
@@ -11,11 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.arguments import Frequencies, check_arguments, chosen_pairs
+from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
 from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, project, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured, require_own_scores
-from tlspectral.hooks.reach import Reach
 from tlspectral.hooks.replacement import Replace, Replacement, replacements
 from tlspectral.models.attention import (
     AttentionLayer,
@@ -25,8 +25,9 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
 )
+from tlspectral.models.attention.replay import hooks_on
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import exclusive, hooks_on
+from tlspectral.models.attention.threads import exclusive
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
 from tlspectral.selection import Heads, Symbol, chosen_part
 
@@ -155,15 +156,10 @@ def ablation_hooks(
 
 @dataclass
 class LayerAblation:
-    """The hooks of one layer, and the activations that they pass to each other within a run.
+    """The hooks that remove a part from heads of one layer, and the activations that they share within a run.
 
     Attributes:
-        view: the model's view.
-        layer: the layer, folded.
-        heads: heads that a part is removed from.
-        part: what is removed.
         pairs: rotary pairs that the removal is limited to, None for all.
-        include_bias: see `ablate`.
         stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
             may recur) loses its part in the i-th copy alone.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
@@ -201,13 +197,10 @@ class LayerAblation:
 
     def _holders(self, *points: str) -> list[tuple[str, Callable[..., Any]]]:
         names = self.view.hook_names(self.layer.layer)
-        return [(names[point], self._holder(point)) for point in points if point in names]
+        return [(names[point], partial(self._hold, point)) for point in points if point in names]
 
-    def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
-        def hold(activation: Tensor, hook: Any) -> None:
-            self.seen.setdefault(get_ident(), {})[point] = activation
-
-        return hold
+    def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
+        self.seen.setdefault(get_ident(), {})[point] = activation
 
     def _taken(self, point: str) -> Tensor:
         seen = self.seen.get(get_ident(), {})
@@ -232,10 +225,8 @@ class LayerAblation:
         if self.reach is not None:
             limited = self.reach.limited(self._selected(scores, heads_axis=1))
             return self._with_replaced(scores, limited, heads_axis=1)
-        difference = self._difference(query, key, rotation)
         allowed = self._selected(scores > torch.finfo(scores.dtype).min / 2, heads_axis=1)
-        if self.alter is not None:
-            difference = self.alter(Removal(difference, allowed, query, key, rotation))
+        difference = self._difference(query, key, rotation, allowed)
         if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits by other hooks are kept here too.
             raw = whole_scores(query, key, rotation, self.layer.score_scale)
@@ -298,10 +289,7 @@ class LayerAblation:
         if self.reach is not None:
             after = mixed(scores, allowed & ~self.reach.beyond(allowed))
         else:
-            difference = self._difference(query, key, rotation)
-            if self.alter is not None:
-                difference = self.alter(Removal(difference, allowed, query, key, rotation))
-            after = mixed(scores + difference, allowed)
+            after = mixed(scores + self._difference(query, key, rotation, allowed), allowed)
         change = (after - before).to(z)
         edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
         return self._with_replaced(z, edited, heads_axis=2)
@@ -332,8 +320,14 @@ class LayerAblation:
         copies[range(len(self.heads)), self.heads] = replacement.movedim(heads_axis, 0)
         return edited
 
-    def _difference(self, query: Projection, key: Projection, rotation: Rotation | None) -> Tensor:
-        return removal(self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias)
+    def _difference(self, query: Projection, key: Projection, rotation: Rotation | None, allowed: Tensor) -> Tensor:
+        """Return what is added to the scaled scores, before a softcap."""
+        difference = removal(
+            self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias
+        )
+        if self.alter is None:
+            return difference
+        return self.alter(Removal(difference, allowed, query, key, rotation))
 
     def _projections(self) -> tuple[Projection, Projection, Rotation | None]:
         q, k = self._taken("query"), self._taken("key")

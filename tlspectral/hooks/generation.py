@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any
 
 from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention.replay import methods_replaced
 
 
 @contextmanager
@@ -16,16 +17,8 @@ def generating_without_cache(model: Any) -> Iterator[None]:
     A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
     """
     names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
-    # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
-    before = {name: model.__dict__[name] for name in names if name in model.__dict__}
-    for name in names:
-        model.__dict__[name] = _WithoutCache(getattr(model, name))
-    try:
+    with methods_replaced(model, {name: _WithoutCache(getattr(model, name)) for name in names}):
         yield
-    finally:
-        for name in names:
-            del model.__dict__[name]
-        model.__dict__.update(before)
 
 
 class _WithoutCache:
@@ -42,11 +35,7 @@ class _WithoutCache:
 
     def __reduce__(self) -> Any:
         # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
-        return _no_generation, ()
-
-
-def _no_generation() -> Callable[..., Any]:
-    return _refuse_generation
+        return partial, (_refuse_generation,)
 
 
 def _refuse_generation(*given: Any, **named: Any) -> Any:

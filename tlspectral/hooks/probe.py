@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.models import AttentionView
-from tlspectral.models.attention import AttentionLayer
+from tlspectral.models.attention import AttentionLayer, AttentionView
 from tlspectral.models.attention.threads import Hook, exclusive
 
 _PROBE_LENGTH = 4
@@ -24,13 +23,10 @@ _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 def require_honoured(
     view: AttentionView, layer: int, route: Literal["scores", "z"], *, during: Iterable[Hook] = ()
 ) -> None:
-    """Prove by one short run, once per model, layer and route, that an edit moves the logits.
+    """Prove by one short run, once per model, layer and route, that an edit moves the logits, else EditNotHonored.
 
     The probe runs without the user's hooks, so that they do not record it. The hooks `during` are on the model in the
     run without the edit, and may raise.
-
-    Raises:
-        EditNotHonored: the logits stay as they were.
     """
     known = _honoured.setdefault(view.model, set())
     if (layer, route) in known:
@@ -66,14 +62,8 @@ def require_own_scores(
 ) -> None:
     """Refuse scores that differ from those rebuilt from the run's queries and keys, masked pairs left out.
 
-    Args:
-        layer: the layer, folded.
-        heads: its heads whose scores these are.
-        scores: the model's own, scaled and capped.
-        rebuilt: the same without ALiBi.
-
-    Raises:
-        EditNotHonored: a head's scores differ.
+    `scores` are the model's own, scaled and capped, of some of the layer's heads; `rebuilt` are the same without ALiBi.
+    Raises EditNotHonored.
     """
     visible = scores > torch.finfo(scores.dtype).min / 2
     off = scores.to(rebuilt) - rebuilt

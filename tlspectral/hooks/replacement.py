@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens, refuse_padding
-from tlspectral.models.attention.prompts import even_rows
+from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.models.attention.prompts import refuse_padding
 from tlspectral.models.attention.replay import last_logits
 from tlspectral.rotary import widened
 
@@ -43,9 +43,8 @@ class Replacement:
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
         """Return what replaces the z of these heads, as a constant for gradients.
 
-        Raises:
-            ValueError: a run of one sequence that is its own reference, or of another length than the sequences that
-                it is resampled from.
+        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
+        that it is resampled from.
         """
         if self.z is None:
             if len(z) < 2:
@@ -90,8 +89,7 @@ def replacements(
 ) -> dict[int, Replacement]:
     """Return what replaces the z of the chosen heads, by layer; nothing for zeros.
 
-    Raises:
-        ValueError: a reference that is no tensor of token ids of this model, or looks padded.
+    Raises ValueError for a reference that is no tensor of token ids of this model, or looks padded.
     """
     if replace == "zero":
         return {}

@@ -6,14 +6,7 @@ not load the rest.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view
-    from tlspectral.models.attention.selection import heads_by_layer
-    from tlspectral.models.checkpoints import CheckpointLayers
-    from tlspectral.models.loading import load_model
-    from tlspectral.models.opening import open_layers
+from typing import Any
 
 _HOMES = {
     "AttentionLayer": "attention",
@@ -26,22 +19,8 @@ _HOMES = {
     "open_layers": "opening",
 }
 
-__all__ = [
-    "AttentionLayer",
-    "AttentionView",
-    "CheckpointLayers",
-    "RawAttention",
-    "attention_view",
-    "heads_by_layer",
-    "load_model",
-    "open_layers",
-]
-
 
 def __getattr__(name: str) -> Any:
-    """Import a name of this room when it is first asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tlspectral.models' has no attribute {name!r}")
-    value = getattr(import_module(f"tlspectral.models.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"tlspectral.models.{_HOMES[name]}"), name)

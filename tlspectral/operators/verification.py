@@ -11,11 +11,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import (
-    AttentionView,
-    attention_view,
-)
-from tlspectral.models.attention.prompts import even_rows, packed_prompts
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 
 CHECK_LENGTH = 24
@@ -23,14 +20,12 @@ CHECK_LENGTH = 24
 
 @dataclass(frozen=True)
 class ScoreCheck:
-    """The result of checking a model.
+    """The result of checking a model, for each of the `layers` that were checked.
 
     Attributes:
-        layers: indices checked.
-        errors: worst |ours - model's| of each layer, over unmasked entries.
-        tolerances: largest error allowed in each layer.
+        errors: worst |ours - model's|, over unmasked entries; tolerances: the largest error allowed.
         compared: "scores", or "pattern" where a layer exposes no scores.
-        outside_m: [layer, head] share of score variance, within a query's row, that comes from terms outside M.
+        outside_m: [head] share of score variance, within a query's row, that comes from terms outside M.
     """
 
     layers: tuple[int, ...]
@@ -54,9 +49,9 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
     """Rebuild every layer's attention scores from its folded weights and compare them with the model's own.
 
     The input of each layer is taken from a run of the model; norm, biases, M, rotation (the model's own cos and sin
-    tables), scale and softcap are ours, in float64. Entries that the model masks are left out. Where a bridge exposes
-    no scores, the softmax is compared with the model's pattern. ALiBi is compared up to a shift of each query's row,
-    which the softmax does not see and in which implementations differ.
+    tables), scale and softcap are ours, in float64. Masked entries are left out. Where a bridge exposes no scores, the
+    softmax is compared with the model's pattern. ALiBi is compared up to a shift of each query's row, which the softmax
+    does not see.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -84,14 +79,22 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
 def check_scores(view: AttentionView, tokens: Any = None, layers: Sequence[int] | None = None) -> ScoreCheck:
     """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
     layers = tuple(range(view.n_layers) if layers is None else layers)
-    prompts = even_rows(check_prompt(view)) if tokens is None else packed_prompts(view, tokens)
+    prompts = checked_prompts(view, tokens)
     names = {index: view.hook_names(index) for index in layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(prompts.tokens, wanted, last=names[max(layers)]["pattern"])
     results = [_check_layer(view, index, names[index], captured, prompts.real) for index in layers]
-    errors, tolerances, compared, outside = zip(*results, strict=True)
-    return ScoreCheck(layers, errors, tolerances, compared, outside)
+    return ScoreCheck(layers, *zip(*results, strict=True))
+
+
+def checked_prompts(view: AttentionView, tokens: Any) -> PackedTokens:
+    """Return the caller's prompts, or for None the random one of `check_prompt`. Raises as `verify_scores`."""
+    if tokens is None:
+        return even_rows(check_prompt(view))
+    from tlspectral.models.attention.prompts import packed_prompts
+
+    return packed_prompts(view, tokens)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
@@ -102,11 +105,7 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 
 
 def _check_layer(
-    view: AttentionView,
-    index: int,
-    names: dict[str, str],
-    captured: dict[str, Tensor],
-    real: Bool[Tensor, "batch pos"],
+    view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
 ) -> tuple[float, float, str, Float64[np.ndarray, "heads"]]:
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()

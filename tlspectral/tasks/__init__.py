@@ -2,11 +2,10 @@
 
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
-from tlspectral.tasks.ready import induction, language, logit_difference, task_of
+from tlspectral.tasks.prompts import packaged_text
 from tlspectral.tasks.score import Effect, Score, paired_effect, sign_flip_p, standard_error
 from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
-from tlspectral.tasks.task import Task
-from tlspectral.tasks.text import packaged_text
+from tlspectral.tasks.task import Task, induction, language, logit_difference, task_of
 
 __all__ = [
     "Effect",

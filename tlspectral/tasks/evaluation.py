@@ -8,10 +8,9 @@ from torch import Tensor
 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.padding import TokenMask
-from tlspectral.tasks.ready import induction, language, task_of
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.scoring import score_of, scored_sequences
-from tlspectral.tasks.task import Task
+from tlspectral.tasks.task import Task, induction, language, task_of
 
 
 def evaluate(model: Any, task: Task | str) -> Score:

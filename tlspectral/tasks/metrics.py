@@ -39,12 +39,7 @@ class LogitDifference:
     wrong: Any
 
     def for_model(self, view: AttentionView, n_prompts: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the metric with the answers as token ids of a model.
-
-        Raises:
-            ValueError: an answer that is no single token, one that is correct and wrong, or lists of another length
-                than the prompts.
-        """
+        """Return the metric with the answers as token ids of a model. Raises ValueError as `logit_difference`."""
         correct, wrong = (
             _answer_ids(view, answers, n_prompts, side)
             for side, answers in (("correct", self.correct), ("wrong", self.wrong))

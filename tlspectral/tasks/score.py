@@ -126,14 +126,9 @@ class Effect(_Number):
 
 
 def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:
-    """Effect of an ablation on a score: `ablated - intact`, sequence by sequence.
+    """Effect of an ablation on a score: `ablated - intact`, sequence by sequence; `seed` is of the flips of signs.
 
-    Args:
-        ablated, intact: scores over the same sequences.
-        seed: of the flips, where they are a sample.
-
-    Raises:
-        ValueError: scores over different sequences, or over one.
+    Raises ValueError for scores over different sequences, or over one.
     """
     if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
         raise ValueError(

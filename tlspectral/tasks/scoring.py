@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import prompts_of_task
+from tlspectral.tasks.prompts import RepeatedSegments, TextRows
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -26,14 +27,9 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 @dataclass(frozen=True)
 class ScoredSequences(PackedTokens):
-    """The sequences of a task on one model, on the CPU, and what is scored of them.
+    """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
 
-    Attributes:
-        tokens, lengths: as in `PackedTokens`.
-        scored: positions whose logits the metric gets.
-        metric: see `Task`.
-        by_rows: the metric scores each row by itself, so it is called batch by batch.
-        labels, higher_is_better, name: of the task.
+    A metric that is `by_rows` scores each row by itself, so it is called batch by batch.
     """
 
     scored: Positions
@@ -76,8 +72,7 @@ class ScoredSequences(PackedTokens):
     ) -> Float64[Tensor, "rows"]:
         """Return the metric of some sequences, of all for a metric that is not `by_rows`.
 
-        Raises:
-            ValueError: the metric returns something other than a finite number per sequence.
+        Raises ValueError if it is no tensor of one number per sequence.
         """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -108,11 +103,7 @@ class Scores:
         self._batches.append((batch, by_copy))
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the score of each sequence in each copy.
-
-        Raises:
-            ValueError: a score is not finite.
-        """
+        """Return the score of each sequence in each copy. Raises ValueError for one that is not finite."""
         values = torch.cat([value for _, value in self._batches], dim=1)
         if not self.sequences.by_rows:
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
@@ -133,7 +124,8 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
             prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
     """
-    packed = prompts_of_task(view, task.prompts)
+    ready = isinstance(task.prompts, RepeatedSegments | TextRows)
+    packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
     metric = task.metric
     if isinstance(metric, LogitDifference):
         metric = metric.for_model(view, len(packed.tokens))
@@ -163,9 +155,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
     """Return the positions that `Task.predict` means: a slice if all prompts have one length and it is one.
 
-    Raises:
-        ValueError: a position that a prompt does not have, or none at all.
-        TypeError: no form that `Task` names.
+    Raises ValueError for a position that a prompt does not have, or none at all; TypeError for no form of `Task`.
     """
     if callable(predict):
         predict = predict(width)

@@ -105,8 +105,7 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the scaled (cos, sin) that the layer applied in a run, each [(batch,) pos, columns]; None without tables.
 
-    Raises:
-        UnsupportedArchitecture: the layer has rotary geometry but no tables were applied in the run.
+    Raises UnsupportedArchitecture for a layer with rotary geometry whose tables were not applied in the run.
     """
     cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:

@@ -23,11 +23,7 @@ _POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the parameters of one layer.
-
-    Raises:
-        UnsupportedArchitecture: the layer is not causal self-attention.
-    """
+    """Return the parameters of one layer. Raises UnsupportedArchitecture if it is not causal self-attention."""
     cfg = model.cfg
     if cfg.attention_dir != "causal":
         raise UnsupportedArchitecture(

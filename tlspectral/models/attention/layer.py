@@ -16,15 +16,26 @@ from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 
+class _Limited:
+    """A layer whose frequencies or score scale may hold up to some number of tokens only."""
+
+    rotary: RotaryGeometry | None
+    even_scale_up_to: int | None
+
+    @property
+    def valid_up_to(self) -> int | None:
+        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
+        limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
 @dataclass(frozen=True)
-class RawAttention:
+class RawAttention(_Limited):
     """The parameters of a layer as a backend holds them, before any folding.
 
     Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
-    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
-
-    `even_scale_up_to` is the number of tokens up to which all queries have the score scale. Past it some models scale a
-    query by its position (Ministral 3). None where no query is scaled.
+    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Past `even_scale_up_to` tokens some
+    models scale a query by its position (Ministral 3); None where no query is scaled.
     """
 
     w_q: Tensor
@@ -44,11 +55,6 @@ class RawAttention:
 
     __repr__ = one_line
 
-    @property
-    def valid_up_to(self) -> int | None:
-        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
-        return shortest(self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
-
 
 @dataclass(frozen=True)
 class OutputFactors:
@@ -62,7 +68,7 @@ class OutputFactors:
 
 
 @dataclass(frozen=True)
-class AttentionLayer:
+class AttentionLayer(_Limited):
     """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
 
     `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
@@ -87,11 +93,6 @@ class AttentionLayer:
     even_scale_up_to: int | None = None
 
     __repr__ = one_line
-
-    @property
-    def valid_up_to(self) -> int | None:
-        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
-        return shortest(self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
 
     @property
     def n_heads(self) -> int:
@@ -126,7 +127,7 @@ class AttentionLayer:
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
-        """Return the key/value head that query head `head` reads."""
+        """Return the key/value head that a query head reads."""
         return head // (self.n_heads // self.n_kv_heads)
 
     def operator_factors(
@@ -170,11 +171,7 @@ def layer_digest(raw: RawAttention) -> str:
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
-    """Fold the input norm into copies of the query and key weights, in float64 on the CPU.
-
-    Raises:
-        BadWeights: a weight is not finite, not floating point, or has no data (meta device).
-    """
+    """Fold the input norm into float64 copies of query and key weights, on the CPU. Raises as `require_readable`."""
     parameters = _query_key_parameters(raw)
     for role, value in parameters.items():
         require_readable(value, f"layer {layer}, {role}")
@@ -200,11 +197,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
 
 
 def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Fold the input norm's gain into copies of the value weights, in float64 on the CPU.
-
-    Raises:
-        BadWeights: as `fold_attention`.
-    """
+    """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
     return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
@@ -213,8 +206,8 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
     """Yield the key/value groups of a layer: the slice of query heads that read one key/value head, and its parameters.
 
-    A layer can be folded one group at a time, so that only this group is in float64. The M of a group are those of the
-    layer. Its scores are not, where a query/key norm takes its mean over all heads.
+    Only one group need then be in float64. The M of a group are those of the layer. Its scores are not, where a
+    query/key norm takes its mean over all heads.
     """
     size = len(raw.w_q) // len(raw.w_k)
     for index in range(len(raw.w_k)):
@@ -283,17 +276,8 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
     return weight, bias
 
 
-def shortest(*limits: int | None) -> int | None:
-    """Return the smallest of some lengths; None stands for no limit."""
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
-    """Refuse a prompt past the length up to which all queries of a layer have the same score scale.
-
-    Raises:
-        ValueError: the prompt is longer.
-    """
+    """Refuse a prompt past the length up to which all queries of a layer have one score scale. Raises ValueError."""
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
@@ -303,11 +287,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT): its scores are no bilinear form.
-
-    Raises:
-        UnsupportedArchitecture: there is a limit.
-    """
+    """Refuse a layer that clips queries and keys at a limit (OLMo 1.7, MPT). Raises UnsupportedArchitecture."""
     if limit is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: queries and keys are clipped at {limit} (clip_qkv), so scores are no bilinear form of the "
@@ -316,11 +296,7 @@ def require_unclipped(limit: float | None, layer: int) -> None:
 
 
 def require_readable(value: Tensor | None, where: str) -> None:
-    """Refuse weights that are not finite floating-point numbers in memory; `where` names layer and role.
-
-    Raises:
-        BadWeights: the weight has no data (meta device), is quantised, or holds NaN or infinite values.
-    """
+    """Refuse weights without data (meta device), quantised, NaN or infinite: BadWeights; `where` is layer and role."""
     if value is None:
         return
     if value.device.type == "meta":

@@ -46,7 +46,6 @@ class QueryKeyNorm:
     Attributes:
         gain: the factor applied, [d_head] where all heads share it and [heads, d_head] where each has its own
             (key/value heads of a norm of keys); None where there is none.
-        eps: added to the mean square.
         over_heads: the mean runs over all heads of a token (OLMo 2), not over each head's columns (Qwen3, Gemma 3).
         centred: the mean of a head's columns is subtracted first (StableLM 2 12B, Command R+).
     """
@@ -66,10 +65,7 @@ class QueryKeyNorm:
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Return queries or keys, normalised and times the gain.
-
-        `token_scale` stands in for the 1/rms of `x`. Keys may be grouped or repeated for every query head.
-        """
+        """Return queries or keys, normalised and times the gain. `token_scale` stands in for the 1/rms of `x`."""
         scaled = self._without_mean(x) * (self.token_scale(x) if token_scale is None else token_scale)[..., None]
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 

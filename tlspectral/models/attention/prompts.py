@@ -1,4 +1,4 @@
-"""Prompts as a caller gives them, as token ids of one tensor with the length of each prompt."""
+"""Reads prompts in the forms that callers give, as token ids of one tensor. Ids that look padded need a mask."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.attention.padding import PackedTokens, refuse_padding, right_packed
+from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
 from tlspectral.models.attention.view import AttentionView
 
 _FORMS = (
@@ -20,10 +20,8 @@ _FORMS = (
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the ids of prompts, each from position 0 on, on the CPU, and their lengths.
 
-    Args:
-        view: of the model.
-        prompts: strings, tokenised as by `model.to_tokens`; token ids [sequences, pos], or [pos] of one prompt; a list
-            of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and `attention_mask`.
+    Prompts are strings, tokenised as by `model.to_tokens`; token ids [sequences, pos], or [pos] of one prompt; a list
+    of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and `attention_mask`.
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
@@ -33,7 +31,10 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     if isinstance(prompts, str):
         prompts = [prompts]
     if isinstance(prompts, Mapping):
-        packed = _of_batch(view, prompts)
+        if "input_ids" not in prompts:
+            raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, prompts)) or 'nothing'}")
+        tokens, mask = torch.as_tensor(prompts["input_ids"]), prompts.get("attention_mask")
+        packed = _of_rows(view, tokens) if mask is None else right_packed(tokens, torch.as_tensor(mask))
     elif isinstance(prompts, Tensor | np.ndarray):
         packed = _of_rows(view, torch.as_tensor(prompts))
     elif isinstance(prompts, Sequence) and len(prompts):
@@ -42,19 +43,6 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
         raise TypeError(f"{_FORMS}; found {_described(prompts)}")
     check_ids(view, packed)
     return packed
-
-
-def even_rows(tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return sequences of one length, all of whose tokens are real."""
-    return PackedTokens(tokens.long(), torch.full((len(tokens),), tokens.shape[1]))
-
-
-def _of_batch(view: AttentionView, batch: Mapping[str, Any]) -> PackedTokens:
-    if "input_ids" not in batch:
-        raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
-    tokens = torch.as_tensor(batch["input_ids"])
-    mask = batch.get("attention_mask")
-    return _of_rows(view, tokens) if mask is None else right_packed(tokens, torch.as_tensor(mask))
 
 
 def _of_rows(view: AttentionView, tokens: Tensor) -> PackedTokens:
@@ -116,3 +104,62 @@ def _whole(values: Tensor) -> bool:
 
 def _described(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"[:80]
+
+
+def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
+    """Move the real tokens of each row to the left and cut columns that are padding in all rows.
+
+    A causal model needs no mask for such a row, since no real token attends to what follows it. The rows are filled
+    with their last real token, which no model takes for padding.
+
+    Raises:
+        ValueError: a mask of another shape or with other values, a row without a real token, or padding between real
+            tokens.
+    """
+    mask = attention_mask.cpu()
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)} and tokens {tuple(tokens.shape)}: give one each"
+        )
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"attention_mask is 1 for real tokens and 0 for padding; found {mask.unique().tolist()}")
+    real = mask.bool()
+    lengths = real.sum(1)
+    first = real.long().argmax(1)
+    positions = torch.arange(tokens.shape[1])
+    contiguous = (positions >= first[:, None]) & (positions < (first + lengths)[:, None])
+    for row in range(len(tokens)):
+        if int(lengths[row]) == 0:
+            raise ValueError(f"attention_mask marks no real token in row {row}")
+        if not torch.equal(real[row], contiguous[row]):
+            raise ValueError(
+                f"attention_mask has padding between the real tokens of row {row}: leave it out of the row"
+            )
+    longest = int(lengths.max()) if len(tokens) else tokens.shape[1]
+    source_positions = first[:, None] + torch.minimum(torch.arange(longest), lengths[:, None] - 1)
+    return PackedTokens(tokens.cpu().gather(1, source_positions), lengths)
+
+
+def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_out: str) -> None:
+    """Refuse token ids that look padded. Without a tokenizer nothing is known of padding, and nothing is refused.
+
+    A row looks padded if it begins or ends with the tokenizer's padding id. One such id at the beginning is allowed
+    where the model opens sequences with it (padding id = BOS or EOS). Raises ValueError, which ends with `way_out`.
+    """
+    tokenizer = getattr(view.model, "tokenizer", None)
+    pad: Any = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        return
+    opening = [getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id")]
+    allowed = 1 if pad in opening else 0
+    padded = torch.atleast_2d(tokens.cpu()).flatten(0, -2) == pad
+    leading, trailing = (side.long().cumprod(1).sum(1) for side in (padded, padded.flip(1)))
+    wrong = ((leading > allowed) | (trailing > 0)).nonzero().flatten().tolist()
+    if not wrong:
+        return
+    row = wrong[0]
+    side = f"begins with {int(leading[row])}" if int(leading[row]) > allowed else f"ends with {int(trailing[row])}"
+    raise ValueError(
+        f"row {row} of the tokens {side} of the padding id {pad} ({len(wrong)} of {len(padded)} rows are like "
+        f"this), and padding would be measured like text: {way_out}"
+    )

@@ -1,25 +1,65 @@
-"""Forward passes that skip what is known or not needed: earlier blocks, a shared prompt, logits that are not scored.
+"""Forward passes under hooks that skip what is known or not needed: earlier blocks, a shared prompt, other logits.
 
 The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own. A
 skipped block only returns a stored residual stream.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
+from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive, model_name
 from tlspectral.models.attention.view import AttentionView, _evaluating
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
 _LAST = slice(-1, None)
+_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+
+
+@contextmanager
+def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+    """Put hooks on a model until the context ends, for this thread alone.
+
+    It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
+    raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
+    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs.
+
+    Raises:
+        EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
+            there); or a hook was taken off before the end (not raised over another exception).
+    """
+    level = next(_levels)
+    with exclusive(model):
+        placed: list[tuple[str, Any, Any]] = []
+        try:
+            for name, hook in hooks:
+                point = points[name]
+                point.add_hook(HookOfThread(model, hook), level=level)
+                handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
+                placed.append((name, point, handle))
+            yield
+            lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
+        finally:
+            for _, point, handle in placed:
+                handle.hook.remove()
+                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    if lost:
+        raise EditNotHonored(
+            f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
+            f"the block (the first at {lost[0]}), so that later runs in it were without them; do not call reset_hooks "
+            "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
+            "hooks alone"
+        )
 
 
 @dataclass(frozen=True)
@@ -27,8 +67,6 @@ class IntactRun:
     """The residual streams of a run without ablation, from which a model is run again from a later block on.
 
     Attributes:
-        view: the model's view.
-        tokens: the prompts.
         scored: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
@@ -58,18 +96,13 @@ class IntactRun:
 
     @contextmanager
     def _skipping(self, layer: int, residual: Tensor) -> Iterator[None]:
-        blocks = [self.view.model.blocks[index] for index in range(layer)]
-        # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
-        before = [block.__dict__.get("forward") for block in blocks]
-        for index, block in enumerate(blocks):
-            block.__dict__["forward"] = _handing_on(residual, self.companions[index])
-        try:
+        with ExitStack() as skipped:
+            for index in range(layer):
+                n_others = self.companions[index]
+                output = residual if n_others < 0 else (residual, *[None] * n_others)
+                forward = partial(_handed_on, output)
+                skipped.enter_context(methods_replaced(self.view.model.blocks[index], {"forward": forward}))
             yield
-        finally:
-            for block, forward in zip(blocks, before, strict=True):
-                del block.__dict__["forward"]
-                if forward is not None:
-                    block.__dict__["forward"] = forward
 
 
 def intact_run(
@@ -83,13 +116,8 @@ def intact_run(
 ) -> IntactRun:
     """Run the model once, without gradients, and store the residual stream that enters each of the given layers.
 
-    Args:
-        view: the model's view; hooks that are on the model stay in force.
-        tokens: prompts, any length that the model takes.
-        scored: positions whose logits `reduce` is given, with the slice of sequences they belong to.
-        layers: blocks to replay from.
-        batch: sequences at a time.
-        reduce: called once per batch.
+    Hooks that are on the model stay in force. `reduce` is called for each `batch` of sequences, with their slice and
+    the logits of the positions `scored`.
     """
     entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
@@ -161,22 +189,28 @@ def _at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Te
     return values.take_along_dim(scored[..., None].to(values.device), dim=1)
 
 
-def _handing_on(residual: Tensor, companions: int) -> Callable[..., Any]:
-    def hand_on(*inputs: Any, **named: Any) -> Any:
-        return residual if companions < 0 else (residual, *[None] * companions)
+def _handed_on(output: Any, *inputs: Any, **named: Any) -> Any:
+    return output
 
-    return hand_on
+
+@contextmanager
+def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replace methods of one object inside the context."""
+    # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
+    own = owner.__dict__
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del own[name]
+        own.update(before)
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts of one length that a model has read, with its key/value cache.
-
-    Attributes:
-        view: the model's view.
-        tokens: the prompts.
-        cache: the key/value cache, of the model's own class.
-    """
+    """Prompts of one length that a model has read, with its key/value cache, which is of the model's own class."""
 
     view: AttentionView
     tokens: Int[Tensor, "prompts pos"]
@@ -199,13 +233,7 @@ class Prefill:
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
     """Run a model on prompts of one length, without gradients, and keep its keys and values.
 
-    Args:
-        view: the model's view; hooks that are on the model stay in force.
-        tokens: the prompts.
-        hooks: for this run.
-
-    Returns:
-        None where the model keeps no keys and values (native bridges).
+    Hooks that are on the model stay in force. None where the model keeps no keys and values (native bridges).
     """
     with _cached_pass(view, hooks):
         cache = view._reader.prefill_cache(view.model, tokens.to(view.device))

@@ -20,11 +20,9 @@ from tlspectral.rotary import RotaryGeometry, per_pair, rotate, with_gain_and_ph
 
 
 class RebuiltScores(NamedTuple):
-    """Scaled scores of every pair of tokens, masked or not.
+    """Scaled scores of every pair of tokens: as the model has them before its mask, and parts before a softcap.
 
-    Attributes:
-        total: as the model has them before its mask, softcap included.
-        inside, outside: parts from M and from biases and ALiBi, before a softcap.
+    The parts are those from M (`inside`) and from biases and ALiBi (`outside`).
     """
 
     total: Float64[Tensor, "batch heads pos pos"]
@@ -38,7 +36,7 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
     Raises:
         UnsupportedArchitecture, BadWeights: the layer cannot be read.
         ScoreMismatch: the model rotates its pairs by other angles than its frequencies say.
-        ValueError: a prompt longer than the length up to which the model's score scale holds.
+        ValueError: as `require_even_scale`.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads) -> dict[int, list[int]]:
     """Return the chosen heads by layer, layers and heads sorted, each head once.
 
-    Args:
-        view: the model's view, or its layers in files.
-        heads: see `tlspectral.selection.Heads`.
-
-    Raises:
-        BadHead: a layer or head that does not exist, or heads in none of these forms.
+    Raises BadHead for a layer or head that does not exist, or heads in no form of `tlspectral.selection.Heads`.
     """
     chosen: dict[int, list[int]] = {}
     for layer, head in sorted(head_pairs(heads, view.n_layers)):

@@ -1,13 +1,12 @@
-"""Hooks on a model's hook points, and a lock by which one thread at a time runs the model with them.
+"""A lock by which one thread at a time runs a model with hooks, hooks of one thread, and the user's own hooks.
 
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from threading import Condition, Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,13 +18,9 @@ Hook = tuple[str, Callable[..., Any]]
 
 @dataclass
 class _Use:
-    """Which thread uses a model now.
+    """Which thread uses a model now, None when it is free, and how many contexts of that thread are open.
 
-    Attributes:
-        changed: notified when the model is free again.
-        thread: the one that uses it, None when it is free.
-        depth: how many contexts of that thread are open.
-        blocks: how many of them are `with` blocks of the user; other threads are then refused instead of waiting.
+    `blocks` of them are `with` blocks of the user; other threads are then refused instead of waiting.
     """
 
     changed: Condition = field(default_factory=Condition)
@@ -38,22 +33,18 @@ class _Use:
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
-_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 
 
 @contextmanager
 def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
-    Args:
-        model: a model or a spectral model, which shares the hook points of its base.
-        block: the context is a `with` block of the user. Other threads are refused while it is open, since code in it
-            may wait for them.
-
-    Raises:
-        EditNotHonored: another thread has such a block open.
+    While a `block` of the user is open, others are refused by EditNotHonored, since code in it may wait for them.
     """
-    use, thread = _use_of(model), get_ident()
+    thread = get_ident()
+    with _uses_lock:
+        # A spectral model uses the modules of another.
+        use = _uses.setdefault(getattr(model, "base", model), _Use())
     with use.changed:
         while use.thread not in (None, thread):
             if use.blocks:
@@ -75,47 +66,6 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
             if not use.depth:
                 use.thread = None
                 use.changed.notify_all()
-
-
-@contextmanager
-def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
-    """Put hooks on a model until the context ends, for this thread alone.
-
-    It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
-    raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model.
-
-    Args:
-        model: what the hook points belong to.
-        points: `model.hook_dict`, taken once for many short runs.
-        hooks: names and functions.
-
-    Raises:
-        EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
-            there); or a hook was taken off before the end (not raised over another exception).
-    """
-    level = next(_levels)
-    with exclusive(model):
-        placed: list[tuple[str, Any, Any]] = []
-        try:
-            for name, hook in hooks:
-                point = points[name]
-                point.add_hook(HookOfThread(model, hook), level=level)
-                handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
-                placed.append((name, point, handle))
-            yield
-            lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
-        finally:
-            for _, point, handle in placed:
-                handle.hook.remove()
-                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-    if lost:
-        raise EditNotHonored(
-            f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
-            f"the block (the first at {lost[0]}), so that later runs in it were without them; do not call reset_hooks "
-            "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
-            "hooks alone"
-        )
 
 
 class HookOfThread:
@@ -175,9 +125,3 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
-
-
-def _use_of(model: Any) -> _Use:
-    shared = getattr(model, "base", model)  # a spectral model uses the modules of another
-    with _uses_lock:
-        return _uses.setdefault(shared, _Use())

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import bridge, hooked
+from tlspectral.models.attention import bridge
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     OutputFactors,
@@ -37,10 +39,7 @@ class _ForwardStopped(Exception):
 class AttentionView:
     """A model's attention layers, read alike on every backend. Weights are copied only when a layer is asked for.
 
-    Attributes:
-        model: the TransformerBridge or HookedTransformer, which is never changed.
-        backend: `"bridge"` or `"hooked"`.
-        n_layers, d_model, d_vocab: sizes; n_ctx: longest prompt.
+    The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt.
     """
 
     model: Any = field(repr=False)
@@ -56,7 +55,7 @@ class AttentionView:
 
     @property
     def _reader(self) -> ModuleType:
-        return bridge if self.backend == "bridge" else hooked
+        return import_module(f"tlspectral.models.attention.{self.backend}")
 
     @property
     def _spectral_geometry(self) -> Callable[[int], RotaryGeometry | None] | None:
@@ -64,7 +63,7 @@ class AttentionView:
 
     @property
     def device(self) -> torch.device:
-        """The device that token ids have to be on."""
+        """Device of the model, where token ids have to be."""
         return next(self.model.parameters()).device
 
     @property
@@ -99,7 +98,9 @@ class AttentionView:
 
         The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
         """
-        raw = self._reader.read_attention(self.model, self._checked(index))
+        if not 0 <= index < self.n_layers:
+            raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
+        raw = self._reader.read_attention(self.model, index)
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
 
     def layer(self, index: int) -> AttentionLayer:
@@ -130,8 +131,7 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
-        `captured` holds what hooks named by `hook_names` saw in a run. The tables of a spectral layer are per query
-        head and pair, [(batch,) heads, pos, pairs].
+        `captured` is as of `capture`. Tables of a spectral layer are per head and pair, [(batch,) heads, pos, pairs].
         """
         tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -148,8 +148,7 @@ class AttentionView:
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there.
 
-        The keys are residual, query, key, value, z, scores, pattern, cos and sin. `scores` is missing where the layer
-        delegates its attention, cos and sin where it has no hook points for them.
+        `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them.
         """
         attention = f"blocks.{index}.attn"
         names = {
@@ -169,8 +168,7 @@ class AttentionView:
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
 
-        Raises:
-            UnsupportedArchitecture: a projection stands between the embedding and the residual stream (OPT 350M).
+        Raises UnsupportedArchitecture for a projection between it and the residual stream (OPT 350M).
         """
         w_e = self.model.W_E
         if w_e.shape[-1] != self.d_model:
@@ -199,7 +197,7 @@ class AttentionView:
     def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
         """Return `source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
 
-        The hash is that of a head table of these layers. It is left out for a model of which no head table can be made.
+        The hash is that of a head table. It is left out for a model of which no head table can be made.
         """
         chosen = list(range(self.n_layers) if layers is None else layers)
         try:
@@ -219,8 +217,7 @@ class AttentionView:
     def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them.
 
-        Raises:
-            ValueError: the prompt is longer than the positions that the model has.
+        Raises ValueError for a prompt longer than the positions that the model has.
         """
         self._require_positions(tokens)
         with _evaluating(self.model):
@@ -230,10 +227,7 @@ class AttentionView:
         """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
 
         Stopping there leaves out the last MLP and the unembedding. Hooks that are already on the model stay in force
-        and act first; the model's training flags are set to evaluation for the run and put back.
-
-        Raises:
-            ValueError: the prompt is longer than the positions that the model has.
+        and act first; the model's training flags are set to evaluation for the run and put back. Raises as `logits`.
         """
         self._require_positions(tokens)
 
@@ -255,13 +249,10 @@ class AttentionView:
         """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
         captured: dict[str, Tensor] = {}
 
-        def keeper(name: str) -> Callable[[Tensor, Any], None]:
-            def keep(activation: Tensor, hook: Any) -> None:
-                captured[name] = activation.detach()
+        def keep(name: str, activation: Tensor, hook: Any) -> None:
+            captured[name] = activation.detach()
 
-            return keep
-
-        self.run(tokens, [(name, keeper(name)) for name in names], last=last)
+        self.run(tokens, [(name, partial(keep, name)) for name in names], last=last)
         return captured
 
     def _require_positions(self, tokens: Tensor) -> None:
@@ -272,18 +263,11 @@ class AttentionView:
                 "prompts"
             )
 
-    def _checked(self, index: int) -> int:
-        if not 0 <= index < self.n_layers:
-            raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
-        return index
-
 
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
-    Raises:
-        TypeError: the object is neither.
-        UnsupportedArchitecture: a bridge whose layers are not one list of blocks (HRM).
+    Raises TypeError for another object, UnsupportedArchitecture for a bridge without one list of blocks (HRM).
     """
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"

@@ -1,8 +1,7 @@
 """The safetensors files of a checkpoint, in a folder or on the hub: which holds which tensor, and reading them."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +10,15 @@ from torch import Tensor
 from tlspectral.errors import BadWeights
 from tlspectral.models.attention import stored_bytes
 from tlspectral.models.loading.hub import first_file, pinned
-from tlspectral.models.loading.source import Source, refuse_adapter
-from tlspectral.models.loading.weight_files import INDEX, WHOLE, indexed_files
+from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.weight_files import (
+    INDEX,
+    WHOLE,
+    indexed_files,
+    names_in,
+    refuse_adapter,
+    safetensors_file,
+)
 
 
 class StoredTensor(NamedTuple):
@@ -33,7 +39,6 @@ class CheckpointFiles:
     def __init__(self, source: Source):
         # Pinned to one commit: a branch may move on between one file and the next.
         self.source = pinned(source) if source.kind == "hub" else source
-        self._paths: dict[str, Path] = {}
         config = self._first(["config.json"])
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
@@ -63,12 +68,11 @@ class CheckpointFiles:
     def stored(self, tensors: Iterable[str]) -> dict[str, StoredTensor]:
         """Return types and shapes of tensors, from the files' headers alone.
 
-        Raises:
-            BadWeights: a file is cut off or damaged, or does not hold a tensor that the index promises.
+        Raises BadWeights for a file that is damaged, or does not hold a tensor that the index promises.
         """
         tensors_stored: dict[str, StoredTensor] = {}
         for path, names in self._by_file(tensors).items():
-            with _opened(path) as file:
+            with safetensors_file(path) as file:
                 names_in_file = set(file.keys())
                 for name in names:
                     if name not in names_in_file:
@@ -78,14 +82,10 @@ class CheckpointFiles:
         return tensors_stored
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors as stored, mapped from their files: a page is read when it is used, and nothing is copied.
-
-        Raises:
-            BadWeights: a file is cut off or damaged.
-        """
+        """Return the tensors as stored, mapped from their files: a page is read when it is used. Nothing is copied."""
         values: dict[str, Tensor] = {}
         for path, names in self._by_file(tensors).items():
-            with _opened(path) as file:
+            with safetensors_file(path) as file:
                 values |= {name: file.get_tensor(name) for name in names}
         return values
 
@@ -109,11 +109,11 @@ class CheckpointFiles:
         if listing is None and self.source.kind == "folder":
             files = sorted(path.name for path in Path(self.source.location).glob("*.safetensors"))
             if files:
-                return {tensor: file for file in files for tensor in _names_in(self._path(file))}
+                return {tensor: file for file in files for tensor in names_in(self._path(file))}
         if listing is None:
             raise self._without_safetensors()
         if listing.name != INDEX:
-            return dict.fromkeys(_names_in(listing), WHOLE)
+            return dict.fromkeys(names_in(listing), WHOLE)
         return indexed_files(listing)
 
     def _without_safetensors(self) -> Exception:
@@ -137,30 +137,7 @@ class CheckpointFiles:
 
     def _first(self, files: list[str]) -> Path | None:
         """Return the first of these files that exists; of a hub model, from the cache where it is cached."""
-        for file in files:
-            if file in self._paths:
-                return self._paths[file]
-        path = first_file(self.source, files) if self.source.kind == "hub" else self._in_folder(files)
-        if path is not None:
-            self._paths[path.name] = path
-        return path
-
-    def _in_folder(self, files: list[str]) -> Path | None:
+        if self.source.kind == "hub":
+            return first_file(self.source, files)
         paths = [Path(self.source.location) / file for file in files]
         return next((path for path in paths if path.is_file()), None)
-
-
-def _names_in(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return list(file.keys())
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise BadWeights(f"{path} cannot be read as safetensors ({error}); fetch it again") from error

@@ -13,9 +13,10 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
-from tlspectral.models.loading.bridge import build_bridge
+from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.building import build_bridge
 from tlspectral.models.loading.damage import check_settings, misfit, refusing
-from tlspectral.models.loading.pretrained import check_config, quiet
+from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
 
@@ -124,42 +125,34 @@ class CheckpointLayers:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
 
         Raises:
-            BadWeights: tensors are missing, quantised, or have other shapes than config.json asks for; or a file is cut
-                off or damaged; or the files hold weights that config.json does not ask for. The message names the
-                tensor.
+            BadWeights: tensors are missing, quantised, of other shapes than config.json asks for, or unknown to it; or
+                a file is cut off or damaged. The message names the tensor.
             UnsupportedArchitecture: the architecture cannot be built.
         """
         with refusing(misfit(self.files.record)):
-            self._prepare(indices, side)
-
-    def _prepare(self, indices: Iterable[int], side: Side) -> None:
-        _ = self.unused  # raises if weights would be left out that belong to the model
-        needed = {index: self._needed(index, side) for index in indices}
-        self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
-        for index, tensors in needed.items():
-            stored = self.files.stored(tensor for tensor, _ in tensors.values())
-            for tensor, shape in tensors.values():
-                entry = stored[tensor]
-                if entry.dtype not in _FLOATS:
-                    raise BadWeights(
-                        f"layer {index}: {tensor} is stored as {entry.dtype}, a quantised format; load de-quantised "
-                        "weights instead"
-                    )
-                if entry.shape != shape:
-                    raise BadWeights(
-                        f"layer {index}: {tensor} of {self.files.name} has shape {entry.shape}, and config.json asks "
-                        f"for {shape}"
-                    )
+            _ = self.unused  # raises if weights would be left out that belong to the model
+            needed = {index: self._needed(index, side) for index in indices}
+            self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
+            for index, tensors in needed.items():
+                stored = self.files.stored(tensor for tensor, _ in tensors.values())
+                for tensor, shape in tensors.values():
+                    entry = stored[tensor]
+                    if entry.dtype not in _FLOATS:
+                        raise BadWeights(
+                            f"layer {index}: {tensor} is stored as {entry.dtype}, a quantised format; load "
+                            "de-quantised weights instead"
+                        )
+                    if entry.shape != shape:
+                        raise BadWeights(
+                            f"layer {index}: {tensor} of {self.files.name} has shape {entry.shape}, and config.json "
+                            f"asks for {shape}"
+                        )
 
     @contextmanager
     def layer(self, index: int, side: Side = "query-key") -> Iterator[AttentionView]:
         """Yield a view of a one-layer model with the weights of layer `index`, in float32, until the context ends.
 
-        Only the weights of `side` are read; embeddings are random and other matrices zero.
-
-        Raises:
-            BadWeights: the files lack some of the layer's weights.
-            UnsupportedArchitecture: the architecture has no bridge.
+        Only the weights of `side` are read; embeddings are random and other matrices zero. Raises as `prepare`.
         """
         with refusing(misfit(self.files.record)):
             tensors = self._needed(index, side)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.checkpoints.files import CheckpointFiles
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import require_tables
-from tlspectral.models.loading.pretrained import one_load_at_a_time, quiet
+from tlspectral.models.loading.pretrained import one_load_at_a_time
 from tlspectral.models.loading.unused_weights import check_unused, list_of_blocks, unplaced
 
 VOCABULARY = 256
@@ -100,14 +101,7 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
     """Return the tensors of a checkpoint's files that the model of its config has no parameter for.
 
     They are found with a model of one layer. Of a tensor that no layer has a parameter for, one layer's is read.
-
-    Args:
-        files: the checkpoint's files.
-        config: the config of the text model.
-        stack: prefix of the names of its layers' tensors, up to the layer's number.
-
-    Raises:
-        BadWeights: as `check_unused`.
+    `stack` is the prefix of the names of its layers' tensors, up to the layer's number. Raises as `check_unused`.
     """
     unused: set[str] = set()
     for model, layers in _kinds_of_layers(config):
@@ -119,9 +113,7 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
         def read(tensor: str) -> Tensor:
             return files.read([tensor])[tensor]
 
-        check_unused(
-            model, {one_of[name]: target for name, target in missing.items()}, read, files.name, layers=_layers(config)
-        )
+        check_unused(model, {one_of[name]: target for name, target in missing.items()}, read, files.name, config)
         unused |= {tensor for tensor, name in named.items() if name in missing}
     return [tensor for tensor in files.file_of if tensor in unused]
 
@@ -133,10 +125,6 @@ def _kinds_of_layers(config: Any) -> Iterator[tuple[nn.Module, set[int]]]:
         by_kind.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)
     for layers in by_kind.values():
         yield empty_model(one_layer_config(config, min(layers))), layers
-
-
-def _layers(config: Any) -> tuple[int, int]:
-    return int(config.num_hidden_layers), int(getattr(config, "num_nextn_predict_layers", 0) or 0)
 
 
 def _naming(stack: str, own_prefix: str, layers: set[int], n_layers: int) -> Callable[[str], str | None]:

@@ -12,9 +12,10 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement
-from tlspectral.models.loading.from_files import load_whole
+from tlspectral.models.loading.building import load_whole
 from tlspectral.models.loading.pretrained import find_tokenizer
-from tlspectral.models.loading.source import ADAPTER_CONFIG, Source, find_source
+from tlspectral.models.loading.source import Source, find_source
+from tlspectral.models.loading.weight_files import ADAPTER_CONFIG
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _INSTALL = 'pip install "tlspectral[adapters]"'

@@ -38,13 +38,7 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
 def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, name: str) -> None:
     """Refuse NaN or infinite weights; they are looked for where log-probabilities are NaN or were not computed.
 
-    Args:
-        model: the Hugging Face model.
-        found: its `log_probabilities`.
-        name: its name in messages.
-
-    Raises:
-        BadWeights: a weight is NaN or infinite (the message names the first), or only the log-probabilities are.
+    Raises BadWeights, which names the first weight, also if only the log-probabilities are NaN.
     """
     if found is not None and not bool(found.isnan().any()):
         return
@@ -62,16 +56,9 @@ def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, 
 
 
 def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:
-    """Refuse a model whose log-probabilities are not those of the model it was made from.
+    """Refuse a model whose log-probabilities are not those that are expected; None checks nothing.
 
-    Args:
-        model: what TransformerLens made.
-        expected: `log_probabilities` of the checkpoint; None checks nothing.
-        what: the model in words, for the message.
-        advice: what to do instead.
-
-    Raises:
-        UnsupportedArchitecture: they differ by more than rounding, or the model cannot be run.
+    Raises UnsupportedArchitecture if they differ by more than rounding, or the model cannot be run.
     """
     if expected is None:
         return

@@ -25,10 +25,7 @@ def refusing(what: str) -> Iterator[None]:
     """Turn any error that another package raises inside the context into BadWeights.
 
     Errors of this package, a file that is missing and memory that is too small stay as they are. Warnings are silenced:
-    where a user has made them errors, they would end the load.
-
-    Args:
-        what: beginning of the message, which names the file and what is wrong with it.
+    where a user has made them errors, they would end the load. `what` begins the message, with the file's name.
     """
     try:
         with warnings.catch_warnings():
@@ -49,11 +46,7 @@ def misfit(record: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        BadWeights: the file is no JSON, or holds something else.
-    """
+    """Return the object in a JSON file. Raises BadWeights if it is no JSON, or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -65,22 +58,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Refuse a folder's config.json or generation_config.json that is no JSON, or asks for impossibly many parts.
-
-    Raises:
-        BadWeights: as above; the message names the file.
-    """
+    """Refuse a config.json or generation_config.json that is no JSON, or asks for too many parts. Raises BadWeights."""
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.is_file():
             check_counts(read_json(path), str(path))
 
 
 def check_counts(settings: Mapping[str, Any], file: str) -> None:
-    """Refuse a number of layers, heads or experts past 100,000. Lists of that length are built before any check.
-
-    Raises:
-        BadWeights: there is one.
-    """
+    """Refuse a number of layers, heads or experts past 100,000, which would be built as lists. Raises BadWeights."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, file)
@@ -91,16 +76,13 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
 
 
 def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None:
-    """Refuse a config that asks for more layers or weights than the files hold, before any are allocated.
+    """Refuse a config that asks for more than the files hold, before anything is allocated. Raises BadWeights.
 
     Args:
         config: config of the model.
         tensors: number of tensors in the files.
         elements: at least the number of their elements.
         file: the file that holds the config, for messages.
-
-    Raises:
-        BadWeights: it asks for more.
     """
     from transformers import AutoModelForCausalLM
 
@@ -119,14 +101,7 @@ def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None
 def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int = 0) -> None:
     """Refuse a model on the meta device whose buffers, such as masks of the context, outgrow its weights and 1 GiB.
 
-    Args:
-        model: the model.
-        weights: bytes of its weights.
-        file: the file that holds its config, for messages.
-        embeddings: bytes of embeddings that are made up, which count as buffers.
-
-    Raises:
-        BadWeights: they do.
+    `weights` is bytes of its weights, `embeddings` bytes of embeddings that are made up, which count as buffers.
     """
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):

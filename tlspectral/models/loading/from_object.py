@@ -13,7 +13,8 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.building import build_model, copied_tokenizer
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.loading.source import Source, snapshot_commit
+from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.weight_files import snapshot_commit
 
 _HOOKS = (
     "_forward_hooks",
@@ -33,15 +34,14 @@ def load_from_object(
 ) -> Any:
     """Return a TransformerLens model of a Hugging Face causal language model, which stays as it is.
 
-    Arguments as of `load_model`; None is the object's own device or floating-point type.
-
-    Raises:
-        as `load_model`.
+    Arguments and errors as of `load_model`; None is the object's own device or floating-point type.
     """
     if backend == "hooked":
         hooked_transformer_class()
     name = _checked_name(given)
-    record = {"model": name, "revision": None, **_commit(given.config)}
+    stated = getattr(given.config, "_commit_hash", None)
+    commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
+    record = {"model": name, "revision": None, **commit}
     check_config(given.config, Source("object", name, None, record))
     _check_weights(given, name)
     copied = _copy(given, dtype, name)
@@ -55,9 +55,7 @@ def load_from_object(
 def _checked_name(given: Any) -> str:
     """Return the name of a causal language model of transformers.
 
-    Raises:
-        TypeError: It is no model of transformers.
-        UnsupportedArchitecture: It holds an adapter, or is another kind of model.
+    Raises TypeError for no such model, UnsupportedArchitecture for one with an adapter or of another kind.
     """
     import transformers
 
@@ -75,12 +73,6 @@ def _checked_name(given: Any) -> str:
     if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
         raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
     return name
-
-
-def _commit(config: Any) -> dict[str, str]:
-    """Return `commit`, of the hub or of the folder in the hub's cache that a config was read from, if there is one."""
-    commit = getattr(config, "_commit_hash", None)
-    return {"commit": commit} if commit else snapshot_commit(Path(config._name_or_path))
 
 
 def _check_weights(given: Any, name: str) -> None:

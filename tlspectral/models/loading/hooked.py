@@ -11,14 +11,16 @@ import importlib
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import stated_context
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
+from tlspectral.models.loading.packaged import native_shape
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
@@ -41,8 +43,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
     the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
-
-    In float32 and float64 the log-probabilities of 24 random tokens are compared with the given model's.
 
     Raises:
         ImportError: TransformerLens 4.
@@ -67,6 +67,32 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     subject = f"The HookedTransformer that TransformerLens makes of {name}"
     require_agreement(hooked, reference, subject, 'use backend="bridge".')
     return hooked
+
+
+def hooked_from_weights(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
+
+    Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
+    """
+    hooked_class = hooked_transformer_class()
+    shape = {**native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
+    if config["positional_embedding_type"] == "rotary":
+        # Without these fields HookedTransformer pairs columns half a head apart.
+        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        hooked = hooked_class(shape)
+        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
+        hooked.load_and_process_state_dict(
+            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}},
+            fold_ln=True,
+            center_writing_weights=False,
+            center_unembed=False,
+            fold_value_biases=False,
+        )
+    return hooked.eval()
 
 
 def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:

@@ -1,8 +1,11 @@
-"""The files of a hub model, from the hub's cache on this machine, fetched from the hub where the cache lacks them.
+"""Hub models: what their names mean, and their files, fetched from the hub where its cache on this machine lacks them.
 
 huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
+import difflib
+import os
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,8 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.source import Source, near_demo_model
+from tlspectral.models.loading.source import PACKAGED, TINY, Source
 from tlspectral.models.loading.weight_files import NAMES, indexed_files
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 VOCABULARIES = (
     "tokenizer.json",
@@ -38,11 +43,57 @@ _TOKENIZER = (
 )
 
 
+def hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the hub model that a name means, one of TransformerLens' short names included. Raises as `find_source`."""
+    if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
+        raise FileNotFoundError(f"There is no folder or file {name}.")
+    if not _HUB_ID.fullmatch(name):
+        known = ", ".join((*TINY, *PACKAGED))
+        raise ValueError(
+            f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
+            f" ({known}){_near_demo_model(name)}"
+        )
+    hub_id = _official_name(name)
+    if checkpoint is not None:
+        revision = _suite_revision(hub_id, checkpoint)
+    return Source("hub", hub_id, revision, {"model": hub_id, "revision": revision})
+
+
+def _official_name(name: str) -> str:
+    """Return the hub id behind one of TransformerLens' short names, such as `gpt2-small`; other names as they are."""
+    if "/" in name:
+        return name
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    for hub_id, aliases in MODEL_ALIASES.items():
+        if name.lower() in (alias.lower() for alias in aliases):
+            return hub_id
+    return name
+
+
+def _suite_revision(hub_id: str, checkpoint: int) -> str:
+    """Return the hub revision that holds a training step, in the suites that publish them."""
+    owner, _, model = hub_id.lower().partition("/")
+    if model.startswith("pythia"):
+        return f"step{checkpoint}"
+    if owner == "stanford-crfm":
+        return f"checkpoint-{checkpoint}"
+    raise ValueError(
+        f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
+        " give the branch by revision= instead."
+    )
+
+
+def _near_demo_model(name: str) -> str:
+    """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
+    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
+    return f"; did you mean the demo model {near[0]!r}?" if near else "."
+
+
 def pinned(source: Source) -> Source:
     """Return the hub model at one commit: the cached one, if its config.json is cached, else the hub's.
 
-    Raises:
-        ValueError: The hub does not give config.json; the message says why.
+    Raises ValueError if the hub does not give config.json; the message says why.
     """
     config = first_file(source, ["config.json"])
     if config is None:
@@ -54,8 +105,7 @@ def pinned(source: Source) -> Source:
 def first_file(source: Source, files: Iterable[str]) -> Path | None:
     """Return the first of these files that is in the cache, else fetch the first that the hub has; else None.
 
-    Raises:
-        ValueError: The hub cannot be asked, or does not give the file.
+    Raises ValueError if the hub cannot be asked, or does not give the file.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
@@ -78,10 +128,8 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
 def hub_revisions(source: Source) -> list[str]:
     """Return the branches and tags of a hub model; where no hub can be reached, those that its cache has.
 
-    A warning says so if the hub was not switched off by HF_HUB_OFFLINE.
-
-    Raises:
-        ValueError: The hub does not list them, or cannot be reached and the cache has none; the message says why.
+    A warning says so if the hub was not switched off by HF_HUB_OFFLINE. Raises ValueError, which says why, if the hub
+    does not list them, or cannot be reached and the cache has none.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -116,9 +164,7 @@ def _cached_revisions(location: str) -> list[str]:
 def fetch_weights(source: Source, config: Any) -> None:
     """Fetch the weights of a pinned model into the cache, in one format.
 
-    Raises:
-        ValueError: The hub does not give them.
-        BadWeights: There are none, or the index cannot be used.
+    Raises ValueError if the hub does not give them, BadWeights if there are none or the index cannot be used.
     """
     named = getattr(config, "transformers_weights", None)
     files = [named] if named else list(NAMES)
@@ -138,11 +184,7 @@ def fetch_weights(source: Source, config: Any) -> None:
 
 
 def fetch_tokenizer(source: Source) -> None:
-    """Fetch all tokenizer files of a pinned model into the cache. The hub is not asked if a tokenizer is cached.
-
-    Raises:
-        ValueError: The hub does not give them.
-    """
+    """Fetch all tokenizer files of a pinned model into the cache. The hub is not asked if a tokenizer is cached."""
     if _cached(source, SETTINGS) is not None:
         if any(isinstance(_cached(source, file), Path) for file in VOCABULARIES if file != "vocab.json"):
             return
@@ -170,7 +212,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}{near_demo_model(source.location)}"
+            f" {reason}{_near_demo_model(source.location)}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 

@@ -1,12 +1,11 @@
-"""The tiny checkpoints of this package, as TransformerLens models.
+"""The tiny checkpoints of this package, made by `tlspectral.studies.fingerprint.packaged_models`.
 
 Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, how it was made and
-its SHA-256. `tlspectral.studies.fingerprint.packaged_models` makes them.
+its SHA-256.
 """
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -25,16 +24,15 @@ def models_folder() -> Path:
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms.
-
-    Raises:
-        BadWeights: the weights do not have the SHA-256 of their record.
-        ImportError: `"hooked"` on TransformerLens 4.
-    """
+    """Return a packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms."""
     record, weights = read_packaged(source.location)
     config = {**record["config"], "model_name": source.location}
-    build = hooked_from_weights if backend == "hooked" else bridge_from_weights
-    model = build(config, weights, device, dtype)
+    if backend == "hooked":
+        from tlspectral.models.loading.hooked import hooked_from_weights
+
+        model = hooked_from_weights(config, weights, device, dtype)
+    else:
+        model = bridge_from_weights(config, weights, device, dtype)
     model.tlspectral_source = {**source.record, "revision": record["sha256"][:12], "sha256": record["sha256"]}
     return model
 
@@ -42,8 +40,7 @@ def load_packaged(source: Source, backend: str, device: torch.device, dtype: tor
 def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the record and the weights of a checkpoint, by TransformerLens' parameter names.
 
-    Raises:
-        BadWeights: the SHA-256 of the file of weights is not the one in the record.
+    Raises BadWeights if the SHA-256 of the file of weights is not the one in the record.
     """
     from safetensors.torch import load
 
@@ -71,14 +68,13 @@ def bridge_from_weights(
         config: the fields of `tlspectral.studies.common.TransformerConfig` (the newer ones, `rotary_adjacent_pairs` and
             `unembed_bias`, may be left out), and `model_name`.
         weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
-        device: device of the model.
-        dtype: type of the parameters.
+        device, dtype: of the model's parameters.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
     with torch.random.fork_rng(devices=[]):  # the modules draw weights when they are made
         bridge = TransformerBridge.boot_native(
-            {**_shape(config), "d_vocab_out": config["d_vocab"], "init_weights": False},
+            {**native_shape(config), "d_vocab_out": config["d_vocab"], "init_weights": False},
             device=device,
             dtype=dtype,
             model_name=config["model_name"],
@@ -91,38 +87,8 @@ def bridge_from_weights(
     return bridge.eval()
 
 
-def hooked_from_weights(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
-) -> Any:
-    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
-
-    The arguments are those of `bridge_from_weights`.
-
-    Raises:
-        ImportError: TransformerLens 4.
-    """
-    from tlspectral.models.loading.hooked import hooked_transformer_class
-
-    hooked_class = hooked_transformer_class()
-    shape = {**_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
-    if config["positional_embedding_type"] == "rotary":
-        # Without these fields HookedTransformer pairs columns half a head apart.
-        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        hooked = hooked_class(shape)
-        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
-        hooked.load_and_process_state_dict(
-            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}},
-            fold_ln=True,
-            center_writing_weights=False,
-            center_unembed=False,
-            fold_value_biases=False,
-        )
-    return hooked.eval()
-
-
-def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
+def native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an attention-only model's config that TransformerLens has."""
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 

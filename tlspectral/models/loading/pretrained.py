@@ -1,58 +1,30 @@
 """A Hugging Face causal language model and its tokenizer, loaded from a folder on disk."""
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
-from tlspectral.models.loading.source import Source, refuse_adapter
+from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.unused_weights import refuse_quantised, unused_weights
-from tlspectral.models.loading.weight_files import stored_names, weight_files
+from tlspectral.models.loading.weight_files import refuse_adapter, stored_names, weight_files
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging
-
-    verbosity, bars, hub_bars_off = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        with warnings.catch_warnings():
-            # The hub warns if an environment variable disables its bars, which is what is wanted here.
-            warnings.simplefilter("ignore", UserWarning)
-            if bars:
-                logging.enable_progress_bar()
-            # transformers switches the hub's bars together with its own, and the user may not have.
-            (disable_progress_bars if hub_bars_off else enable_progress_bars)()
-
-
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
-    The tokenizer is the one that is given, if any. The last is empty, or holds `unused_weights`: number and names of
-    tensors that fit no parameter of the model.
-
-    A hub model has to be pinned to a commit. Files that the cache lacks are fetched; it is loaded from the cache.
+    The last is empty, or holds `unused_weights`. A hub model has to be pinned to a commit. Files that the cache lacks
+    are fetched; it is loaded from the cache.
 
     Raises:
         FileNotFoundError: A folder without weights.
@@ -134,9 +106,7 @@ def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any
 def check_config(config: Any, source: Source) -> None:
     """Refuse a config of anything but a causal language model in plain floating point.
 
-    Raises:
-        UnsupportedArchitecture: An encoder or an encoder-decoder model.
-        BadWeights: Quantised weights.
+    Raises UnsupportedArchitecture for an encoder or an encoder-decoder model, BadWeights for quantised weights.
     """
     import transformers
 

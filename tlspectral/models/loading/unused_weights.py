@@ -52,36 +52,23 @@ def unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 def unused_weights(model: Any, folder: Path, reported: Iterable[str], who: str) -> dict[str, Any]:
     """Return what a model loaded from a folder left out: nothing, or `unused_weights` as `listed` gives it.
 
-    Args:
-        model: as transformers loaded it.
-        folder: folder of the files.
-        reported: tensors that transformers itself reports as unused.
-        who: name of the checkpoint in messages.
-
-    Raises:
-        BadWeights: as `check_unused` and `require_tied`.
+    `reported` are tensors that transformers itself reports as unused. Raises as `check_unused` and `require_tied`.
     """
     require_tied(model, who)
     stored = stored_names(weight_files(folder))
     unused = unplaced(model, stored)
     known = set(unused.values())
     unused |= {name: name for name in reported if name not in known}
-    config = model.config.get_text_config()
-    layers = (getattr(config, "num_hidden_layers", 0), getattr(config, "num_nextn_predict_layers", 0) or 0)
 
     def read(name: str) -> Tensor:
         return stored_tensor(stored[name], name) if name in stored else torch.zeros(2)
 
-    check_unused(model, unused, read, who, layers=layers)
+    check_unused(model, unused, read, who, model.config.get_text_config())
     return {"unused_weights": listed(unused)} if unused else {}
 
 
 def refuse_quantised(unused: Iterable[str], who: str) -> None:
-    """Refuse unused weights with the names of quantised ones, which are there although config.json does not say so.
-
-    Raises:
-        BadWeights: there are some; the message names the first.
-    """
+    """Refuse unused weights with the names of quantised ones, if config.json does not say so. Raises BadWeights."""
     quantised = sorted(filter(_QUANTISED.fullmatch, unused))
     if quantised:
         raise BadWeights(
@@ -95,8 +82,7 @@ def check_unused(
     unused: Mapping[str, str],
     read: Callable[[str], Tensor],
     who: str,
-    *,
-    layers: tuple[int, int],
+    config: Any,
 ) -> None:
     """Refuse unused weights that belong to a part of the model that was built.
 
@@ -105,8 +91,7 @@ def check_unused(
         unused: by name in the files, the name that transformers looks for (`unplaced`).
         read: gives a tensor by its name in the files.
         who: name of the checkpoint in messages.
-        layers: number that config.json asks for, and number of further ones that predict further tokens
-            (`num_nextn_predict_layers`).
+        config: the config of the whole text model.
 
     Raises:
         BadWeights: quantised weights; a floating-point tensor in a decoder block of the model or its final norm, or a
@@ -117,7 +102,7 @@ def check_unused(
     depth = _depth_of_lists(model, base)
     modules = {path.removeprefix(base): module for path, module in model.named_modules()}
     targets = {stored: target.removeprefix(base) for stored, target in unused.items()}
-    extra = _prediction_blocks(targets.values(), depth, layers[1])
+    extra = _prediction_blocks(targets.values(), depth, getattr(config, "num_nextn_predict_layers", 0) or 0)
     for stored, target in sorted(targets.items()):
         numbered = _NUMBERED.fullmatch(target)
         block = None if numbered is None else (numbered[1], int(numbered[2]))
@@ -132,7 +117,7 @@ def check_unused(
         if block is not None and block[1] >= depth[block[0]]:
             raise BadWeights(
                 f"layer {block[1]} is in the files of {who} ({stored}), and config.json says that there are "
-                f"{layers[0]} layers; correct num_hidden_layers there"
+                f"{getattr(config, 'num_hidden_layers', 0)} layers; correct num_hidden_layers there"
             )
         raise BadWeights(
             f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. Without it another "
@@ -154,11 +139,7 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def require_tied(model: Any, who: str) -> None:
-    """Refuse files that hold another unembedding than the embedding, where config.json ties the two.
-
-    Raises:
-        BadWeights: they differ.
-    """
+    """Refuse files that hold another unembedding than the embedding, if config.json ties the two. Raises BadWeights."""
     if not getattr(model.config, "tie_word_embeddings", False) or not getattr(model, "_tied_weights_keys", None):
         return
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()

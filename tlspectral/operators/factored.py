@@ -1,4 +1,4 @@
-"""The query-key operator M = W_Q W_K^T of a head (FP section 3), kept as its two thin factors."""
+"""The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import head_pair, whole_number
@@ -126,6 +126,7 @@ class QKOperators(Sequence[QKOperator]):
         self._view = view
         self._layer = lru_cache(maxsize=1)(self._read)
         self._heads = [view.n_heads(index) for index in range(view.n_layers)]
+        self._pairs = [(layer, head) for layer, heads in enumerate(self._heads) for head in range(heads)]
 
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
         layer = self._view.layer(index)
@@ -135,7 +136,7 @@ class QKOperators(Sequence[QKOperator]):
         return f"QKOperators({self._view!r}, {len(self)} heads)"
 
     def __len__(self) -> int:
-        return sum(self._heads)
+        return len(self._pairs)
 
     def __getitem__(self, key: Any) -> Any:
         """Return one operator by "L0H3" or (layer, head), or by its index among all heads.
@@ -149,27 +150,18 @@ class QKOperators(Sequence[QKOperator]):
             number = whole_number(key)
             if number is None:
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
-            flat = range(len(self))[number]
-            layer = 0
-            while flat >= self._heads[layer]:
-                flat -= self._heads[layer]
-                layer += 1
-            key = (layer, flat)
+            key = self._pairs[number]
         layer, head = head_pair(key, self._view.n_layers)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
-            raise BadHead(
-                f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}"
-                + (
-                    f" and layer {layer} has heads 0 to {self._heads[layer] - 1}"
-                    if 0 <= layer < len(self._heads)
-                    else ""
-                )
+            heads = (
+                f" and layer {layer} has heads 0 to {self._heads[layer] - 1}" if 0 <= layer < len(self._heads) else ""
             )
+            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}{heads}")
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
 
     def __iter__(self) -> Iterator[QKOperator]:
-        return (self[layer, head] for layer, heads in enumerate(self._heads) for head in range(heads))
+        return (self[pair] for pair in self._pairs)
 
     def rotary(self, layer: int) -> RotaryGeometry | None:
         """Return the rotary geometry of a layer, None where it has no rotary positions."""
@@ -185,3 +177,44 @@ def qk_operators(model: Any) -> QKOperators:
     The factors are those of the weights; that they reproduce the model's scores is proved by `verify_scores`.
     """
     return QKOperators(attention_view(model))
+
+
+@dataclass(frozen=True)
+class OVOperator:
+    """`w_v @ w_o` of one head, acting on rows. `w_v` carries the input norm's gain.
+
+    Under LayerNorm both sides are centred: the reading side because the norm removes the mean, the writing side because
+    every later norm does. TransformerLens's `center_writing_weights` does the latter to the weights themselves. A norm
+    behind the attention (Gemma 2 and 3, OLMo 2) is left out, with its gain.
+    """
+
+    layer: int
+    head: int
+    w_v: Float64[Tensor, "d_model d_head"]
+    w_o: Float64[Tensor, "d_head d_model"]
+
+    __repr__ = one_line
+
+    def product(self) -> ThinProduct:
+        """The operator as thin factors."""
+        return ThinProduct(self.w_v, self.w_o.T.contiguous())
+
+    def dense(self) -> Float64[Tensor, "d_model d_model"]:
+        """The operator itself."""
+        return self.w_v @ self.w_o
+
+
+def ov_operators(model: Any, layer: int) -> list[OVOperator]:
+    """Return the output-value operators of a layer's heads, in float64; grouped values are repeated per query head.
+
+    Raises:
+        BadHead: no such layer.
+        UnsupportedArchitecture, BadWeights: the layer cannot be read.
+    """
+    view = attention_view(model)
+    factors = view.output(layer)
+    w_o = factors.w_o
+    if view.layer(layer).norm.kind == "LN":
+        w_o = w_o - w_o.mean(2, keepdim=True)
+    groups = len(w_o) // len(factors.w_v)
+    return [OVOperator(layer, head, factors.w_v[head // groups], torch.clone(w_o[head])) for head in range(len(w_o))]
