@@ -60,6 +60,30 @@ def sequential_colours(values: pd.Series) -> ScalarMappable:
     return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
 
 
+def draw_dots(
+    axes: Axes,
+    points: Float64[np.ndarray, "points 2"],
+    size: Any,
+    colours: Any,
+    gid: str,
+    *,
+    rim: float = 0.4,
+    **look: Any,
+) -> None:
+    """Draw points with a white rim; `figure.findobj` finds them by `gid`."""
+    look = {"edgecolors": "white", "linewidths": rim, "zorder": 3, **look}
+    axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
+
+
+def draw_cells(
+    axes: Axes, values: Float64[np.ndarray, "rows columns"], colours: ScalarMappable, gid: str, **look: Any
+) -> None:
+    """Draw an array as cells around whole numbers; those of NaN have no colour."""
+    down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
+    look = {"cmap": colours.cmap, "norm": colours.norm, "gid": gid, **look}
+    axes.pcolormesh(across, down, np.ma.masked_invalid(values), **look)
+
+
 def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
     """`count` coordinates spread around one, so that no point hides another; a single one lies at the centre."""
     return place + (np.linspace(-reach, reach, count) if count > 1 else np.zeros(count))
