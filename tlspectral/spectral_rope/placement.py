@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -156,8 +156,7 @@ def sites_of(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> list[Si
     for index, rotary in layers.items():
         raw = view.raw(index)
         normed = raw.q_norm is not None or raw.k_norm is not None
-        sides: tuple[Side, Side] = ("query", "key")
-        for side in sides:
+        for side in get_args(Side):
             name = f"blocks.{index}.attn.hook_{'rot_' if normed else ''}{side[0]}"
             sites.append(Site(index, side, name, points[name], rotary))
     return sites
