@@ -25,15 +25,8 @@ from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
-_COMPOSITION = {
-    "source_layer": np.int64,
-    "source_head": np.int64,
-    "target_layer": np.int64,
-    "target_head": np.int64,
-    "score": float,
-    "chance": float,
-    "rank": np.int64,
-}
+_PAIR = ["source_layer", "source_head", "target_layer", "target_head"]
+_COMPOSITION = {**dict.fromkeys(_PAIR, np.int64), "score": float, "chance": float, "rank": np.int64}
 
 
 PERCENTILES = ("prev", "D_head", "rope_imag_frac", "dir_frac")
@@ -224,14 +217,11 @@ def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float
 
 
 def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
-    null_moments = (
-        heads.loc[heads[column].notna(), [f"{column}_null_mean", f"{column}_null_std"]].dropna().to_numpy(dtype=float)
-    )
+    moments = [f"{column}_null_mean", f"{column}_null_std"]
+    null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)
     names = [f"{column}_null_low", f"{column}_null_median", f"{column}_null_high"]
     if len(null_moments) == 0:
         return dict.fromkeys(names, float("nan"))
-    drawn = np.random.default_rng(seed).normal(
-        null_moments[:, 0], null_moments[:, 1], size=(_MEDIANS, len(null_moments))
-    )  # medians heads
+    drawn = np.random.default_rng(seed).normal(*null_moments.T, size=(_MEDIANS, len(null_moments)))  # medians heads
     quantiles = np.quantile(np.median(drawn, axis=1), [(1 - _LEVEL) / 2, 0.5, (1 + _LEVEL) / 2])
     return dict(zip(names, quantiles.tolist(), strict=True))

@@ -147,8 +147,6 @@ class _Plan:
     """What all steps share.
 
     Attributes:
-        folder: of stored steps.
-        measure: measures an opened checkpoint.
         stream: whether a checkpoint that can be read from its files is not loaded.
         shapes: the shape of each model, by label; all have to be the same.
     """
@@ -192,11 +190,7 @@ def _measured(plan: _Plan, label: Label, checkpoint: Any) -> pd.DataFrame:
 
 
 def _require_same_model(plan: _Plan, label: Label, checkpoint: Any, table: pd.DataFrame) -> None:
-    """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise.
-
-    Raises:
-        IncompatibleCheckpoint: they come from other files or another commit, or have other weights.
-    """
+    """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise."""
     stored = table.attrs["identity"]
     identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
     if stored is not None and identity is not None:
@@ -240,15 +234,12 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
-    checked: list[tuple[Head, Head]] = []
-    for source, target in pairs:
-        (source_layer, source_head), (target_layer, target_head) = head_pair(source), head_pair(target)
-        if not 0 <= source_layer < target_layer:
+    checked = [(head_pair(source), head_pair(target)) for source, target in pairs]
+    for pair in checked:
+        if not 0 <= pair[0][0] < pair[1][0]:
             raise ValueError(
-                f"the pair (({source_layer}, {source_head}), ({target_layer}, {target_head})) cannot compose: its "
-                "source has to be in an earlier layer than its target"
+                f"the pair {pair} cannot compose: its source has to be in an earlier layer than its target"
             )
-        checked.append(((source_layer, source_head), (target_layer, target_head)))
     return checked
 
 

@@ -140,18 +140,16 @@ def folder_checkpoints(
             continue
         step = int(match[1])
         if step in folders:
-            raise ValueError(
-                f"{folder} holds step {step} twice, as {folders[step].name} and {subfolder.name}: remove one"
-            )
+            names = f"{folders[step].name} and {subfolder.name}"
+            raise ValueError(f"{folder} holds step {step} twice, as {names}: remove one")
         folders[step] = subfolder
     if not folders:
         raise ValueError(f"{folder} holds no checkpoints: they are sub-folders named step0 or checkpoint-0")
     wanted = sorted(folders) if steps is None else [int(step) for step in steps]
     missing = [step for step in wanted if step not in folders]
     if missing:
-        raise ValueError(
-            f"{folder} has no checkpoint of steps {missing}; it has {', '.join(map(str, sorted(folders)))}"
-        )
+        there = ", ".join(map(str, sorted(folders)))
+        raise ValueError(f"{folder} has no checkpoint of steps {missing}; it has {there}")
     return [(step, named_checkpoint(folder, checkpoint=step)) for step in wanted]
 
 

@@ -38,11 +38,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size.
-
-    Raises:
-        TypeError: `ax` is something else, such as an array of axes.
-    """
+    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size."""
     if ax is None:
         figure = new_figure(width, height)
         return figure, figure.add_subplot()
@@ -140,13 +136,11 @@ def legend_below(
 
 
 def legend_place(figure: Figure, ax: Axes | None, side: str) -> tuple[Any, dict[str, Any]]:
-    """Return what a legend belongs to, and where it stands: under all panels of a figure, or under the caller's axes.
-
-    Under axes it keeps a distance of 4.5 font sizes, in which tick labels and the axis name fit.
-    """
+    """Return what a legend belongs to, and where it stands: under all panels, or under the axes of the caller."""
     if ax is None:
         return figure, {"loc": f"outside lower {side}"}
     anchor = {"center": 0.5, "left": 0.0}[side]
+    # A distance of 4.5 font sizes, in which tick labels and the axis name fit.
     return ax, {"loc": f"upper {side}", "bbox_to_anchor": (anchor, 0.0), "borderaxespad": 4.5}
 
 

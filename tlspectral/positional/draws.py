@@ -33,7 +33,6 @@ class BindingExperiment:
     """Binding prompts, which share their pairs within a draw, and the blocks of them that swap.
 
     Attributes:
-        task: wording and number of pairs.
         blocks: the selected blocks, evenly spaced from the first pair to the last.
         queries: blocks that are asked about.
         seeds: one for each draw.

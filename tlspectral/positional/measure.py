@@ -129,16 +129,11 @@ def positional_symbolic(
     return named(table, POSITIONAL_SYMBOLIC)
 
 
-@dataclass(frozen=True)
-class QueryScores:
-    """Scores of one query's prompt.
+class QueryScores(NamedTuple):
+    """Scores of one query's prompt, and before any swap its tokens and the model's output.
 
     Attributes:
-        heads: `layer, head` and scores.
-        frequencies: the same with `frequency`, None if not asked for.
         correlation: of the scores over heads, see `score_correlation`.
-        last_logits: the model's output for the prompt before any swap.
-        tokens: of that prompt.
     """
 
     heads: pd.DataFrame
@@ -165,16 +160,9 @@ def measure_queries(
 ) -> list[QueryScores]:
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them.
 
-    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work.
-
-    Args:
-        view: of the model.
-        prefix, blocks, suffixes: text or token ids, see `BlockPrompt`.
-        advance: called with the number of prompts done; they are `len(suffixes) * (1 + number of swaps)` in all.
-        mode, tau, exclude_first_block, logit_scale, swaps, per_frequency, seed: see `positional_symbolic`.
-
-    Returns:
-        One `QueryScores` per suffix. Raises as `positional_symbolic`.
+    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work. `advance` is called
+    with the number of prompts done, which are `len(suffixes) * (1 + number of swaps)` in all. Raises as
+    `positional_symbolic`.
     """
     for name, value in (("tau", tau), ("logit_scale", logit_scale)):
         if value is not None and not (value > 0 and math.isfinite(value)):

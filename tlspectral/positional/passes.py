@@ -20,13 +20,7 @@ _BYTES_AT_ONCE = 2**28
 
 @dataclass(frozen=True)
 class QueryPasses:
-    """A model and the suffixes that it reads behind each context.
-
-    Attributes:
-        view: of the model.
-        layers: its layers.
-        suffixes: each 1-D token ids; the query is the last token.
-    """
+    """A model and the suffixes that it reads behind each context; the query is the last token of a suffix."""
 
     view: AttentionView
     layers: list[RawAttention]
@@ -36,11 +30,8 @@ class QueryPasses:
         """Read every context with every suffix behind it.
 
         Several suffixes share one pass over the contexts, whose keys and values are kept. For one suffix a plain pass
-        is run, as hooks may refuse a cache, and for each of several where the model keeps none.
-
-        Args:
-            contexts: prompts without their suffix, of equal length.
-            reduce: called with context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
+        is run, as hooks may refuse a cache, and for each of several where the model keeps none. `reduce` is called with
+        context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
 
         Returns:
             Per suffix, logits of the last token.

@@ -239,12 +239,8 @@ def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:
 def over_draws(tables: list[list[pd.DataFrame]]) -> pd.DataFrame:
     """Mean over the queries of each draw, then mean and standard error over draws, row by row.
 
-    Args:
-        tables: one per draw and query, all with the same rows in the same order.
-
-    Returns:
-        DataFrame of the columns that name a row, then scores, with `_se` (NaN for one draw) except for `tau` and
-        `alpha_ess`. Queries and draws without a score are left out.
+    The tables, one per draw and query, have the same rows in the same order. Scores have an `_se` (NaN for one draw)
+    except for `tau` and `alpha_ess`. Queries and draws without a score are left out.
     """
     names = tables[0][0].drop(columns=list(_SCORES))
     for table in (table for draw in tables for table in draw):
@@ -263,13 +259,8 @@ def over_draws(tables: list[list[pd.DataFrame]]) -> pd.DataFrame:
 def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
     """Mood's median test of each score between heads of the first half of the layers and the others.
 
-    Args:
-        heads: `layer, s_pos, s_sym`; heads without a score are left out.
-        n_layers: the middle one of an odd number counts as late.
-
-    Returns:
-        `score, early_median, late_median, statistic, pvalue` (chi-square with Yates' correction). NaN where a half has
-        no head, or where no head lies below or above the median of all.
+    The middle one of an odd number of layers counts as late; heads without a score are left out. The statistic is
+    chi-square with Yates' correction, NaN where a half has no head, or where no head lies above the median of all.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, footnote 2).
 
@@ -287,7 +278,8 @@ def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
         if len(early) and len(late) and (both > np.median(both)).any():
             tested: Any = scipy.stats.median_test(early, late)
             statistic, pvalue = float(tested.statistic), float(tested.pvalue)
-        rows.append((score, _median(early), _median(late), statistic, pvalue))
+        medians = (float(np.median(half)) if len(half) else np.nan for half in (early, late))
+        rows.append((score, *medians, statistic, pvalue))
     return pd.DataFrame(rows, columns=["score", "early_median", "late_median", "statistic", "pvalue"])
 
 
@@ -311,7 +303,3 @@ def _standard_error(by_draw: Float64[np.ndarray, "draws rows"]) -> Float64[np.nd
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
         return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))
-
-
-def _median(values: Float64[np.ndarray, "heads"]) -> float:
-    return float(np.median(values)) if len(values) else float("nan")

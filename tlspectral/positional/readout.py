@@ -55,9 +55,7 @@ class LastQuery:
     def head_logits(self, moved: Moved | None = None, *, scale: float | None = None) -> Float64[Tensor, "heads n"]:
         """Logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
 
-        Args:
-            moved: which keys, and the positions they take; None leaves every key where it is.
-            scale: in place of the model's score scale.
+        `moved` says which keys are taken and the positions they get; `scale` stands in place of the model's.
         """
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
@@ -193,11 +191,8 @@ class LastQueryReader:
     Nothing of a layer is kept after it has run. Of queries and patterns only the last row is taken.
 
     Attributes:
-        view: of the model.
-        layers: its layers.
         reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
-        context: where the run continues prompts that were read before.
-        copies: rows of the run for each prompt of the context.
+        context: where the run continues prompts that were read before, with `copies` rows for each of them.
         seen: activations of the current layer, by hook point.
         finished: layers that were passed to `reduce`.
     """

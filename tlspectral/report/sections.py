@@ -55,9 +55,8 @@ def facts(heads: pd.DataFrame) -> str:
     counts = _tails(heads, "D_head")
     if counts:
         below, above, drawn = counts
-        entries.append(
-            ("D_head outside its null", f"{below + above:,} of {drawn:,}", f"{below:,} below, {above:,} above")
-        )
+        outside = f"{below + above:,} of {drawn:,}"
+        entries.append(("D_head outside its null", outside, f"{below:,} below, {above:,} above"))
     check = heads.attrs.get("score_check") or {}
     if check.get("worst_error") is not None:
         allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
@@ -198,9 +197,8 @@ def column_meanings(heads: pd.DataFrame) -> str:
         column = COLUMNS.get(str(name))
         label = f'<th scope="row"><code>{escape(str(name))}</code></th>'
         if column is None:
-            rows.append(
-                f'<tr>{label}<td colspan="4">Not a column of tlspectral: added by whoever made the table.</td></tr>'
-            )
+            unknown = "Not a column of tlspectral: added by whoever made the table."
+            rows.append(f'<tr>{label}<td colspan="4">{unknown}</td></tr>')
             continue
         cells = (column.meaning, f"{column.unit}; {column.range}", column.source, column.does_not_establish)
         rows.append(f"<tr>{label}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
@@ -230,11 +228,7 @@ def _number(value: Any) -> str:
 
 
 def check_kernels(kernels: pd.DataFrame, heads: pd.DataFrame) -> None:
-    """Refuse a table with kernels of other heads or another model.
-
-    Raises:
-        ValueError: a missing column, another model's kernels, or a kernel of a head that the table of heads lacks.
-    """
+    """Refuse a table with kernels of other heads or another model. Raises ValueError."""
     require(kernels, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of kernels")
     require_same_model(heads, kernels.attrs, "the kernels")
     known = head_pairs(heads)

@@ -40,7 +40,6 @@ class Pass:
 
     Attributes:
         cached: tokens that a key/value cache holds already.
-        thread: the one that runs it.
         gradients: gradients were on when it began.
         new: new tokens by layer.
     """
@@ -67,11 +66,7 @@ class Placement:
 
     @contextmanager
     def active(self, model: Any, cached: int) -> Iterator[None]:
-        """Rotate queries and keys of this thread's passes inside; an inner use does not rotate twice.
-
-        Raises:
-            EditNotHonored: gradient checkpointing is on; or another thread has an `ablate` block open on the model.
-        """
+        """Rotate queries and keys of this thread's passes inside; an inner use does not rotate twice."""
         if torch.is_grad_enabled() and any(m.training and m.gradient_checkpointing for m in self.checkpointed):
             raise EditNotHonored(
                 f"{model_name(model)}: gradient checkpointing is on, and computes blocks again in the backward pass "
@@ -163,11 +158,7 @@ def sites_of(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> list[Si
 
 
 def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) -> int:
-    """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one.
-
-    Raises:
-        EditNotHonored: positions that are the caller's own, or a cache of unknown length.
-    """
+    """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one."""
     arguments = dict(zip(inspect.signature(forward).parameters, given, strict=False)) | dict(named)
     if arguments.get("position_ids") is not None:
         raise EditNotHonored(

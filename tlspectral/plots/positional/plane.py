@@ -116,11 +116,7 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
 
 
 def queried_blocks(by_query: pd.DataFrame) -> list[int]:
-    """The queried blocks of a table, in order.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-    """
+    """The queried blocks of a table, in order. Raises ValueError as `plane_by_query`."""
     require(by_query, ["layer", "head", "query", *SCORES], "scores by queried block")
     queries = sorted(int(query) for query in by_query["query"].unique())
     if len(queries) > MOST_QUERIES:
