@@ -20,10 +20,9 @@ from zoo_words import CONTEXT, reader, word_tokenizer
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
-from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingDraw, BindingTask
-from tlspectral.positional.draws import answers_table
-from tlspectral.positional.experiment import planned_experiment
+from tlspectral.positional.draws import answers_table, planned_experiment
+from tlspectral.positional.profile import median_tests, over_draws, pearson_of_scores
 
 invariant = settings(max_examples=60, derandomize=True)
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]

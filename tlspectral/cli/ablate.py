@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tlspectral.cli.app import (
-    MODEL_HELP,
     Device,
     DType,
     Format,
+    Model,
     Quiet,
     Revision,
     TableOutput,
     app,
     choice,
+    deliver,
     load_model,
-    print_table,
     require_table_file,
 )
 from tlspectral.cli.summary import head_table, require_detectors
@@ -36,7 +36,7 @@ _STATEMENTS = {
 
 @app.command(short_help="what removing a part of some heads costs")
 def ablate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    model: Model,
     table: Annotated[
         Path | None, typer.Argument(metavar="TABLE", help="Table of heads of MODEL; not needed with --heads.")
     ] = None,
@@ -54,9 +54,7 @@ def ablate(
     task: Annotated[
         str | None,
         choice(
-            "--task",
-            ("induction", "language"),
-            "Repeated random tokens (without it and --prompts), or packaged text.",
+            "--task", ("induction", "language"), "Repeated random tokens (without it and --prompts), or packaged text."
         ),
     ] = None,
     prompts: Annotated[
@@ -97,8 +95,7 @@ def ablate(
 
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --prompts names.txt --correct " Mary" --wrong " John"
     """
-    if output is not None:
-        require_table_file(output)
+    require_table_file(output)
     if heads is None and table is None:
         raise typer.BadParameter("give heads, or a TABLE whose strongest heads are meant", param_hint="--heads")
     if prompts is not None and task is not None:
@@ -140,10 +137,7 @@ def ablate(
         seed=seed,
         show_progress=not quiet,
     )
-    if output is not None:
-        tlspectral.write_table(sweep, output)
-    if form is not None:
-        print_table(sweep, form)
+    deliver(sweep, output, form)
     if form is not None or quiet:
         return
     shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))

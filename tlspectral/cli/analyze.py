@@ -12,12 +12,13 @@ from tlspectral.cli.app import (
     Device,
     DType,
     Format,
+    Model,
     Quiet,
     Revision,
     app,
     choice,
+    deliver,
     load_model,
-    print_table,
     require_table_file,
 )
 from tlspectral.cli.summary import self_check, summary
@@ -78,57 +79,40 @@ def analyze(
     """
     from tlspectral.heads.model_lists import is_model_list
 
+    settings: Any = {
+        "null_draws": null_draws,
+        "null_dtype": null_dtype,
+        "detectors": not no_detectors,
+        "n_jobs": jobs,
+        "seed": seed,
+        "show_progress": not quiet,
+    }
     if len(models) > 1 or is_model_list(models[0]):
         _refuse_of_many(checkpoint_dir=checkpoint_dir, revision=revision, layers=layers, device=device, dtype=dtype)
         if form is not None:
             raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
-        _analyze_many(
-            models,
-            output,
-            quiet,
-            n_jobs=jobs,
-            null_draws=null_draws,
-            null_dtype=null_dtype,
-            detectors=not no_detectors,
-            backend=backend,
-            seed=seed,
-        )
+        _analyze_many(models, output, backend=backend, **settings)
         return
     (model,) = models
-    if output is not None:
-        require_table_file(output)
+    require_table_file(output)
     streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
     options: dict[str, Any] = {}
     if layers is not None:
         options["layers"] = _numbers(layers)
     if checkpoint_dir is not None:
-        if not streams:
-            raise typer.BadParameter(
-                "goes with --no-detectors, without --backend, --device and --dtype", param_hint="--checkpoint-dir"
-            )
         options["checkpoint_dir"] = checkpoint_dir
+        if not streams:
+            said = "goes with --no-detectors, without --backend, --device and --dtype"
+            raise typer.BadParameter(said, param_hint="--checkpoint-dir")
     import tlspectral
 
     began = time.perf_counter()
     loaded = (
         model if streams else load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     )
-    heads = tlspectral.analyze_heads(
-        loaded,
-        revision=revision if streams else None,
-        null_draws=null_draws,
-        null_dtype=null_dtype,  # type: ignore[arg-type]
-        detectors=not no_detectors,
-        n_jobs=jobs,
-        seed=seed,
-        show_progress=not quiet,
-        **options,
-    )
-    if output is not None:
-        tlspectral.write_table(heads, output)
-    if form is not None:
-        print_table(heads, form)
-    elif not quiet:
+    heads = tlspectral.analyze_heads(loaded, revision=revision if streams else None, **settings, **options)
+    deliver(heads, output, form)
+    if form is None and not quiet:
         seconds = time.perf_counter() - began
         typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
         typer.echo(summary(heads, top=5))
@@ -149,26 +133,26 @@ def _refuse_of_many(**for_one: Any) -> None:
             raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name.replace('_', '-')}")
 
 
-def _analyze_many(models: list[str], output: Path | None, quiet: bool, **settings: Any) -> None:
+def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> None:
     """Write the dataset of several models, and say how many failed."""
     if output is None:
         raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
     from tlspectral.heads import analyze_models
 
-    failures = analyze_models(models, output, show_progress=not quiet, **settings)
+    failures = analyze_models(models, output, **settings)
     for row in failures.to_dict(orient="records"):
         typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)
     named = len(failures.attrs["models"])
     if len(failures):
         typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures.parquet'}")
         raise typer.Exit(1)
-    if not quiet:
+    if settings["show_progress"]:
         typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
 
 
 @app.command(short_help="do the operators reproduce the model's own scores?")
 def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    model: Model,
     backend: Backend = "auto",
     device: Device = None,
     dtype: DType = None,
@@ -186,8 +170,7 @@ def verify(
 
     loaded = load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     errors = tlspectral.verify_scores(loaded)
-    if form is not None:
-        print_table(errors.rename("worst_error").reset_index(), form)
+    deliver(errors.rename("worst_error").reset_index(), None, form)
     if form is not None or quiet:
         return
     typer.echo("layer  worst error")

@@ -38,6 +38,7 @@ def _checked_device(name: str | None) -> str | None:
     return name
 
 
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
 ]
@@ -137,8 +138,10 @@ def require_writable(output: Path) -> None:
         raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
 
 
-def require_table_file(output: Path) -> None:
+def require_table_file(output: Path | None) -> None:
     """Refuse, before the command does its long work, a table's path of unknown type or that cannot be written."""
+    if output is None:
+        return
     if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
         raise ValueError(f"{output}: a table is a .parquet or .csv file: give -o such a name")
     require_writable(output)
@@ -153,10 +156,18 @@ def load_model(model: str, quiet: bool, **options: Any) -> Any:
         return tlspectral.load_model(model, **options)
 
 
-def print_table(table: "pd.DataFrame", form: str) -> None:
-    """Print a whole table to standard output, as CSV or as a JSON list of rows; NaN is empty or null."""
-    text = table.to_csv(index=False) if form == "csv" else table.to_json(orient="records", double_precision=15)
-    typer.echo(str(text).rstrip("\n"))
+def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> None:
+    """Write a table to a file, and print it whole, as CSV or as a JSON list of rows, each where asked for.
+
+    NaN is empty or null in what is printed.
+    """
+    if output is not None:
+        import tlspectral
+
+        tlspectral.write_table(table, output)
+    if form is not None:
+        text = table.to_csv(index=False) if form == "csv" else table.to_json(orient="records", double_precision=15)
+        typer.echo(str(text).rstrip("\n"))
 
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:

@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import (
-    MODEL_HELP,
-    Device,
-    DType,
-    Quiet,
-    Revision,
-    app,
-    load_model,
-    require_writable,
-    write_figure,
-)
+from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, load_model, require_writable, write_figure
 from tlspectral.cli.summary import head_table, require_detectors
 
 if TYPE_CHECKING:
@@ -26,7 +16,7 @@ _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 
 @app.command(short_help="does a head look at a place or at a word?")
 def positional(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    model: Model,
     template: Annotated[str, typer.Option(help="Wording: plain, gemma-2, llama-3.2 or qwen2.")] = "plain",
     pairs: Annotated[int, typer.Option(min=3, help="Pairs of a name and a colour in a prompt.")] = 64,
     blocks: Annotated[int, typer.Option(min=3, help="Evenly spaced pairs that swap with one another.")] = 9,

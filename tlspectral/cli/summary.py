@@ -66,9 +66,8 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
     if ranked.empty:
         return "\n".join([*lines, "No column has a band: the tables have neither a null nor detector scores."])
     lines.append("change: |b - a| / band, of the column in which the head changed most; the band is twice the sd of")
-    lines.append(
-        "; ".join(f"{name}: {kind}" for name, kind in attrs["bands"].items() if name in set(ranked["change_of"]))
-    )
+    of_columns = set(ranked["change_of"])
+    lines.append("; ".join(f"{name}: {kind}" for name, kind in attrs["bands"].items() if name in of_columns))
     shown = ranked[["name", "change_of", "change"]].copy()
     for part in ("a", "b", "diff", "band"):
         shown[part] = [row[f"{row['change_of']}_{part}"] for _, row in ranked.iterrows()]
@@ -79,9 +78,8 @@ def _provenance(heads: "pd.DataFrame") -> str:
     """Model, size, settings and self-check, as far as the table records them."""
     attrs = heads.attrs
     revision = f" ({attrs['revision']})" if attrs.get("revision") else ""
-    lines = [
-        f"{attrs.get('model', 'unnamed model')}{revision}: {len(heads)} heads in {heads['layer'].nunique()} layers",
-    ]
+    counted = f"{len(heads)} heads in {heads['layer'].nunique()} layers"
+    lines = [f"{attrs.get('model', 'unnamed model')}{revision}: {counted}"]
     settings = []
     if attrs.get("weights_sha256"):
         settings.append(f"weights {str(attrs['weights_sha256'])[:12]}")
@@ -133,20 +131,18 @@ def _triage(heads: "pd.DataFrame") -> str:
             continue
         interval = f" ({row['auc_low']:.2f} to {row['auc_high']:.2f})" if row["auc_low"] == row["auc_low"] else ""
         precision = row[f"precision_at_{_LOOKED_AT}"]
-        hits = (
-            ""
-            if precision != precision
-            else f", {round(precision * _LOOKED_AT)} of its {_LOOKED_AT} highest are such heads"
-        )
+        hits = ""
+        if precision == precision:
+            hits = f", {round(precision * _LOOKED_AT)} of its {_LOOKED_AT} highest are such heads"
         lines.append(f"  {row['score']}: AUC {row['auc']:.2f}{interval}{hits}")
     return "\n".join(lines)
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
     """Aligned text of some columns; NaN is a dash."""
-    names = (
-        heads["name"] if "name" in heads else [f"L{x}H{y}" for x, y in zip(heads["layer"], heads["head"], strict=True)]
-    )
+    from tlspectral.selection import head_name
+
+    names = heads["name"] if "name" in heads else map(head_name, heads["layer"], heads["head"])
     header = ["head", *(_SHOWN.get(column, column) for column in columns)]
     body = [
         [str(name), *(_number(heads[column].iloc[row], column) if column in heads else "-" for column in columns)]

@@ -15,8 +15,8 @@ from tlspectral.cli.app import (
     TableFile,
     TableOutput,
     app,
+    deliver,
     load_model,
-    print_table,
     require_table_file,
     require_writable,
     write_figure,
@@ -98,23 +98,19 @@ def statistics(
 
     Example: tlspectral statistics heads.parquet --model smollm2-135m
     """
-    if output is not None:
-        require_table_file(output)
+    require_table_file(output)
     for option, value in (("--revision", revision), ("--device", device), ("--dtype", dtype)):
         if value is not None and model is None:
             raise typer.BadParameter("goes with --model", param_hint=option)
     from tlspectral.heads.model_statistics import another_model
-    from tlspectral.tables import read_table, write_table
+    from tlspectral.tables import read_table
 
     heads = head_table(read_table(table), table)
     loaded = None
     if model is not None:
         loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
-    if output is not None:
-        write_table(results, output)
-    if form is not None:
-        print_table(results, form)
+    deliver(results, output, form)
     if form is not None or quiet:
         return
     shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
@@ -141,12 +137,11 @@ def compare(
 
     Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
     """
-    if output is not None:
-        require_table_file(output)
-    from tlspectral import compare_heads, read_table, write_table
+    require_table_file(output)
+    from tlspectral import compare_heads, read_table
 
     comparison = compare_heads(*(head_table(read_table(path), path) for path in (base, tuned)))
     typer.echo(changes(comparison, top))
+    deliver(comparison, output, None)
     if output is not None:
-        write_table(comparison, output)
         typer.echo(str(output))

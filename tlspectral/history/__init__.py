@@ -3,16 +3,10 @@
 Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
 """
 
-from tlspectral.history.in_context import InContextScore, in_context_score
-from tlspectral.history.population import population_medians, within_model_percentile
+from tlspectral.history.measure import InContextScore, in_context_score, population_medians, within_model_percentile
 from tlspectral.history.recording import head_history
 from tlspectral.history.result import HeadHistory
-from tlspectral.history.sources import (
-    PYTHIA_STEPS,
-    LazyCheckpoint,
-    folder_checkpoints,
-    hub_checkpoints,
-)
+from tlspectral.history.sources import PYTHIA_STEPS, LazyCheckpoint, folder_checkpoints, hub_checkpoints
 
 __all__ = [
     "PYTHIA_STEPS",

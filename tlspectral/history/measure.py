@@ -1,43 +1,39 @@
-"""The measurements of one checkpoint: the head table, the in-context score, K-composition of pairs of heads."""
+"""The measurements of one checkpoint: the head table with percentiles within the model, medians of it against their
+null, the in-context score, K-composition of pairs of heads.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from tlspectral.composition import k_composition
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
-from tlspectral.history.in_context import in_context_score
-from tlspectral.history.population import PERCENTILES, within_model_percentile
 from tlspectral.history.result import Head
-from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
 from tlspectral.models.opening import open_layers
-from tlspectral.tasks import Task, evaluate
+from tlspectral.tables import bundled
+from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_sequences, standard_error
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
-_COMPOSITION = {
-    "source_layer": np.int64,
-    "source_head": np.int64,
-    "target_layer": np.int64,
-    "target_head": np.int64,
-    "score": float,
-    "chance": float,
-    "rank": np.int64,
-}
+_PAIR = ["source_layer", "source_head", "target_layer", "target_head"]
+_COMPOSITION = {**dict.fromkeys(_PAIR, np.int64), "score": float, "chance": float, "rank": np.int64}
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """The tables of one step, without the step; `heads.attrs` hold the other results."""
+PERCENTILES = ("prev", "D_head", "rope_imag_frac", "dir_frac")
+"""Columns of which a history holds the percentile within the model, as `<column>_pct`."""
 
-    heads: pd.DataFrame
-    composition: pd.DataFrame
+_LEVEL = 0.95
+_MEDIANS = 4000  # simulated; the ends of the interval then move by about 1/30 of its width between seeds
 
 
 def measure_step(
@@ -50,11 +46,13 @@ def measure_step(
     task: Task | None,
     n_jobs: int,
     seed: int,
-) -> MeasuredStep:
+) -> pd.DataFrame:
     """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
-    `heads.attrs` are those of `analyze_heads`, with `in_context` (the columns of a summary, None without detectors),
-    `score` (those of the task, None without one) and `shape` (numbers that have to be the same at all steps).
+    Returns:
+        The tables `heads` and `composition` as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with
+        `in_context` (the columns of a summary, None without detectors), `score` (those of the task, None without one)
+        and `shape` (numbers that have to be the same at all steps).
 
     Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
     """
@@ -73,10 +71,12 @@ def measure_step(
     )
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
-    heads.attrs["in_context"] = _in_context(model, seed) if detectors else None
-    heads.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
-    heads.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
-    return MeasuredStep(heads, composition)
+    table = bundled({"heads": heads, "composition": composition})
+    table.attrs |= heads.attrs
+    table.attrs["in_context"] = _in_context(model, seed) if detectors else None
+    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
+    table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
+    return table
 
 
 def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
@@ -108,3 +108,120 @@ def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame
             raise BadHead(f"layer {source[0]} of the model has no head {source[1]}")
         rows.append((*source, *target, *source_rows.iloc[0][["score", "chance", "rank"]]))
     return pd.DataFrame.from_records(rows, columns=list(_COMPOSITION)).astype(_COMPOSITION)
+
+
+@dataclass(frozen=True)
+class InContextScore:
+    """Losses on the two copies of repeated segments, and their difference.
+
+    Attributes:
+        first, second: losses of the first and of the second copy, over the same sequences.
+    """
+
+    first: Score
+    second: Score
+
+    @property
+    def value(self) -> float:
+        """Mean over sequences of second minus first, in nats per token; negative where the copy is easier."""
+        return float((self.second.per_sequence - self.first.per_sequence).mean())
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of the mean of the differences, sequence by sequence."""
+        return standard_error(self.second.per_sequence - self.first.per_sequence)
+
+
+def in_context_score(
+    model: Any,
+    *,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    seed: int = 0,
+) -> InContextScore:
+    """Loss on the second copy of random repeated segments minus that on the first (FP section 9).
+
+    The sequences are those of `detect_heads`. With segments of L tokens, positions 1 .. L-1 predict the first copy and
+    L+1 .. 2L-1 the second, L - 1 each; FP has L = 64. Hooks on the model stay in force.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        n_sequences: sequences drawn; the standard error is over them.
+        segment_length: L, at most (n_ctx - 1) // 2.
+        tokens: sequences of your own, [sequences, 1 + 2 L]; None draws them.
+        seed: of the draw.
+
+    Raises:
+        ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
+
+    Source: "Fingerprint, Not Blueprint" (FP, section 9).
+
+    What it does not establish: that copying got better. The difference falls as well when the first copy gets worse,
+    and late in training it does: a model that has learned text finds random tokens ever less likely, far above
+    log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
+    """
+    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed)
+    view = attention_view(model)
+    second = scored_sequences(view, task)
+    # Attention is causal, so the second copy does not change the losses of the first.
+    width = second.tokens.shape[1] // 2 + 1
+    lengths = torch.full((len(second.tokens),), width)
+    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
+    return InContextScore(score_of(view, first), score_of(view, second))
+
+
+def within_model_percentile(values: pd.Series) -> pd.Series:
+    """Compute rank over number, `rankdata / n`, ties averaged: 1 for the largest, 1/n for the smallest (FP section 9).
+
+    Args:
+        values: one number per head of a model; NaN stays NaN and is not counted.
+
+    What it does not establish: distance. In a model without any structure some head has percentile 1 as well.
+    """
+    return values.rank(pct=True)
+
+
+def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:
+    """Compute medians over the heads of one model, and their null of random orientations.
+
+    The null of the median of D_head and of dir_frac has every head drawn independently from a normal distribution with
+    the mean and deviation of its own matched null; `_null_low` and `_null_high` hold 95 % of such medians. For
+    rope_imag_frac it is 1/2: rotating the pairs of a random W_K by 90 degrees swaps Re M_t and Im M_t and changes
+    nothing else.
+
+    Args:
+        heads: the head table of one model, with `D_head`, `dir_frac`, `rope_imag_frac`, and `_null_mean`, `_null_std`
+            of the first two.
+        seed: of the simulated medians.
+
+    Returns:
+        `D_head_median`, `D_head_null_median`, `D_head_null_low`, `D_head_null_high`, the same of `dir_frac`, and
+        `rope_imag_frac_median`, `rope_imag_frac_null_median`; NaN where a model has no such number.
+
+    Source: "Fingerprint, Not Blueprint" (FP, sections 3 and 9), which draws one constant null; here it follows the
+    singular values of the heads at each step.
+
+    What it does not establish: an exact level. Heads that share keys (grouped queries), or were trained together, are
+    not independent, so that the true spread is wider.
+    """
+    medians: dict[str, float] = {}
+    # Without dropna, pandas 2 warns of a column that is empty.
+    for column in ("D_head", "dir_frac"):
+        medians[f"{column}_median"] = float(heads[column].dropna().median())
+        medians |= _null_of_median(column, heads, seed)
+    phase = float(heads["rope_imag_frac"].dropna().median())
+    medians["rope_imag_frac_median"] = phase
+    medians["rope_imag_frac_null_median"] = float("nan") if np.isnan(phase) else 0.5
+    return medians
+
+
+def _null_of_median(column: str, heads: pd.DataFrame, seed: int) -> dict[str, float]:
+    moments = [f"{column}_null_mean", f"{column}_null_std"]
+    null_moments = heads.loc[heads[column].notna(), moments].dropna().to_numpy(dtype=float)
+    names = [f"{column}_null_low", f"{column}_null_median", f"{column}_null_high"]
+    if len(null_moments) == 0:
+        return dict.fromkeys(names, float("nan"))
+    drawn = np.random.default_rng(seed).normal(*null_moments.T, size=(_MEDIANS, len(null_moments)))  # medians heads
+    quantiles = np.quantile(np.median(drawn, axis=1), [(1 - _LEVEL) / 2, 0.5, (1 + _LEVEL) / 2])
+    return dict(zip(names, quantiles.tolist(), strict=True))

@@ -17,15 +17,13 @@ from torch import nn
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.history.columns import HEAD_HISTORY
-from tlspectral.history.labels import Label, called, check_labels, labelled_checkpoints
-from tlspectral.history.measure import MeasuredStep, measure_step
-from tlspectral.history.population import population_medians
+from tlspectral.history.measure import measure_step, population_medians
 from tlspectral.history.result import Head, HeadHistory
-from tlspectral.history.sources import LazyCheckpoint
+from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
 from tlspectral.selection import head_pair
-from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled, workers_kept
+from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task, task_of
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
@@ -141,8 +139,7 @@ def head_history(
         )
     if not tables:
         raise ValueError("there are no checkpoints to measure")
-    measured = {label: _measured_step(table) for label, table in zip(plan.shapes, tables.values(), strict=True)}
-    return _joined(measured, seed)
+    return _joined(dict(zip(plan.shapes, tables.values(), strict=True)), seed)
 
 
 @dataclass(frozen=True)
@@ -150,14 +147,12 @@ class _Plan:
     """What all steps share.
 
     Attributes:
-        folder: of stored steps.
-        measure: measures an opened checkpoint.
         stream: whether a checkpoint that can be read from its files is not loaded.
         shapes: the shape of each model, by label; all have to be the same.
     """
 
     folder: str | os.PathLike[str] | None
-    measure: Callable[[AttentionView | Source], MeasuredStep]
+    measure: Callable[[AttentionView | Source], pd.DataFrame]
     stream: bool
     shapes: dict[Label, dict[str, Any]] = field(default_factory=dict)
 
@@ -186,9 +181,7 @@ def _measured(plan: _Plan, label: Label, checkpoint: Any) -> pd.DataFrame:
     """Open and measure a checkpoint."""
     opened = _opened(label, checkpoint, plan.stream)
     with _naming(label):
-        measured = plan.measure(opened)
-    table = bundled({"heads": measured.heads, "composition": measured.composition})
-    table.attrs |= measured.heads.attrs
+        table = plan.measure(opened)
     if plan.folder is not None:
         table.attrs["identity"] = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
         table.attrs["weights"] = opened.weights_digest() if isinstance(opened, AttentionView) else None
@@ -196,18 +189,8 @@ def _measured(plan: _Plan, label: Label, checkpoint: Any) -> pd.DataFrame:
     return table
 
 
-def _measured_step(table: pd.DataFrame) -> MeasuredStep:
-    step = MeasuredStep(**unbundled(table))
-    step.heads.attrs = table.attrs
-    return step
-
-
 def _require_same_model(plan: _Plan, label: Label, checkpoint: Any, table: pd.DataFrame) -> None:
-    """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise.
-
-    Raises:
-        IncompatibleCheckpoint: they come from other files or another commit, or have other weights.
-    """
+    """Compare a stored step with its checkpoint, which is loaded only if its weights cannot be identified otherwise."""
     stored = table.attrs["identity"]
     identity = checkpoint.identity() if isinstance(checkpoint, LazyCheckpoint) else None
     if stored is not None and identity is not None:
@@ -251,15 +234,12 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
-    checked: list[tuple[Head, Head]] = []
-    for source, target in pairs:
-        (source_layer, source_head), (target_layer, target_head) = head_pair(source), head_pair(target)
-        if not 0 <= source_layer < target_layer:
+    checked = [(head_pair(source), head_pair(target)) for source, target in pairs]
+    for pair in checked:
+        if not 0 <= pair[0][0] < pair[1][0]:
             raise ValueError(
-                f"the pair (({source_layer}, {source_head}), ({target_layer}, {target_head})) cannot compose: its "
-                "source has to be in an earlier layer than its target"
+                f"the pair {pair} cannot compose: its source has to be in an earlier layer than its target"
             )
-        checked.append(((source_layer, source_head), (target_layer, target_head)))
     return checked
 
 
@@ -277,24 +257,22 @@ def _note_shape(shapes: dict[Label, dict[str, Any]], label: Label, table: pd.Dat
         )
 
 
-def _joined(measured: dict[Label, MeasuredStep], seed: int) -> HeadHistory:
+def _joined(measured: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
+    tables = {label: unbundled(table) for label, table in measured.items()}
     no_scores = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
     rows = [
         {
             "step": label,
-            "n_heads": len(tables.heads),
-            **(tables.heads.attrs["in_context"] or no_scores),
-            **(tables.heads.attrs["score"] or {"value": np.nan, "value_se": np.nan}),
-            **population_medians(tables.heads, seed=seed),
+            "n_heads": len(tables[label]["heads"]),
+            **(table.attrs["in_context"] or no_scores),
+            **(table.attrs["score"] or {"value": np.nan, "value_se": np.nan}),
+            **population_medians(tables[label]["heads"], seed=seed),
         }
-        for label, tables in measured.items()
+        for label, table in measured.items()
     ]
-    history = HeadHistory(
-        heads=_stacked({label: tables.heads for label, tables in measured.items()}),
-        summary=pd.DataFrame(rows),
-        composition=_stacked({label: tables.composition for label, tables in measured.items()}),
-    )
-    common = _provenance({label: tables.heads.attrs for label, tables in measured.items()})
+    heads, composition = (_stacked(tables, name) for name in ("heads", "composition"))
+    history = HeadHistory(heads, pd.DataFrame(rows), composition)
+    common = _provenance({label: table.attrs for label, table in measured.items()})
     for name, table in HEAD_HISTORY.items():
         frame: pd.DataFrame = getattr(history, name)
         frame.attrs = common
@@ -317,9 +295,8 @@ def _provenance(steps: dict[Label, dict[Any, Any]]) -> dict[Any, Any]:
     return common
 
 
-def _stacked(tables: dict[Label, pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the tables of several steps, with the step as first column."""
-    copies = {label: table.copy(deep=False) for label, table in tables.items()}
-    for label, table in copies.items():
-        table.insert(0, "step", label)
-    return stacked(copies.values())
+def _stacked(tables: dict[Label, dict[str, pd.DataFrame]], name: str) -> pd.DataFrame:
+    """Concatenate one table of all steps, with the step as first column."""
+    for label, of_step in tables.items():
+        of_step[name].insert(0, "step", label)
+    return stacked(of_step[name] for of_step in tables.values())

@@ -1,17 +1,27 @@
-"""Checkpoints of a training, by name, on the hub or in a folder, each opened when it is needed."""
+"""What `head_history` accepts as checkpoints: names, folders, hub models, models, as (label, checkpoint) pairs.
+
+Those of a name or path are opened when they are needed.
+"""
 
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from tlspectral.history.revisions import revisions_by_step
+from torch import nn
+
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.hub import hub_revisions, pinned
 from tlspectral.models.loading.source import Source, find_source
+
+Label = int | str
+"""A training step, or the name of a checkpoint."""
 
 PYTHIA_STEPS = (
     0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 4000, 8000, 16000, 32000, 48000, 64000, 96000, 128000, 143000,
@@ -28,6 +38,9 @@ _MODEL_FILE = re.compile(
     r"|vocab|tekken)\.json|(merges|vocab)\.txt"
 )
 _READ_AT_ONCE = 1 << 24  # bytes
+_FIELD = re.compile(r"\{(\w+)\}")  # of a pattern of revisions
+# A digit beside a field would belong to its number.
+_STEP, _NUMBER = r"(?<!\d)(\d+)(?!\d)", r"(?<!\d)\d+(?:\.\d+)?(?!\d)"
 
 
 @dataclass(frozen=True)
@@ -52,10 +65,12 @@ class LazyCheckpoint:
 
 def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpoint:
     """Return the checkpoint of a name or path for `load_model`; `choice` is its `revision` or `checkpoint`."""
-    source = partial(find_source, name, **choice)
-    return LazyCheckpoint(
-        partial(load_model, name, **choice), lambda: _identity(source()), lambda: _read_from_files(source())
-    )
+
+    def files() -> Source | None:
+        source = find_source(name, **choice)
+        return source if source.kind in ("folder", "hub") else None
+
+    return LazyCheckpoint(partial(load_model, name, **choice), lambda: _identity(find_source(name, **choice)), files)
 
 
 def hub_checkpoints(
@@ -84,7 +99,7 @@ def hub_checkpoints(
     """
     chosen = None if steps is None else [int(step) for step in steps]
     if revisions is not None:
-        by_step = revisions_by_step(find_source(name), revisions, chosen)
+        by_step = _revisions_by_step(find_source(name), revisions, chosen)
         return [(step, named_checkpoint(name, revision=revision)) for step, revision in by_step.items()]
     is_pythia = name.lower().split("/")[-1].startswith("pythia")
     if chosen is None and not is_pythia:
@@ -125,26 +140,165 @@ def folder_checkpoints(
             continue
         step = int(match[1])
         if step in folders:
-            raise ValueError(
-                f"{folder} holds step {step} twice, as {folders[step].name} and {subfolder.name}: remove one"
-            )
+            names = f"{folders[step].name} and {subfolder.name}"
+            raise ValueError(f"{folder} holds step {step} twice, as {names}: remove one")
         folders[step] = subfolder
     if not folders:
         raise ValueError(f"{folder} holds no checkpoints: they are sub-folders named step0 or checkpoint-0")
     wanted = sorted(folders) if steps is None else [int(step) for step in steps]
     missing = [step for step in wanted if step not in folders]
     if missing:
-        raise ValueError(
-            f"{folder} has no checkpoint of steps {missing}; it has {', '.join(map(str, sorted(folders)))}"
-        )
+        there = ", ".join(map(str, sorted(folders)))
+        raise ValueError(f"{folder} has no checkpoint of steps {missing}; it has {there}")
     return [(step, named_checkpoint(folder, checkpoint=step)) for step in wanted]
+
+
+def _revisions_by_step(source: Source, pattern: str, steps: Sequence[int] | None) -> dict[int, str]:
+    """Return the names of a hub model's revisions by training step, rising, or those of `steps` in their order."""
+    name = source.record["model"]
+    if source.kind != "hub":
+        raise ValueError(
+            f"{name} is no hub model and has no revisions: leave revisions= out, and give the folder of its steps or a "
+            "list of (step, name) pairs"
+        )
+    pieces = _FIELD.split(pattern)
+    if pieces[1::2].count("step") != 1:
+        raise ValueError(
+            f"revisions={pattern!r} does not say once where the training step stands: write {{step}} there, as in "
+            "'step{step}' (Pythia) or 'step{step}-tokens{tokens}B' (OLMo)"
+        )
+    pieces[::2] = map(re.escape, pieces[::2])
+    pieces[1::2] = [_STEP if field == "step" else _NUMBER for field in pieces[1::2]]
+    fits = re.compile("".join(pieces))
+    by_step: dict[int, str] = {}
+    names = hub_revisions(source)
+    for revision in names:
+        if (match := fits.fullmatch(revision)) is None:
+            continue
+        step = int(match[1])
+        if step in by_step:
+            raise ValueError(
+                f"{name} has two revisions of step {step} that fit {pattern!r}, {by_step[step]} and {revision}: write "
+                "out in the pattern what tells them apart"
+            )
+        by_step[step] = revision
+    if not by_step:
+        raise ValueError(f"no revision of {name} fits {pattern!r}; there are {_some(names)}")
+    chosen = sorted(by_step) if steps is None else steps
+    missing = [step for step in chosen if step not in by_step]
+    if missing:
+        raise ValueError(
+            f"{name} has no revision of steps {missing} that fits {pattern!r}; it has steps "
+            f"{_some(list(map(str, sorted(by_step))))}"
+        )
+    return {step: by_step[step] for step in chosen}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if len(names) > 8 else "")
+
+
+def labelled_checkpoints(
+    checkpoints: Any, revisions: str | None, steps: Iterable[int] | None
+) -> Iterable[tuple[Any, Any]]:
+    """Return (label, checkpoint) pairs of what `head_history` is given.
+
+    Those of a generator are made one by one, and no label is checked.
+    """
+    if isinstance(checkpoints, str | os.PathLike):
+        folder = Path(checkpoints).expanduser()
+        if folder.is_dir():
+            if revisions is not None:
+                raise ValueError(
+                    f"{folder} is a folder, whose steps are sub-folders step{{N}} or checkpoint-{{N}}, and has no "
+                    "revisions: leave revisions= out"
+                )
+            return folder_checkpoints(folder, steps)
+        return hub_checkpoints(os.fspath(checkpoints), steps, revisions)
+    if revisions is not None or steps is not None:
+        raise ValueError(
+            "revisions= and steps= choose among the checkpoints of one hub model or folder: give its name alone, or "
+            "leave them out"
+        )
+    if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
+        raise TypeError(
+            "checkpoints are the hub name of a suite, a folder, or a list of names, folders, models or (label, "
+            f"checkpoint) pairs; found {type(checkpoints).__name__}: put one model into a list"
+        )
+    if isinstance(checkpoints, Sequence):
+        return [_labelled(item) for item in checkpoints]
+    return map(_labelled, checkpoints)
+
+
+def check_labels(labels: Sequence[Any]) -> None:
+    """Refuse labels that are neither rising training steps nor names that differ."""
+    named = [isinstance(label, str) and not _is_number(label) for label in labels]
+    for label, is_name in zip(labels, named, strict=True):
+        if not is_name and (isinstance(label, bool) or not isinstance(label, Integral) or int(label) < 0):
+            raise ValueError(f"{label!r} is no training step: give whole numbers from 0 up, or names for all")
+    if all(named):
+        twice = next((label for label in labels if list(labels).count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} comes twice: give (label, checkpoint) pairs whose labels differ")
+    elif any(named):
+        raise ValueError(
+            f"{labels[named.index(True)]!r} is a name and {labels[named.index(False)]} a training step: give "
+            "(label, checkpoint) pairs, with steps for all or names for all"
+        )
+    else:
+        for before, after in pairwise(labels):
+            if after == before:
+                raise ValueError(f"step {after} comes twice: give each step once")
+            if after < before:
+                raise ValueError(f"step {after} comes after step {before}: give checkpoints in the order of training")
+
+
+def called(label: Label) -> str:
+    """Return how messages call a checkpoint: `step 5`, or its name in quotes."""
+    return repr(label) if isinstance(label, str) else f"step {label}"
+
+
+def _labelled(item: Any) -> tuple[Any, Any]:
+    """Return an item with its label, and a name or path as a checkpoint that is opened when it is needed."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        label, checkpoint = item
+    elif isinstance(item, str | os.PathLike):
+        label, checkpoint = _label(os.fspath(item), Path(item).name), item
+    elif isinstance(item, nn.Module):
+        label, checkpoint = _label_of_model(item), item
+    else:
+        raise TypeError(
+            f"found {type(item).__name__} among the checkpoints: give names, folders, models, or (label, checkpoint) "
+            "pairs"
+        )
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = named_checkpoint(checkpoint)
+    return label, checkpoint
+
+
+def _label_of_model(model: nn.Module) -> Label:
+    source = getattr(model, "tlspectral_source", None) or {}
+    name = str(source.get("model") or getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__)
+    revision = source.get("revision")
+    return _label(name, Path(name).name) if revision is None else _label(f"{name} at {revision}", revision)
+
+
+def _label(name: str, last_part: str) -> Label:
+    match = STEP_NAME.fullmatch(last_part)
+    return name if match is None else int(match[1])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _identity(source: Source) -> str | None:
     """Return a hub model's commit, or the hash of the files of a model on disk; None of a packaged model."""
     if source.kind == "hub":
-        from tlspectral.models.loading.hub import pinned
-
         return f"{source.location} at commit {pinned(source).revision}"
     if source.kind == "tiny":
         return None
@@ -153,10 +307,6 @@ def _identity(source: Source) -> str | None:
         folder = Path(source.location)
         files = sorted(file for file in folder.iterdir() if _MODEL_FILE.fullmatch(file.name) and file.is_file())
     return f"files with SHA-256 {_digest(files)}"
-
-
-def _read_from_files(source: Source) -> Source | None:
-    return source if source.kind in ("folder", "hub") else None
 
 
 def _digest(files: Iterable[Path]) -> str:

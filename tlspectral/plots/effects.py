@@ -1,5 +1,7 @@
 """Figures of an ablation: effects of heads with their errors, and kernels before and after."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,36 +21,20 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
             beside the effect.
         heads: of `analyze_heads`, for the previous-token score, which is written after each name.
         ax: matplotlib Axes to draw into; None makes a new figure.
-
-    Returns:
-        A figure that belongs to no window; show it in a notebook or save it by `savefig`.
     """
     table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "name", "prev"]], on=["layer", "head"])
     table = table.sort_values("delta", ignore_index=True)
     figure, axes = one_panel(ax, 6.4, 1.2 + 0.28 * len(table))
     heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
-    axes.errorbar(
-        table["delta"],
-        heights,
-        xerr=table["delta_stderr"],
-        fmt="o",
-        color=_ABLATED,
-        label=f"{table['part'].iloc[0]} removed",
-    )
+    removed = f"{table['part'].iloc[0]} removed"
+    axes.errorbar(table["delta"], heights, xerr=table["delta_stderr"], fmt="o", color=_ABLATED, label=removed)
     if "control_delta" in table:
-        axes.errorbar(
-            table["control_delta"],
-            heights - 0.2,
-            xerr=table["control_delta_stderr"],
-            fmt="s",
-            color=GREY,
-            markersize=4,
-            label="random part of equal size removed",
-        )
-    axes.set_yticks(
-        heights, [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
-    )
+        control, error = table["control_delta"], table["control_delta_stderr"]
+        look: dict[str, Any] = {"color": GREY, "markersize": 4, "label": "random part of equal size removed"}
+        axes.errorbar(control, heights - 0.2, xerr=error, fmt="s", **look)
+    names = [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
+    axes.set_yticks(heights, names)
     task = sweep.attrs.get("task", "induction")
     changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
     axes.set_xlabel(f"change of {changed}, bars: one standard error over sequences")
@@ -65,9 +51,6 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
         intact: of `relative_position_kernel`.
         ablated: the same inside `ablate(...)`, for the same heads; None draws the intact kernel alone.
         ax: matplotlib Axes to draw into, for the kernel of one head; None makes a new figure.
-
-    Returns:
-        A figure that belongs to no window.
 
     Raises:
         ValueError: `ax` is given, and the kernels are of several heads.

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, one_panel
+from tlspectral.plots.style import BLUE, GREY, INK, PALE, draw_dots, dress, legend_below, one_panel
 from tlspectral.tables.required import require
 
 
@@ -22,9 +22,6 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
         highlight: how many of the most changed heads get their name, with the column that changed most. A head that
             did not change gets none.
         ax: matplotlib Axes to draw into; None makes a new figure.
-
-    Returns:
-        A figure outside pyplot; show it in a notebook or save it by `savefig`.
 
     Raises:
         ValueError: a missing column, no rows, or `highlight` is negative.
@@ -40,11 +37,8 @@ def head_changes(comparison: pd.DataFrame, *, highlight: int = 5, ax: Axes | Non
     across = shown["layer"].to_numpy(float) + 0.8 * ((shown["head"].to_numpy(float) + 0.5) / heads - 0.5)
     points = np.stack([across, shown["change"].to_numpy(float)], axis=1)
     figure, axes = one_panel(ax, 7.2, 4.2)
-    axes.axhspan(0, 1, color=PALE, linewidth=0, zorder=0).set_gid("band")
-    colours = np.where(points[:, 1] > 1, BLUE, GREY)
-    axes.scatter(
-        points[:, 0], points[:, 1], s=24, color=colours.tolist(), edgecolors="white", linewidths=0.4, zorder=3
-    ).set_gid("heads")
+    axes.axhspan(0, 1, color=PALE, linewidth=0, zorder=0, gid="band")
+    draw_dots(axes, points, 24, np.where(points[:, 1] > 1, BLUE, GREY).tolist(), "heads")
     axes.set_yscale("symlog", linthresh=1)
     axes.set(ylim=(0, 2 * max(1.0, points[:, 1].max(initial=0.0))), xlabel="layer", ylabel="largest |change| / band")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, steps=[1, 2, 4, 5, 8, 10]))

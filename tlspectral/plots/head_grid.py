@@ -15,6 +15,7 @@ from tlspectral.plots.style import (
     INK,
     ORANGE,
     colour_bar,
+    draw_cells,
     dress,
     legend_below,
     one_panel,
@@ -42,9 +43,6 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head", *, ax: Axes | None = 
         column: what is drawn; numeric. NaN is hatched; a head that the table lacks stays white.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A figure outside pyplot; show it in a notebook or save it by `savefig`.
-
     Raises:
         ValueError: a missing column or one that is not numeric, no rows, or two rows for one head.
 
@@ -63,51 +61,39 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head", *, ax: Axes | None = 
     values[heads["head"], heads["layer"]] = heads[column].to_numpy(float)
     cell = float(np.clip(7.2 / layers, 0.09, 0.34))
     figure, axes = one_panel(ax, max(4.4, cell * layers + 1.8), max(2.3, cell * rows + 1.5))
-    colours, scale = _colours(heads[column], column)
-    drawn = axes.pcolormesh(
-        np.arange(layers + 1) - 0.5,
-        np.arange(rows + 1) - 0.5,
-        np.ma.masked_invalid(values),
-        cmap=colours.cmap,
-        norm=scale,
-        edgecolors="white" if max(layers, rows) < _WHITE_GAPS_BELOW else "face",
-        linewidth=0.8 if max(layers, rows) < _WHITE_GAPS_BELOW else 0.0,
-    )
-    drawn.set_gid("heads")
+    colours = _colours(heads[column], column)
+    gaps = ("white", 0.8) if max(layers, rows) < _WHITE_GAPS_BELOW else ("face", 0.0)
+    draw_cells(axes, values, colours, "heads", edgecolors=gaps[0], linewidth=gaps[1])
     unknown = heads[~np.isfinite(heads[column].to_numpy(float))]
+    hatched = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0}
     for layer, head in zip(unknown["layer"], unknown["head"], strict=True):
-        axes.add_patch(
-            Rectangle((layer - 0.5, head - 0.5), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
-        ).set_gid("not computed")
+        axes.add_patch(Rectangle((layer - 0.5, head - 0.5), 1, 1, **hatched, gid="not computed"))
     axes.set_aspect("equal")
     axes.invert_yaxis()
     dress(axes)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True, steps=[1, 2, 4, 5, 8, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, steps=[1, 2, 4, 5, 8, 10]))
-    axes.set_xlabel("layer")
-    axes.set_ylabel("head")
+    axes.set(xlabel="layer", ylabel="head")
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=12, color=INK, loc="left")
     known = COLUMNS.get(column)
     unit = f"\n({known.unit})" if known and len(known.unit) < 30 else ""
     colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
     *_, bar = (child for child in axes.child_axes if isinstance(child, Axes))
     note = _mark_null(bar, heads, column)
-    patch = Patch(facecolor="white", edgecolor=GREY, hatch="////", linewidth=0)
-    legend_below(figure, [(patch, f"not computed: {len(unknown)}")] if len(unknown) else [], [note], ax=ax)
+    entries = [(Patch(**hatched), f"not computed: {len(unknown)}")] if len(unknown) else []
+    legend_below(figure, entries, [note], ax=ax)
     return figure
 
 
-def _colours(values: pd.Series, column: str) -> tuple[ScalarMappable, Normalize]:
+def _colours(values: pd.Series, column: str) -> ScalarMappable:
     known = COLUMNS.get(column)
     finite = values.to_numpy(float)[np.isfinite(values.to_numpy(float))]
     negative = known.signed if known else bool((finite < 0).any())
     if negative and len(finite):
         reach = float(np.abs(finite).max()) or 1.0
-        scale = Normalize(-reach, reach)
-        return ScalarMappable(scale, _SIGNED), scale
-    colours = sequential_colours(values)
-    return colours, Normalize(*colours.get_clim())
+        return ScalarMappable(Normalize(-reach, reach), _SIGNED)
+    return sequential_colours(values)
 
 
 def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
@@ -120,10 +106,9 @@ def _mark_null(bar: Axes, heads: pd.DataFrame, column: str) -> str | None:
     low, high = bar.get_ylim()
     if not low <= centre <= high:
         return f"null: {two_decimals(centre)}, off this scale"
-    bar.axhspan(
-        max(low, centre - 2 * spread), min(high, centre + 2 * spread), 0.0, 0.4, color="white", linewidth=0
-    ).set_gid("null band")
-    bar.axhline(centre, color="white", linewidth=3.2).set_gid("null halo")
-    bar.axhline(centre, color=INK, linewidth=1.4).set_gid("null mean")
+    below, above = max(low, centre - 2 * spread), min(high, centre + 2 * spread)
+    bar.axhspan(below, above, 0.0, 0.4, color="white", linewidth=0, gid="null band")
+    bar.axhline(centre, color="white", linewidth=3.2, gid="null halo")
+    bar.axhline(centre, color=INK, linewidth=1.4, gid="null mean")
     origin = "by definition" if column != metric else "medians over the heads' own nulls"
     return f"line and white band on the colour bar: null, {centre:.3g} ± {2 * spread:.2g} (2 sd), {origin}"

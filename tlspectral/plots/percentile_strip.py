@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy.stats import hypergeom
 
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, draw_dots, dress, legend_below, one_panel
 from tlspectral.stats import TopHeadPercentile, top_head_percentile
 
 _KINDS = {"prev": "previous-token", "dup": "duplicate-token", "ind": "induction"}
@@ -40,9 +41,6 @@ def percentile_strip(
         top: how many heads of each model.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A figure outside pyplot; show it in a notebook or save it by `savefig`.
-
     Raises:
         ValueError: no table, a missing column, `top` below 1, or a model with fewer heads that have both numbers; the
             message names the model.
@@ -63,36 +61,21 @@ def percentile_strip(
 
     figure, axes = one_panel(ax, 7.2, 1.9 + 0.46 * len(percentiles))
     heights = np.arange(len(percentiles))[::-1]
-    bands: dict[tuple[int, int], tuple[float, float]] = {}
     for height, (name, result) in zip(heights, percentiles.items(), strict=True):
-        if (result.n, result.k) not in bands:
-            bands[result.n, result.k] = _random_medians(result.n, result.k)
-        low, high = bands[result.n, result.k]
-        axes.fill_betweenx([height - 0.3, height + 0.3], low, high, color=PALE, linewidth=0, zorder=0).set_gid(
-            f"null of {name}"
-        )
+        low, high = _random_medians(result.n, result.k)
+        band = {"color": PALE, "linewidth": 0, "zorder": 0, "gid": f"null of {name}"}
+        axes.fill_betweenx([height - 0.3, height + 0.3], low, high, **band)
         axes.plot([0, 1], [height, height], color=GREY, linewidth=0.8, zorder=1)
-        dots = axes.scatter(
-            result.percentiles,
-            np.full(result.k, height),
-            s=np.linspace(70, 22, result.k) if result.k > 1 else 70,
-            color=BLUE,
-            edgecolors="white",
-            linewidths=0.7,
-            zorder=3,
-        )
-        dots.set_gid(f"heads of {name}")
-        (median,) = axes.plot(
-            [result.statistic] * 2, [height - 0.34, height + 0.34], color=ORANGE, linewidth=2.4, zorder=2
-        )
-        median.set_gid(f"median of {name}")
+        points = np.stack([result.percentiles, np.full(result.k, height)], axis=1)
+        draw_dots(axes, points, np.linspace(70, 22, result.k), BLUE, f"heads of {name}", rim=0.7)
+        ends = [height - 0.34, height + 0.34]
+        axes.plot([result.statistic] * 2, ends, color=ORANGE, linewidth=2.4, zorder=2, gid=f"median of {name}")
     axes.axvline(0.5, color=GREY, linewidth=0.8, linestyle=(0, (5, 2)), zorder=0.5)
     dress(axes)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_yticks(heights, [f"{name}\n{result.n} heads" for name, result in percentiles.items()])
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(-0.6, len(percentiles) - 0.4)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(percentiles) - 0.4))
     axes.set_xlabel(f"percentile of {column} within the model (rank / n: share of heads at or below)")
     dot = Line2D([], [], linestyle="none", marker="o", markersize=7, color=BLUE)
     line = Line2D([], [], linestyle="none", marker="|", markersize=11, markeredgewidth=2.4, color=ORANGE)
@@ -103,14 +86,12 @@ def percentile_strip(
         (Patch(facecolor=PALE), f"95 % of medians of {top} random head{'s' * (top != 1)}"),
     ]
     legend_below(figure, entries, [], ax=ax)
-    axes.set_title(_title(percentiles), fontsize=12, color=INK, loc="left")
+    title = next(iter(percentiles)) if len(percentiles) == 1 else f"{len(percentiles)} models"
+    axes.set_title(title, fontsize=12, color=INK, loc="left")
     return figure
 
 
-def _title(percentiles: dict[str, TopHeadPercentile]) -> str:
-    return next(iter(percentiles)) if len(percentiles) == 1 else f"{len(percentiles)} models"
-
-
+@cache
 def _random_medians(n: int, k: int) -> tuple[float, float]:
     """Central 95 % of the median percentile of k of n heads drawn without replacement; exact.
 

@@ -1,5 +1,7 @@
 """The plane of dir_frac and D_head, drawn without pyplot: nothing is shown, kept or styled globally."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -11,7 +13,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import GREY, INK, PALE, legend_place, one_panel, sequential_colours
+from tlspectral.plots.style import GREY, INK, PALE, draw_dots, legend_place, one_panel, sequential_colours
+from tlspectral.selection import head_name
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
@@ -39,10 +42,6 @@ def content_direction_plane(
             missing or NaN.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A matplotlib `Figure` (7.2 x 5.6 inches) outside pyplot: `figure.savefig(path)`, or leave it as the last line of
-        a notebook cell.
-
     Raises:
         ValueError: a needed column is missing, the table has no rows, or `highlight_previous_token` is negative.
 
@@ -55,7 +54,7 @@ def content_direction_plane(
 
     table = heads.reset_index(drop=True)
     if "name" not in table:
-        table["name"] = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+        table["name"] = list(map(head_name, table["layer"], table["head"]))
     coordinates = ["dir_frac", "D_head"]
     drawn = table.dropna(subset=coordinates)
     ringed = _strongest_previous_token(table, highlight_previous_token).dropna(subset=coordinates)
@@ -64,16 +63,8 @@ def content_direction_plane(
     colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(drawn), 1), 14, 42))
     legend = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
-    dots = axes.scatter(
-        drawn["dir_frac"],
-        drawn["D_head"],
-        s=area,
-        color=colours.to_rgba(np.asarray(drawn["layer"], dtype=float)),
-        edgecolors="white",
-        linewidths=0.5,
-        zorder=3,
-    )
-    dots.set_gid("heads")
+    points = drawn[coordinates].to_numpy(float)
+    draw_dots(axes, points, area, colours.to_rgba(drawn["layer"].to_numpy(float)), "heads", rim=0.5)
     if len(ringed):
         legend.append(_draw_rings(axes, ringed, area))
     if len(drawn) < len(table):
@@ -86,9 +77,8 @@ def content_direction_plane(
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
     axes.set_title(f"{len(drawn)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
-        rings, points = np.asarray(ringed[coordinates], dtype=float), np.asarray(drawn[coordinates], dtype=float)
-        names, colours_of_names = [str(name) for name in ringed["name"]], [_RING] * len(ringed)
-        name_points(figure, axes, names, rings, points, colours=colours_of_names, gid="previous-token head")
+        names, rings = [str(name) for name in ringed["name"]], ringed[coordinates].to_numpy(float)
+        name_points(figure, axes, names, rings, points, colours=[_RING] * len(names), gid="previous-token head")
     return figure
 
 
@@ -100,22 +90,14 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     centre, deviation = null
     reach = _BAND_DEVIATIONS * deviation
     if metric == "dir_frac":
-        shown, dashes = metric, (0, (1, 1.6))
-        band = axes.axvspan(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0)
-        line = axes.axvline(centre, color=GREY, linewidth=1.2, linestyle=dashes, zorder=1)
+        shown, dashes, span, line = metric, (1, 1.6), axes.axvspan, axes.axvline
     else:
-        shown, dashes = r"$D_\mathrm{head}$", (0, (5, 2))
-        band = axes.axhspan(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0)
-        line = axes.axhline(centre, color=GREY, linewidth=1.2, linestyle=dashes, zorder=1)
-    band.set_gid(f"{metric} null band")
-    line.set_gid(f"{metric} null mean")
-    in_legend = Line2D([], [], color=GREY, linewidth=1.2, linestyle=dashes)
-    return [
-        (
-            (Patch(facecolor=PALE), in_legend),
-            rf"{shown} of random directions: {centre:.3f} $\pm$ {reach:.2g} (2 sd), medians over the heads' own nulls",
-        )
-    ]
+        shown, dashes, span, line = r"$D_\mathrm{head}$", (5, 2), axes.axhspan, axes.axhline
+    look: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, dashes)}
+    span(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0, gid=f"{metric} null band")
+    line(centre, **look, zorder=1, gid=f"{metric} null mean")
+    text = rf"{shown} of random directions: {centre:.3f} $\pm$ {reach:.2g} (2 sd), medians over the heads' own nulls"
+    return [((Patch(facecolor=PALE), Line2D([], [], **look)), text)]
 
 
 def _strongest_previous_token(table: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -126,15 +108,8 @@ def _strongest_previous_token(table: pd.DataFrame, count: int) -> pd.DataFrame:
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
     """Draw rings around some heads; returns their legend entry."""
-    axes.scatter(
-        ringed["dir_frac"],
-        ringed["D_head"],
-        s=3.2 * area,
-        facecolors="none",
-        edgecolors=_RING,
-        linewidths=1.4,
-        zorder=4,
-    ).set_gid("previous-token heads")
+    look = {"facecolors": "none", "edgecolors": _RING, "linewidths": 1.4, "zorder": 4}
+    axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
     label = (
         f"strongest previous-token head (prev {high:.2f})"

@@ -38,11 +38,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size.
-
-    Raises:
-        TypeError: `ax` is something else, such as an array of axes.
-    """
+    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size."""
     if ax is None:
         figure = new_figure(width, height)
         return figure, figure.add_subplot()
@@ -58,6 +54,30 @@ def sequential_colours(values: pd.Series) -> ScalarMappable:
     finite = finite[np.isfinite(finite)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     return ScalarMappable(Normalize(low, high if high > low else low + 1), palette)
+
+
+def draw_dots(
+    axes: Axes,
+    points: Float64[np.ndarray, "points 2"],
+    size: Any,
+    colours: Any,
+    gid: str,
+    *,
+    rim: float = 0.4,
+    **look: Any,
+) -> None:
+    """Draw points with a white rim; `figure.findobj` finds them by `gid`."""
+    look = {"edgecolors": "white", "linewidths": rim, "zorder": 3, **look}
+    axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
+
+
+def draw_cells(
+    axes: Axes, values: Float64[np.ndarray, "rows columns"], colours: ScalarMappable, gid: str, **look: Any
+) -> None:
+    """Draw an array as cells around whole numbers; those of NaN have no colour."""
+    down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
+    look = {"cmap": colours.cmap, "norm": colours.norm, "gid": gid, **look}
+    axes.pcolormesh(across, down, np.ma.masked_invalid(values), **look)
 
 
 def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
@@ -116,13 +136,11 @@ def legend_below(
 
 
 def legend_place(figure: Figure, ax: Axes | None, side: str) -> tuple[Any, dict[str, Any]]:
-    """Return what a legend belongs to, and where it stands: under all panels of a figure, or under the caller's axes.
-
-    Under axes it keeps a distance of 4.5 font sizes, in which tick labels and the axis name fit.
-    """
+    """Return what a legend belongs to, and where it stands: under all panels, or under the axes of the caller."""
     if ax is None:
         return figure, {"loc": f"outside lower {side}"}
     anchor = {"center": 0.5, "left": 0.0}[side]
+    # A distance of 4.5 font sizes, in which tick labels and the axis name fit.
     return ax, {"loc": f"upper {side}", "bbox_to_anchor": (anchor, 0.0), "borderaxespad": 4.5}
 
 

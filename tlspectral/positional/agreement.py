@@ -67,9 +67,9 @@ def score_agreement(
                     "score": score,
                     "column": column,
                     "n": len(complete),
-                    "spearman": _correlation(ranks[0], ranks[1]),
-                    **_against(ranks[0], ranks[1], everywhere, draws, default_rng(seed), ""),
-                    **_against(ranks[0], ranks[1], layers, draws, default_rng(seed), "layer_"),
+                    "spearman": _correlation(*ranks),
+                    **_against(*ranks, everywhere, draws, default_rng(seed), ""),
+                    **_against(*ranks, layers, draws, default_rng(seed), "layer_"),
                 }
             )
     table = pd.DataFrame(rows)

@@ -91,14 +91,10 @@ def exclusion_split_factored(
 
 
 def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
-    """PS Theorem 1 for whole heads, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
+    """PS Theorem 1 per head, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
 
-    Args:
-        seen: one layer of a prompt.
-        scale: in place of the model's score scale.
-
-    Returns:
-        Split per head. Where logits do not depend on the position (no rotary positions, no ALiBi), `sym` is exactly 0.
+    `scale` stands in place of the model's score scale. Where logits do not depend on the position (no rotary positions,
+    no ALiBi), `sym` is exactly 0.
     """
     scale = seen.score_scale if scale is None else scale
     visible = seen.visible[:-1].nonzero().flatten()
@@ -138,7 +134,7 @@ def swapped_key_means(
     Args:
         logits_of: logits of the given keys at the given positions, -inf where a position is masked.
         intact: logits of all keys where they are.
-        spans: first position of each block and the one after its last; blocks follow one another.
+        spans: of blocks that follow one another.
         swaps: pairs of blocks (i, j), i < j.
 
     Returns:

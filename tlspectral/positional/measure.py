@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import pandas as pd
 import torch
@@ -16,12 +16,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC
-from tlspectral.positional.exclusion import (
-    ExclusionSplit,
-    frequency_exclusion,
-    head_exclusion,
-    swapped_key_means,
-)
+from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt, Segment, chosen_swaps
 from tlspectral.positional.readout import LastQuery, require_reproduced
@@ -29,7 +24,6 @@ from tlspectral.positional.scores import SwapScores, block_means, score_correlat
 from tlspectral.tables import named
 
 Mode = Literal["prompt", "key"]
-MODES: tuple[Mode, ...] = ("prompt", "key")
 
 
 def positional_symbolic(
@@ -135,16 +129,11 @@ def positional_symbolic(
     return named(table, POSITIONAL_SYMBOLIC)
 
 
-@dataclass(frozen=True)
-class QueryScores:
-    """Scores of one query's prompt.
+class QueryScores(NamedTuple):
+    """Scores of one query's prompt, and before any swap its tokens and the model's output.
 
     Attributes:
-        heads: `layer, head` and scores.
-        frequencies: the same with `frequency`, None if not asked for.
         correlation: of the scores over heads, see `score_correlation`.
-        last_logits: the model's output for the prompt before any swap.
-        tokens: of that prompt.
     """
 
     heads: pd.DataFrame
@@ -171,18 +160,14 @@ def measure_queries(
 ) -> list[QueryScores]:
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them.
 
-    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work.
-
-    Args:
-        view: of the model.
-        prefix, blocks, suffixes: text or token ids, see `BlockPrompt`.
-        advance: called with the number of prompts done; they are `len(suffixes) * (1 + number of swaps)` in all.
-        mode, tau, exclude_first_block, logit_scale, swaps, per_frequency, seed: see `positional_symbolic`.
-
-    Returns:
-        One `QueryScores` per suffix. Raises as `positional_symbolic`.
+    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work. `advance` is called
+    with the number of prompts done, which are `len(suffixes) * (1 + number of swaps)` in all. Raises as
+    `positional_symbolic`.
     """
-    _check_settings(mode, tau, logit_scale)
+    for name, value in (("tau", tau), ("logit_scale", logit_scale)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
+    require_mode(mode)
     blocks, advance = tuple(blocks), advance or (lambda count: None)
     chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
     prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
@@ -193,7 +178,8 @@ def measure_queries(
     require_valid_length(layers, longest)
     resolutions = _resolutions(layers, logit_scale, per_frequency)
     context, passes = prompts[0], QueryPasses(view, layers, [torch.as_tensor(prompt.suffix) for prompt in prompts])
-    collector = _Collector(layers, resolutions, context.spans(), chosen, [_no_inputs(resolutions) for _ in prompts])
+    inputs = [{name: _ScoreInputs() for name in resolutions} for _ in prompts]
+    collector = _Collector(layers, resolutions, context.spans(), chosen, inputs)
     logits = passes.run(_fronts([context]), partial(collector.take_intact, swap_keys=mode == "key"))
     advance(len(prompts) * (1 if mode == "prompt" else 1 + len(chosen)))
     if mode == "prompt":
@@ -201,24 +187,19 @@ def measure_queries(
         for start in range(0, len(chosen), at_once):
             batch = chosen[start : start + at_once]
             swapped = [context.swapped(i, j) for i, j in batch]
-            spans = [
-                [swapped_prompt.spans()[i], swapped_prompt.spans()[j]]
-                for swapped_prompt, (i, j) in zip(swapped, batch, strict=True)
-            ]
+            spans = [[prompt.spans()[i], prompt.spans()[j]] for prompt, (i, j) in zip(swapped, batch, strict=True)]
             passes.run(_fronts(swapped), partial(collector.take_swapped, spans))
             advance(len(prompts) * len(batch))
     return [
-        _query_scores(inputs, chosen, tau, seed, logits[query][0], prompts[query].tokens())
-        for query, inputs in enumerate(collector.inputs)
+        _query_scores(of_query, chosen, tau, seed, logits[query][0], prompts[query].tokens())
+        for query, of_query in enumerate(inputs)
     ]
 
 
-def _check_settings(mode: str, tau: float | None, logit_scale: float | None) -> None:
-    for name, value in (("tau", tau), ("logit_scale", logit_scale)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
+def require_mode(mode: str) -> None:
+    """Refuse an unknown mode. Raises ValueError."""
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}; not {mode!r}")
 
 
 class _Resolution(NamedTuple):
@@ -235,10 +216,6 @@ class _ScoreInputs:
     before: dict[int, Float64[Tensor, "*rows blocks"]] = field(default_factory=dict)
     after: dict[int, list[Float64[Tensor, "*rows 2"]]] = field(default_factory=dict)
     splits: dict[int, ExclusionSplit] = field(default_factory=dict)
-
-
-def _no_inputs(resolutions: dict[str, _Resolution]) -> dict[str, _ScoreInputs]:
-    return {name: _ScoreInputs() for name in resolutions}
 
 
 @dataclass(frozen=True)
@@ -265,13 +242,7 @@ class _Collector:
                 inputs.after[layer] = list(after.cpu())
 
     def take_swapped(
-        self,
-        spans: list[list[tuple[int, int]]],
-        prompt: int,
-        query: int,
-        layer: int,
-        seen: LastQuery,
-        pattern: Tensor,
+        self, spans: list[list[tuple[int, int]]], prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor
     ) -> None:
         """Read a pass over prompts with two blocks swapped; `spans` are the positions of the two after the swap."""
         for name, resolution in self._rows_of(seen):
@@ -280,9 +251,7 @@ class _Collector:
 
     def _rows_of(self, seen: LastQuery) -> Iterator[tuple[str, _Resolution]]:
         """The resolutions; a layer without rotary pairs has no frequencies."""
-        return (
-            (name, resolution) for name, resolution in self.resolutions.items() if name == "heads" or seen.n_pairs > 0
-        )
+        return (row for row in self.resolutions.items() if row[0] == "heads" or seen.n_pairs > 0)
 
 
 def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency: bool) -> dict[str, _Resolution]:
@@ -327,22 +296,17 @@ def _query_scores(
     logits: Tensor,
     tokens: Tensor,
 ) -> QueryScores:
-    tables, correlation = {}, {}
+    tables, correlation, slots = {}, {}, torch.tensor(swaps)
     for name, by_layer in inputs.items():
-        before = {layer: _of_swaps(means, swaps) for layer, means in by_layer.before.items()}
+        # (d_i, d_j) of each swap, [swaps, *rows, 2]
+        before = {layer: means[..., slots].movedim(-2, 0) for layer, means in by_layer.before.items()}
         scores = {layer: swap_scores(before[layer], torch.stack(by_layer.after[layer]), tau) for layer in before}
-        tables[name] = pd.concat(
-            [_rows(layer, scores[layer], by_layer.splits[layer]) for layer in scores], ignore_index=True
-        )
+        rows = [_rows(layer, scores[layer], by_layer.splits[layer]) for layer in scores]
+        tables[name] = pd.concat(rows, ignore_index=True)
         if name == "heads":
             joined = SwapScores(*(torch.cat(part, dim=-1) for part in zip(*scores.values(), strict=True)))
             correlation = score_correlation(torch.cat(list(before.values()), dim=1), joined, seed=seed)
     return QueryScores(tables["heads"], tables.get("frequencies"), correlation, logits.cpu().double(), tokens)
-
-
-def _of_swaps(means: Float64[Tensor, "*rows blocks"], swaps: list[tuple[int, int]]) -> Float64[Tensor, "swaps *rows 2"]:
-    """(d_i, d_j) of each swap."""
-    return means[..., torch.tensor(swaps)].movedim(-2, 0)
 
 
 def _rows(layer: int, scores: SwapScores, split: ExclusionSplit) -> pd.DataFrame:

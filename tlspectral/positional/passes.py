@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView, RawAttention
-from tlspectral.models.attention.replay import Prefill, last_logits, prefill
+from tlspectral.models.attention.replay import last_logits, prefill
 from tlspectral.positional.readout import ContextKeys, LastQuery, LastQueryReader
 
 Reduce = Callable[[int, int, int, LastQuery, Tensor], None]
@@ -20,13 +20,7 @@ _BYTES_AT_ONCE = 2**28
 
 @dataclass(frozen=True)
 class QueryPasses:
-    """A model and the suffixes that it reads behind each context.
-
-    Attributes:
-        view: of the model.
-        layers: its layers.
-        suffixes: each 1-D token ids; the query is the last token.
-    """
+    """A model and the suffixes that it reads behind each context; the query is the last token of a suffix."""
 
     view: AttentionView
     layers: list[RawAttention]
@@ -36,53 +30,41 @@ class QueryPasses:
         """Read every context with every suffix behind it.
 
         Several suffixes share one pass over the contexts, whose keys and values are kept. For one suffix a plain pass
-        is run, as hooks may refuse a cache, and also for models that keep none.
-
-        Args:
-            contexts: prompts without their suffix, of equal length.
-            reduce: called with context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
+        is run, as hooks may refuse a cache, and for each of several where the model keeps none. `reduce` is called with
+        context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
 
         Returns:
             Per suffix, logits of the last token.
         """
+        front, read, at_once = ContextKeys(), None, 1
         if len(self.suffixes) > 1:
-            front = ContextKeys()
             read = prefill(self.view, contexts, front.hooks(self.view))
-            if read is not None:
-                return self._continued(read, front, reduce)
-        logits = {}
-        for number, suffix in enumerate(self.suffixes):
+        if read is not None:
+            at_once = max(1, _BYTES_AT_ONCE // (len(contexts) * self._cache_bytes(contexts.shape[1])))
+        logits_of = {}
+        for numbers in self._groups(at_once):
 
-            def handed_on(layer: int, row: int, seen: LastQuery, pattern: Tensor, number: int = number) -> None:
-                reduce(row, number, layer, seen, pattern)
+            def handed_on(layer: int, row: int, seen: LastQuery, pattern: Tensor, numbers: list[int] = numbers) -> None:
+                reduce(row // len(numbers), numbers[row % len(numbers)], layer, seen, pattern)
 
-            reader = LastQueryReader(self.view, self.layers, handed_on)
-            tokens = torch.cat([contexts, suffix.expand(len(contexts), -1)], dim=1)
-            logits[number] = last_logits(self.view, tokens, reader.hooks())
+            context = None if read is None else front
+            reader = LastQueryReader(self.view, self.layers, handed_on, context, copies=len(numbers))
+            ends = torch.stack([self.suffixes[number] for number in numbers])
+            if read is None:
+                tokens = torch.cat([contexts, ends.expand(len(contexts), -1)], dim=1)
+                logits = last_logits(self.view, tokens, reader.hooks())
+            else:
+                logits = read.last_logits(ends, reader.hooks())
             reader.require_all()
-        return logits
+            of_each = logits.unflatten(0, (len(contexts), len(numbers)))
+            logits_of |= {number: of_each[:, column] for column, number in enumerate(numbers)}
+        return logits_of
 
     def contexts_at_once(self, n_tokens: int) -> int:
         """Number of prompts of a length in one batch, so that the memory for their patterns and keys stays bounded."""
         patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers) * n_tokens**2
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
         return max(1, _BYTES_AT_ONCE // (patterns + cached))
-
-    def _continued(self, read: Prefill, front: ContextKeys, reduce: Reduce) -> dict[int, Tensor]:
-        logits_of = {}
-        n_prompts, n_tokens = read.tokens.shape
-        at_once = max(1, _BYTES_AT_ONCE // (n_prompts * self._cache_bytes(n_tokens)))
-        for numbers in self._groups(at_once):
-
-            def handed_on(layer: int, row: int, seen: LastQuery, pattern: Tensor, numbers: list[int] = numbers) -> None:
-                reduce(row // len(numbers), numbers[row % len(numbers)], layer, seen, pattern)
-
-            reader = LastQueryReader(self.view, self.layers, handed_on, front, copies=len(numbers))
-            ends = torch.stack([self.suffixes[number] for number in numbers])
-            logits = read.last_logits(ends, reader.hooks()).unflatten(0, (n_prompts, len(numbers)))
-            reader.require_all()
-            logits_of |= {number: logits[:, column] for column, number in enumerate(numbers)}
-        return logits_of
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
         """Indices of suffixes of equal length, at most `at_once` of them at a time."""

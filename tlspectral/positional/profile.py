@@ -1,24 +1,29 @@
 """`positional_symbolic_profile`: positional and symbolic scores of a whole model on the binding task, over draws."""
 
 import os
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+import scipy.stats
 import torch
+from jaxtyping import Float64
 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.positional.averages import median_tests, over_draws, pearson_of_scores
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.columns import PROFILE
-from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw
-from tlspectral.positional.experiment import planned_experiment
+from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw, planned_experiment
 from tlspectral.positional.measure import Mode
 from tlspectral.tables import WorkPart, finished_parts, named, unbundled
 from tlspectral.tables.html_summary import html_rows
+
+_WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
+_SCORES = (*_WITH_ERRORS, "tau", "alpha_ess")
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,18 +172,11 @@ def positional_symbolic_profile(
     experiment.require_context(tokenizer, view.n_ctx)
     settings = DrawSettings(mode, tau, exclude_first_block, logit_scale, per_frequency)
     folder = None if checkpoint_dir is None else draw_folder(checkpoint_dir, view, experiment, settings, seed)
-    bundles = finished_parts(
-        [
-            WorkPart(
-                f"{mode}_draw{draw_seed}", partial(measured_draw, view, experiment, draw_seed, settings, show_progress)
-            )
-            for draw_seed in experiment.seeds
-        ],
-        folder,
-        description="profile",
-        unit="draw",
-        show_progress=show_progress,
-    )
+    parts = [
+        WorkPart(f"{mode}_draw{number}", partial(measured_draw, view, experiment, number, settings, show_progress))
+        for number in experiment.seeds
+    ]
+    bundles = finished_parts(parts, folder, description="profile", unit="draw", show_progress=show_progress)
     measured = [unbundled(bundle) for bundle in bundles.values()]
     heads_by_query, frequencies = (
         [_by_query(draw[name], experiment.queries) for draw in measured if name in draw]
@@ -208,10 +206,7 @@ def positional_symbolic_profile(
         "draw_seeds": list(experiment.seeds),
         "seed": seed,
         "preset": preset,
-        "mode": mode,
-        "tau": tau,
-        "exclude_first_block": exclude_first_block,
-        "logit_scale": logit_scale,
+        **{name: value for name, value in asdict(settings).items() if name != "per_frequency"},
         "n_swaps": len(experiment.swaps(exclude_first_block=exclude_first_block)),
         "n_tokens": [len(prompt_tokens) for prompt_tokens in tokens],
         "tokens_sha256": digest_of(tokens),
@@ -239,3 +234,72 @@ def _per_query(heads: list[list[pd.DataFrame]], queries: tuple[int, ...]) -> pd.
 def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:
     joined = pd.concat(tables, keys=range(len(tables)), names=["draw"])
     return joined.reset_index("draw").reset_index(drop=True)
+
+
+def over_draws(tables: list[list[pd.DataFrame]]) -> pd.DataFrame:
+    """Mean over the queries of each draw, then mean and standard error over draws, row by row.
+
+    The tables, one per draw and query, have the same rows in the same order. Scores have an `_se` (NaN for one draw)
+    except for `tau` and `alpha_ess`. Queries and draws without a score are left out.
+    """
+    names = tables[0][0].drop(columns=list(_SCORES))
+    for table in (table for draw in tables for table in draw):
+        if not table[list(names)].equals(names):
+            raise ValueError("these tables do not have the same rows, so they cannot be averaged")
+    columns = {name: names[name].to_numpy() for name in names}
+    for score in _SCORES:
+        values = np.array([[table[score].to_numpy(np.float64) for table in draw] for draw in tables])
+        by_draw = _mean(values, axis=1)
+        columns[score] = _mean(by_draw, axis=0)
+        if score in _WITH_ERRORS:
+            columns[f"{score}_se"] = _standard_error(by_draw)
+    return pd.DataFrame(columns)
+
+
+def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
+    """Mood's median test of each score between heads of the first half of the layers and the others.
+
+    The middle one of an odd number of layers counts as late; heads without a score are left out. The statistic is
+    chi-square with Yates' correction, NaN where a half has no head, or where no head lies above the median of all.
+
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, footnote 2).
+
+    What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test assumes.
+    """
+    rows = []
+    for score in ("s_pos", "s_sym"):
+        early, late = (
+            heads.loc[half, score].dropna().to_numpy(np.float64)
+            for half in (heads["layer"] < n_layers // 2, heads["layer"] >= n_layers // 2)
+        )
+        statistic = pvalue = np.nan
+        both = np.concatenate([early, late])
+        # Ties with the grand median count as below it.
+        if len(early) and len(late) and (both > np.median(both)).any():
+            tested: Any = scipy.stats.median_test(early, late)
+            statistic, pvalue = float(tested.statistic), float(tested.pvalue)
+        medians = (float(np.median(half)) if len(half) else np.nan for half in (early, late))
+        rows.append((score, *medians, statistic, pvalue))
+    return pd.DataFrame(rows, columns=["score", "early_median", "late_median", "statistic", "pvalue"])
+
+
+def pearson_of_scores(heads: pd.DataFrame) -> float:
+    """Correlation of s_pos and s_sym over heads that have both; NaN where it is not defined."""
+    scores = heads[["s_pos", "s_sym"]].dropna().to_numpy(np.float64)
+    # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.
+    if len(scores) < 3 or np.ptp(scores, axis=0).min() < 1e-12:
+        return float("nan")
+    return float(np.corrcoef(scores.T)[0, 1])
+
+
+def _mean(values: Float64[np.ndarray, "*shape"], axis: int) -> Float64[np.ndarray, "*rest"]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
+        return np.nanmean(values, axis=axis)
+
+
+def _standard_error(by_draw: Float64[np.ndarray, "draws rows"]) -> Float64[np.ndarray, "rows"]:
+    count = (~np.isnan(by_draw)).sum(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
+        return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from operator import index
 from typing import Any
 
@@ -109,11 +109,7 @@ class BlockPrompt:
         return BlockPrompt(ids[0], ids[1:-1], ids[-1])
 
     def require_borders(self, tokenizer: Any, when: str = "") -> None:
-        """Refuse text whose tokens are not those of its segments.
-
-        Args:
-            tokenizer: the model's.
-            when: what was done to the prompt before, for the message.
+        """Refuse text whose tokens are not those of its segments; `when` says what was done to the prompt before.
 
         Raises:
             ValueError: a tokenizer that merges across block borders, or unequal token boundaries across a swap.
@@ -145,18 +141,13 @@ def chosen_swaps(
 ) -> list[tuple[int, int]]:
     """Pairs (i, j) of blocks that swap, i < j, sorted, each once.
 
-    Args:
-        n_blocks: blocks of the prompt.
-        swaps: pairs of block indices in either order; None takes all pairs.
-        exclude_first_block: leave out pairs that touch block 0.
+    `swaps` are in either order; None takes all pairs. `exclude_first_block` leaves out pairs that touch block 0.
 
     Raises:
         ValueError: a block that does not exist, a block swapped with itself, or no swap left.
     """
-    if swaps is None:
-        swaps = [(i, j) for i in range(n_blocks) for j in range(i + 1, n_blocks)]
     pairs: set[tuple[int, int]] = set()
-    for pair in swaps:
+    for pair in combinations(range(n_blocks), 2) if swaps is None else swaps:
         i, j = sorted(index(block) for block in pair)
         if not 0 <= i < j < n_blocks:
             reason = "a block does not swap with itself" if i == j else f"blocks are 0 to {n_blocks - 1}"

@@ -11,6 +11,7 @@ decomposition by frequency of "Decoupling Positional and Symbolic Attention Beha
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,9 +55,7 @@ class LastQuery:
     def head_logits(self, moved: Moved | None = None, *, scale: float | None = None) -> Float64[Tensor, "heads n"]:
         """Logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
 
-        Args:
-            moved: which keys, and the positions they take; None leaves every key where it is.
-            scale: in place of the model's score scale.
+        `moved` says which keys are taken and the positions they get; `scale` stands in place of the model's.
         """
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
@@ -97,7 +96,6 @@ def last_query(
     """Compute what the last query sees, in float64.
 
     Args:
-        raw: the layer.
         query: of the last position, as captured: before query norm and rotation.
         keys: of all positions, likewise, grouped or one per query head.
         tables: cos and sin that the model applied, per query head of a spectral layer; None without rotary positions.
@@ -138,10 +136,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     """Refuse a layer whose attention of the last query is not the softmax of our logits.
 
     Args:
-        layer: index, for the message.
-        seen: what the last query sees, as rebuilt.
         pattern: last row of the model's own; a layer with a window may show its last columns alone.
-        raw: the layer.
 
     Raises:
         ScoreMismatch: it differs by more than `verify_scores` allows for patterns.
@@ -166,31 +161,24 @@ class ContextKeys:
     """Keys and rotary tables of every layer from a pass over contexts, for passes that read only the suffixes.
 
     Attributes:
-        keys: by layer, as captured, [prompts, pos, kv_heads, d_head].
-        tables: by layer, the cos and sin that the model applied, each [pos, columns].
+        held: by layer and hook point: `"key"`, as captured, [prompts, pos, kv_heads, d_head], and `"cos"` and `"sin"`,
+            as the model applied them, [pos, columns].
     """
 
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    tables: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    held: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     def hooks(self, view: AttentionView) -> list[Hook]:
         """Hooks that record them."""
-        hooks: list[Hook] = []
-        for layer in range(view.n_layers):
-            names = view.hook_names(layer)
-            hooks.append((names["key"], self._keeper(layer, None)))
-            hooks += [(names[point], self._keeper(layer, point)) for point in ("cos", "sin") if point in names]
-        return hooks
+        return [
+            (name, partial(self._hold, layer, point))
+            for layer in range(view.n_layers)
+            for point, name in view.hook_names(layer).items()
+            if point in ("key", "cos", "sin")
+        ]
 
-    def _keeper(self, layer: int, point: str | None) -> Callable[[Tensor, Any], None]:
-        def keep(activation: Tensor, hook: Any) -> None:
-            # A copy, as keys may be a view into queries, keys and values of all positions.
-            if point is None:
-                self.keys[layer] = activation.detach().clone()
-            else:
-                self.tables.setdefault(layer, {})[point] = _one_row(activation).clone()
-
-        return keep
+    def _hold(self, layer: int, point: str, activation: Tensor, hook: Any) -> None:
+        held = activation.detach() if point == "key" else _one_row(activation)
+        self.held[layer, point] = held.clone()  # keys may be a view into queries, keys and values of all positions
 
 
 Reduce = Callable[[int, int, LastQuery, Tensor], None]
@@ -203,11 +191,8 @@ class LastQueryReader:
     Nothing of a layer is kept after it has run. Of queries and patterns only the last row is taken.
 
     Attributes:
-        view: of the model.
-        layers: its layers.
         reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
-        context: where the run continues prompts that were read before.
-        copies: rows of the run for each prompt of the context.
+        context: where the run continues prompts that were read before, with `copies` rows for each of them.
         seen: activations of the current layer, by hook point.
         finished: layers that were passed to `reduce`.
     """
@@ -226,8 +211,8 @@ class LastQueryReader:
         for layer in range(self.view.n_layers):
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
-            hooks += [(names[point], self._holder(point)) for point in held]
-            hooks.append((names["pattern"], self._finisher(layer)))
+            hooks += [(names[point], partial(self._hold, point)) for point in held]
+            hooks.append((names["pattern"], partial(self._finish, layer)))
         return hooks
 
     def require_all(self) -> None:
@@ -239,48 +224,37 @@ class LastQueryReader:
                     'load the model with attn_implementation="eager"'
                 )
 
-    def _holder(self, point: str) -> Callable[[Tensor, Any], None]:
-        def hold(activation: Tensor, hook: Any) -> None:
-            if point == "query":
-                activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
-            elif point == "scores":
-                # Masks are -inf or the lowest number of the scores' own dtype, and the same for every row and head.
-                activation = activation[0, 0, -1] > torch.finfo(activation.dtype).min / 2
-            elif point in ("cos", "sin"):
-                activation = _one_row(activation)
-            self.seen[point] = activation.detach()
+    def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
+        if point == "query":
+            activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
+        elif point == "scores":
+            # Masks are -inf or the lowest number of the scores' own dtype, and the same for every row and head.
+            activation = activation[0, 0, -1] > torch.finfo(activation.dtype).min / 2
+        elif point in ("cos", "sin"):
+            activation = _one_row(activation)
+        self.seen[point] = activation.detach()
 
-        return hold
-
-    def _finisher(self, layer: int) -> Callable[[Tensor, Any], None]:
-        def finish(pattern: Tensor, hook: Any) -> None:
-            seen, self.seen = self.seen, {}
-            raw, query, key = self.layers[layer], seen["query"], seen["key"]
-            before = 0 if self.context is None else self.context.keys[layer].shape[1]
-            n_keys = before + key.shape[1]
-            tables = self._tables(layer, raw.rotary, n_keys, seen)
-            visible = self._visible(layer, n_keys, seen)
-            for row in range(len(query)):
-                keys = key[row]
-                if self.context is not None:
-                    keys = torch.cat([self.context.keys[layer][row // self.copies], keys])
-                self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
-            self.finished.add(layer)
-
-        return finish
+    def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
+        seen, self.seen = self.seen, {}
+        raw, query, key = self.layers[layer], seen["query"], seen["key"]
+        earlier = None if self.context is None else self.context.held[layer, "key"]
+        n_keys = key.shape[1] + (0 if earlier is None else earlier.shape[1])
+        tables = self._tables(layer, raw.rotary, n_keys, seen)
+        visible = self._visible(layer, n_keys, seen)
+        for row in range(len(query)):
+            keys = key[row] if earlier is None else torch.cat([earlier[row // self.copies], key[row]])
+            self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
+        self.finished.add(layer)
 
     def _tables(
         self, layer: int, geometry: RotaryGeometry | None, n_keys: int, seen: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         if geometry is None:
             return None
-        names = self.view.hook_names(layer)
-        earlier = {} if self.context is None else self.context.tables.get(layer, {})
-        captured = {
-            names[point]: torch.cat([earlier[point], seen[point]]) if point in earlier else seen[point]
-            for point in ("cos", "sin")
-            if point in seen
-        }
+        names, captured = self.view.hook_names(layer), {}
+        for point in [point for point in ("cos", "sin") if point in seen]:
+            earlier = None if self.context is None else self.context.held.get((layer, point))
+            captured[names[point]] = seen[point] if earlier is None else torch.cat([earlier, seen[point]])
         tables = self.view.rotary_tables(layer, n_keys, captured)
         if tables is None:
             return geometry.position_tables(n_keys)

@@ -1,6 +1,6 @@
 """Single heads in detail: their attention before and after swaps, and norms per rotary frequency."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import index
 from typing import Any, NamedTuple
@@ -14,10 +14,11 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.view import Hook
 from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS
-from tlspectral.positional.measure import MODES, Mode, require_valid_length, tokenized_for
+from tlspectral.positional.measure import Mode, require_mode, require_valid_length, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
-from tlspectral.positional.readout import LastQuery, LastQueryReader, Reduce, normed, require_reproduced
+from tlspectral.positional.readout import LastQuery, LastQueryReader, Moved, Reduce, normed, require_reproduced
 from tlspectral.positional.scores import block_means
 from tlspectral.selection import Heads
 from tlspectral.tables import named
@@ -62,8 +63,7 @@ def attention_traces(
 
     What it does not establish: how the head behaves under other swaps; the scores are means over many.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}; not {mode!r}")
+    require_mode(mode)
     view = attention_view(model)
     wanted = _wanted(view, heads)
     pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
@@ -72,41 +72,32 @@ def attention_traces(
     layers = [view.raw(layer) for layer in range(view.n_layers)]
     require_valid_length(layers, len(intact.tokens()))
     _require_frequencies(layers, wanted, pairs)
+    swapped = {swap: intact.swapped(*swap) for swap in chosen}
     before: dict[_Trace, Tensor] = {}
-    after: dict[tuple[_Trace, tuple[int, int]], Tensor] = {}
+    after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}
 
     def take_intact(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
         if layer not in wanted:
             return
         require_reproduced(layer, seen, pattern, layers[layer])
-        before.update(_traces(layer, seen, wanted[layer], pairs, intact, None))
+        before.update(_traces(layer, seen, wanted[layer], pairs, intact))
         for swap in chosen if mode == "key" else []:
             moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
-            swapped_means = _traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved)
-            after.update({(trace, swap): means for trace, means in swapped_means.items()})
+            after[swap].update(_traces(layer, seen, wanted[layer], pairs, swapped[swap], moved))
+
+    def take_swapped(swap: tuple[int, int], layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
+        if layer in wanted:
+            after[swap].update(_traces(layer, seen, wanted[layer], pairs, swapped[swap]))
 
     _read(view, layers, intact, take_intact)
     for swap in chosen if mode == "prompt" else []:
-        swapped = intact.swapped(*swap)
-
-        def take_swapped(
-            layer: int,
-            row: int,
-            seen: LastQuery,
-            pattern: Tensor,
-            swapped: BlockPrompt = swapped,
-            swap: tuple[int, int] = swap,
-        ) -> None:
-            swapped_means = _traces(layer, seen, wanted.get(layer, []), pairs, swapped, None)
-            after.update({(trace, swap): means for trace, means in swapped_means.items()})
-
-        _read(view, layers, swapped, take_swapped)
+        _read(view, layers, swapped[swap], partial(take_swapped, swap))
 
     rows = [
         (*trace, *swap, block, *both)
         for trace, means in before.items()
         for swap in chosen
-        for block, both in enumerate(zip(means.tolist(), after[trace, swap].tolist(), strict=True))
+        for block, both in enumerate(zip(means.tolist(), after[swap][trace].tolist(), strict=True))
     ]
     columns = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
     table = pd.DataFrame(rows, columns=columns).astype({"frequency": "Int64"})
@@ -169,7 +160,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     _read(view, layers, intact, take, hooks)
     columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
-    table.attrs = {**_provenance(view, intact)}
+    table.attrs = _provenance(view, intact)
     return named(table, FREQUENCY_NORMS)
 
 
@@ -200,27 +191,19 @@ def _read(
     layers: list[RawAttention],
     prompt: BlockPrompt,
     take: Reduce,
-    hooks: list[tuple[str, Callable[..., Any]]] | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> None:
     """Run the model once over a tokenised prompt; `hooks` act before the reader's."""
     reader = LastQueryReader(view, layers, take)
-    view.run(
-        prompt.tokens()[None], [*(hooks or []), *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"]
-    )
+    last = view.hook_names(view.n_layers - 1)["pattern"]
+    view.run(prompt.tokens()[None], [*hooks, *reader.hooks()], last=last)
     reader.require_all()
 
 
 def _traces(
-    layer: int,
-    seen: LastQuery,
-    heads: list[int],
-    pairs: list[int],
-    prompt: BlockPrompt,
-    moved: tuple[Tensor, Tensor] | None,
+    layer: int, seen: LastQuery, heads: list[int], pairs: list[int], prompt: BlockPrompt, moved: Moved | None = None
 ) -> dict[_Trace, Float64[Tensor, "blocks"]]:
     """Block means of some heads of a layer, whole and at each of the frequencies."""
-    if not heads:
-        return {}
     moved = None if moved is None else (moved[0].to(seen.visible.device), moved[1].to(seen.visible.device))
     whole = block_means(seen.head_logits(moved=moved).softmax(-1), prompt.spans()).cpu()
     means = {_Trace(layer, head, None): whole[head] for head in heads}
@@ -232,11 +215,8 @@ def _traces(
 
 def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]:
     """Index of the key at each position after the blocks of a swap are exchanged."""
-    spans = prompt.spans()
-    first, last = spans[0][0], spans[-1][1]
-    blocks = [torch.arange(start, stop) for start, stop in spans]
-    blocks[swap[0]], blocks[swap[1]] = blocks[swap[1]], blocks[swap[0]]
-    return torch.cat([torch.arange(first), *blocks, torch.arange(last, len(prompt.tokens()))])
+    prefix, *blocks, suffix = torch.arange(len(prompt.tokens())).split([len(piece) for piece in prompt.pieces])
+    return BlockPrompt(prefix, blocks, suffix).swapped(*swap).tokens()
 
 
 def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[Tensor, "heads pairs pos"]:

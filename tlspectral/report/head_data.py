@@ -32,18 +32,13 @@ _GROUPS = {
     "Behaviour": tuple(DETECTORS),
     "Output": ("copying", "positivity"),
 }  # fmt: skip
-_OTHERS = "Other columns"
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """The JSON block of the page.
+    """The JSON block of the page, which may stand inside a script element.
 
-    Args:
-        heads: a checked table of heads: `layer`, `head` and `name` are there.
-
-    Returns:
-        JSON text that may stand inside a script element. Numbers keep 6 significant digits; NaN is null, an infinity
-        the text "Infinity" or "-Infinity", as JSON has no such number.
+    Numbers keep 6 significant digits; NaN is null, an infinity the text "Infinity" or "-Infinity", as JSON has no such
+    number.
     """
     shown = _shown_columns(heads)
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
@@ -65,12 +60,8 @@ def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
     assigned = {name for names in grouped.values() for name in names} | set(_IDENTITY)
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
     serving |= {f"{name}_se" for name in DETECTORS}
-    others = [
-        name
-        for name in heads
-        if name not in assigned and name not in serving and pd.api.types.is_numeric_dtype(heads[name])
-    ]
-    grouped[_OTHERS] = others
+    numeric = [name for name in heads if pd.api.types.is_numeric_dtype(heads[name])]
+    grouped["Other columns"] = [name for name in numeric if name not in assigned | serving]
     return {group: names for group, names in grouped.items() if names}
 
 

@@ -11,22 +11,22 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.report.head_data import head_data
-from tlspectral.report.kernels import check_kernels, kernel_figures
 from tlspectral.report.sections import (
+    check_kernels,
     column_meanings,
     detector_note,
     detector_tables,
     facts,
+    kernel_figures,
     null_table,
     provenance,
     statuses,
 )
+from tlspectral.selection import head_name
 from tlspectral.tables import whole_file
 from tlspectral.tables.required import require
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
-
-
 _FRAME_HEIGHT = 800  # pixels
 
 
@@ -93,22 +93,16 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     if len(repeated):
         layer, head = (table[column].iloc[repeated[0]] for column in ("layer", "head"))
         raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model, a row per head")
-    short = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    short = list(map(head_name, table["layer"], table["head"]))
     table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
     return table
 
 
 def _page(heads: pd.DataFrame, kernels: pd.DataFrame | None) -> str:
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_fingerprint(script)}",
-            f"style-src {_fingerprint(style)}",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    policy = (
+        f"default-src 'none'; script-src {_fingerprint(script)}; style-src {_fingerprint(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
     model = str(heads.attrs.get("model") or "unnamed model")
     revision = heads.attrs.get("revision")

@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
+from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables import COLUMNS
 from tlspectral.tables.null_band import null_band
+from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
 
-TOP_HEADS = 8
-"""Heads of each detector that the page lists."""
-
-NOT_COMPUTED = '<span class="none">not computed</span>'
-
+_TOP_HEADS = 8  # of each detector
+_NOT_COMPUTED = '<span class="none">not computed</span>'
+_NUMBER = ' class="number"'
 _TAIL = 0.025
 _NAMED_HEADS = 24  # of one status; more are only counted
 _PROVENANCE = (
@@ -37,6 +39,9 @@ _PROVENANCE = (
 )
 _NO_LIMIT = (None, "rotary_valid_up_to")
 _SAID_ELSEWHERE = {"columns"}
+_MOST_DRAWN = 24  # kernels
+_WIDTH, _HEIGHT = 220, 116
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 6, 8, 22  # of the axes within the drawing of a kernel
 
 
 def facts(heads: pd.DataFrame) -> str:
@@ -50,9 +55,8 @@ def facts(heads: pd.DataFrame) -> str:
     counts = _tails(heads, "D_head")
     if counts:
         below, above, drawn = counts
-        entries.append(
-            ("D_head outside its null", f"{below + above:,} of {drawn:,}", f"{below:,} below, {above:,} above")
-        )
+        outside = f"{below + above:,} of {drawn:,}"
+        entries.append(("D_head outside its null", outside, f"{below:,} below, {above:,} above"))
     check = heads.attrs.get("score_check") or {}
     if check.get("worst_error") is not None:
         allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
@@ -72,36 +76,34 @@ def detector_tables(heads: pd.DataFrame) -> str:
 
 def _detector_table(heads: pd.DataFrame, name: str, title: str) -> str:
     head = f'<h3>{title} heads <code class="unit">{name}</code></h3>'
-    ranked = top_heads(heads, name)
+    ranked = _top_heads(heads, name)
     if ranked.empty:
-        return f"<div>{head}<p>{NOT_COMPUTED}</p></div>"
+        return f"<div>{head}<p>{_NOT_COMPUTED}</p></div>"
     chance = detector_chance(heads)
     rows = []
     for row in ranked.to_dict("records"):
         deviation = row.get(f"{name}_se")
         error = "" if deviation is None or pd.isna(deviation) else f" <small>± {deviation:.4f}</small>"
         rows.append(
-            f'<tr><th scope="row">{head_link(row)}</th>'
+            f'<tr><th scope="row">{_head_link(row)}</th>'
             f'<td class="meter">{_meter(row[name], chance)}</td>'
             f'<td class="number">{row[name]:.3f}{error}</td>'
             f'<td class="number">{_number(row.get("D_head"))}</td>'
             f'<td class="number">{_number(row.get("D_head_null_pct"))}</td></tr>'
         )
-    return (
-        f'<div>{head}<table><thead><tr><th scope="col">head</th><th scope="col" colspan="2" class="number">'
-        'score <small>± se</small></th><th scope="col" class="number">D_head</th>'
-        f'<th scope="col" class="number">null pct</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    score = '<th scope="col" colspan="2" class="number">score <small>± se</small></th>'
+    titles = _titles("head") + score + _titles("D_head", "null pct", look=_NUMBER)
+    return f"<div>{head}{_table(titles, rows)}</div>"
 
 
-def top_heads(heads: pd.DataFrame, detector: str) -> pd.DataFrame:
+def _top_heads(heads: pd.DataFrame, detector: str) -> pd.DataFrame:
     """Rows of the strongest heads of a detector, strongest first; none where it was not computed."""
     if detector not in heads:
         return heads.iloc[:0]
-    return heads.dropna(subset=[detector]).sort_values(detector, ascending=False, kind="stable").head(TOP_HEADS)
+    return heads.dropna(subset=[detector]).sort_values(detector, ascending=False, kind="stable").head(_TOP_HEADS)
 
 
-def head_link(row: Mapping[Any, Any]) -> str:
+def _head_link(row: Mapping[Any, Any]) -> str:
     """A head's name as a link that pins the head in the grid and in the plane."""
     return f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>'
 
@@ -125,20 +127,17 @@ def null_table(heads: pd.DataFrame) -> str:
     for metric in NULL_METRICS:
         band, counts = null_band(heads, metric), _tails(heads, metric)
         # Without dropna, pandas 2 warns of a column that is empty.
-        cells = [_number(heads[metric].dropna().median()) if metric in heads else NOT_COMPUTED]
-        cells.append(f"{band[0]:.3f} <small>± {BAND_DEVIATIONS * band[1]:#.2g}</small>" if band else NOT_COMPUTED)
+        cells = [_number(heads[metric].dropna().median()) if metric in heads else _NOT_COMPUTED]
+        cells.append(f"{band[0]:.3f} <small>± {BAND_DEVIATIONS * band[1]:#.2g}</small>" if band else _NOT_COMPUTED)
         if counts:
             below, above, drawn = counts
             cells += [f"{below:,}", f"{drawn - below - above:,}", f"{above:,}"]
         else:
-            cells += [NOT_COMPUTED] * 3
+            cells += [_NOT_COMPUTED] * 3
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
         rows.append(f'<tr><th scope="row"><code>{metric}</code></th>{numbers}</tr>')
-    head = "".join(
-        f'<th scope="col" class="number">{title}</th>'
-        for title in ("median head", "null <small>± 2 sd</small>", "heads below", "inside", "above")
-    )
-    return f'<table><thead><tr><th scope="col">metric</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    numbers = ("median head", "null <small>± 2 sd</small>", "heads below", "inside", "above")
+    return _table(_titles("metric") + _titles(*numbers, look=_NUMBER), rows)
 
 
 def _tails(heads: pd.DataFrame, metric: str) -> tuple[int, int, int] | None:
@@ -153,11 +152,11 @@ def _tails(heads: pd.DataFrame, metric: str) -> tuple[int, int, int] | None:
 def statuses(heads: pd.DataFrame) -> str:
     """Table of statuses: their numbers of heads, and the names of heads that are not ok."""
     if "status" not in heads:
-        return f"<p>{NOT_COMPUTED}</p>"
+        return f"<p>{_NOT_COMPUTED}</p>"
     rows, of_head = [], heads["status"].fillna("missing")
     for status, count in of_head.value_counts().items():
         chosen = heads[of_head == status]
-        named = ", ".join(head_link(row) for row in chosen.head(_NAMED_HEADS).to_dict("records"))
+        named = ", ".join(_head_link(row) for row in chosen.head(_NAMED_HEADS).to_dict("records"))
         more = f" and {len(chosen) - _NAMED_HEADS:,} more" if len(chosen) > _NAMED_HEADS else ""
         listed = "all others" if status == "ok" and count < len(heads) else "all heads"
         which = listed if status == "ok" else named + more
@@ -165,11 +164,8 @@ def statuses(heads: pd.DataFrame) -> str:
             f'<tr><th scope="row"><code>{escape(str(status))}</code></th><td class="number">{count:,}</td>'
             f"<td>{which}</td></tr>"
         )
-    return (
-        '<table><thead><tr><th scope="col">status</th><th scope="col" class="number">heads</th>'
-        f'<th scope="col">which</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
-        f'<p class="note">{escape(COLUMNS["status"].meaning)}</p>'
-    )
+    table = _table(_titles("status") + _titles("heads", look=_NUMBER) + _titles("which"), rows)
+    return f'{table}<p class="note">{escape(COLUMNS["status"].meaning)}</p>'
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
@@ -201,15 +197,20 @@ def column_meanings(heads: pd.DataFrame) -> str:
         column = COLUMNS.get(str(name))
         label = f'<th scope="row"><code>{escape(str(name))}</code></th>'
         if column is None:
-            rows.append(
-                f'<tr>{label}<td colspan="4">Not a column of tlspectral: added by whoever made the table.</td></tr>'
-            )
+            unknown = "Not a column of tlspectral: added by whoever made the table."
+            rows.append(f'<tr>{label}<td colspan="4">{unknown}</td></tr>')
             continue
         cells = (column.meaning, f"{column.unit}; {column.range}", column.source, column.does_not_establish)
         rows.append(f"<tr>{label}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    titles = ("column", "meaning", "unit; range", "source", "what it does not establish")
-    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return _table(_titles("column", "meaning", "unit; range", "source", "what it does not establish"), rows)
+
+
+def _titles(*titles: str, look: str = "") -> str:
+    return "".join(f'<th scope="col"{look}>{title}</th>' for title in titles)
+
+
+def _table(titles: str, rows: list[str]) -> str:
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _meter(score: float, chance: float | None) -> str:
@@ -223,4 +224,83 @@ def _meter(score: float, chance: float | None) -> str:
 
 
 def _number(value: Any) -> str:
-    return NOT_COMPUTED if value is None or pd.isna(value) else f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
+    return _NOT_COMPUTED if value is None or pd.isna(value) else f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def check_kernels(kernels: pd.DataFrame, heads: pd.DataFrame) -> None:
+    """Refuse a table with kernels of other heads or another model. Raises ValueError."""
+    require(kernels, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of kernels")
+    require_same_model(heads, kernels.attrs, "the kernels")
+    known = head_pairs(heads)
+    unknown = [pair for pair in head_pairs(kernels) if pair not in known]
+    if unknown:
+        raise ValueError(
+            f"the kernels hold {head_name(*unknown[0])}, which the table of heads lacks: give tables of the same model"
+        )
+
+
+def kernel_figures(kernels: pd.DataFrame, heads: pd.DataFrame) -> str:
+    """Drawings of the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
+    available = head_pairs(kernels)
+    wanted: dict[tuple[int, int], str] = {}
+    for detector in DETECTORS:
+        for row in _top_heads(heads, detector).to_dict("records"):
+            pair = (int(row["layer"]), int(row["head"]))
+            if pair in available:
+                score = f"{detector} {row[detector]:.2f}"
+                wanted[pair] = f"{wanted[pair]}, {score}" if pair in wanted else score
+    drawn = wanted or dict.fromkeys(available, "")
+    chosen = list(drawn)[:_MOST_DRAWN]
+    rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}
+    grouped = {pair: table.sort_values("offset") for pair, table in kernels.groupby(["layer", "head"])}
+    figures = "".join(
+        f"<figure><figcaption>{_head_link(rows[pair])} <small>{escape(drawn[pair])}</small></figcaption>"
+        f"{_drawing(grouped[pair], str(rows[pair]['name']))}</figure>"
+        for pair in chosen
+    )
+    left_out = len(available) - len(chosen)
+    note = f'<p class="note">{left_out:,} more in the table of kernels.</p>' if left_out else ""
+    return f'<div class="kernels">{figures}</div>{note}'
+
+
+def _drawing(kernel: pd.DataFrame, name: str) -> str:
+    """SVG of score against offset, on a scale of its own; an offset without keys is a gap."""
+    offsets, scores = kernel["offset"].to_numpy(float), kernel["score"].to_numpy(float)
+    finite = np.isfinite(scores)
+    if not finite.any():
+        return '<p class="none">not computed</p>'
+    low, high = scores[finite].min(), scores[finite].max()
+    span, reach = (high - low) or 1.0, np.ptp(offsets) or 1.0
+    across = _LEFT + (offsets - offsets.min()) / reach * (_WIDTH - _LEFT - _RIGHT)
+    up = _HEIGHT - _BOTTOM - (scores - low) / span * (_HEIGHT - _TOP - _BOTTOM)
+    steps, pen = [], "M"
+    for x, y, seen in zip(across, up, finite, strict=True):
+        if seen:
+            steps.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L" if seen else "M"
+    best, looks = int(np.nanargmax(scores)), ('r="1.5"', 'r="2.6" class="best"')
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" {looks[index == best]}/>'
+        for index, (x, y, seen) in enumerate(zip(across, up, finite, strict=True))
+        if seen
+    )
+    ends = ((offsets.min(), across.min(), "start"), (offsets.max(), across.max(), "end"))
+    ticks = "".join(
+        f'<text x="{x:.1f}" y="{_HEIGHT - 7}" text-anchor="{anchor}">{_signed(offset)}</text>'
+        for offset, x, anchor in ends
+    )
+    values = "".join(
+        f'<text x="{_LEFT - 6}" y="{y:.1f}" text-anchor="end">{_signed(round(value, 1))}</text>'
+        for value, y in ((high, _TOP + 4), (low, _HEIGHT - _BOTTOM + 1))
+    )
+    label = f"{name}: highest mean score {scores[best]:.2f} at offset {offsets[best]:.0f}, lowest {low:.2f}"
+    base = _HEIGHT - _BOTTOM + 5
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<path class="axis" d="M{_LEFT} {base}H{_WIDTH - _RIGHT}"/>'
+        f'<path class="line" d="{"".join(steps)}"/>{dots}{ticks}{values}</svg>'
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{value:g}".replace("-", "\N{MINUS SIGN}")

@@ -1,6 +1,7 @@
 """One `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,19 +18,11 @@ Frequencies = Iterable[Any] | Tensor | None
 
 
 def spectral_layers(
-    view: AttentionView,
-    *,
-    scope: Scope,
-    heads: Heads | None,
-    frequencies: Frequencies,
-    log_omega: bool,
-    shared_phase: bool,
-    phase_noise: float,
-    seed: int,
+    view: AttentionView, *, scope: Scope, heads: Heads | None, frequencies: Frequencies, seed: int, **options: Any
 ) -> nn.ModuleDict:
     """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
-    Under `scope="model"` the modules share their parameters.
+    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`.
 
     Raises:
         UnsupportedArchitecture: no layer, or a layer of `heads`, has rotary positions.
@@ -62,12 +55,10 @@ def spectral_layers(
                 real_index=geometry.real_index,
                 imag_index=geometry.imag_index,
                 scope=scope,
-                log_omega=log_omega,
-                shared_phase=shared_phase,
-                phase_noise=phase_noise,
                 heads=in_layer,
                 frequencies=chosen_pairs,
                 seed=seed + (0 if scope == "model" else 1_000_003 * index),
+                **options,
             )
         except ValueError as error:
             raise ValueError(f"layer {index}: {error}") from error
@@ -77,11 +68,7 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """The spectral modules of a model by layer.
-
-    Raises:
-        TypeError: it has none.
-    """
+    """The spectral modules of a model by layer. Raises TypeError where it has none."""
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
@@ -100,20 +87,12 @@ def spectral_geometry(geometry: RotaryGeometry | None, module: SpectralRoPE | No
     """A layer's geometry with what its module adds; without a module the model's own."""
     if geometry is None or module is None:
         return geometry
-    return RotaryGeometry(
-        theta=geometry.theta + module.shift_by_head(),
-        real_index=geometry.real_index,
-        imag_index=geometry.imag_index,
-        d_head=geometry.d_head,
-        attention_scaling=geometry.attention_scaling,
-        valid_up_to=geometry.valid_up_to,
-        gain=module.gain_by_head(),
-        phase=module.phase_by_head(),
-    )
+    theta = geometry.theta + module.shift_by_head()
+    return replace(geometry, theta=theta, gain=module.gain_by_head(), phase=module.phase_by_head())
 
 
 def _tie(layers: nn.ModuleDict) -> None:
-    modules: Mapping[int, SpectralRoPE] = by_layer(layers)
+    modules = by_layer(layers)
     first_layer, first = next(iter(modules.items()))
     for index, module in modules.items():
         if not torch.equal(module.theta, first.theta):

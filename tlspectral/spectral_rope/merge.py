@@ -11,10 +11,8 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.spectral_rope.layers import layers_of
-from tlspectral.spectral_rope.model import SpectralModel
+from tlspectral.spectral_rope.model import SpectralModel, probe_tokens
 from tlspectral.spectral_rope.module import SpectralRoPE
-
-_PROBE_LENGTH = 8
 
 
 def merge(model: Any) -> Any:
@@ -40,7 +38,12 @@ def merge(model: Any) -> Any:
     view = attention_view(model)
     for index, module in layers.items():
         _require_foldable(index, module, normed=view.raw(index).q_norm is not None)
-    merged = _copy_without_rotations(model)
+    if isinstance(model, SpectralModel):
+        merged = copy.deepcopy(model.base)
+    else:
+        merged = copy.deepcopy(model)
+        del merged.spectral, merged._placement
+        merged.__class__ = hooked_transformer_class()
     target = attention_view(merged)
     for index in layers:
         geometry = model.spectral_geometry(index)
@@ -50,15 +53,6 @@ def merge(model: Any) -> Any:
             if raw.b_q is not None:
                 raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
     _require_equal(model, merged)
-    return merged
-
-
-def _copy_without_rotations(model: Any) -> Any:
-    if isinstance(model, SpectralModel):
-        return copy.deepcopy(model.base)
-    merged = copy.deepcopy(model)
-    del merged.spectral, merged._placement
-    merged.__class__ = hooked_transformer_class()
     return merged
 
 
@@ -81,7 +75,7 @@ def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None
 
 def _require_equal(model: Any, merged: Any) -> None:
     view = attention_view(merged)
-    tokens = (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
+    tokens = probe_tokens(view)
     with torch.no_grad(), without_hooks(merged):
         logits = view.logits(tokens)
         with without_hooks(getattr(model, "base", model)):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from tlspectral.errors import EditNotHonored, ScoreMismatch
@@ -252,20 +253,21 @@ def _refuse_cache(how: str, cache: bool) -> None:
         )
 
 
+def probe_tokens(view: AttentionView) -> Int64[Tensor, "1 pos"]:
+    """A short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low."""
+    return (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
+
+
 def _prove(view: AttentionView, spectral: SpectralModel, *, identical: bool) -> None:
     """Run both models once: their logits must be equal, and must depend on every rotated query and key."""
-    # From the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low.
-    tokens = (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
+    tokens = probe_tokens(view)
     rotated: dict[tuple[int, str], Tensor] = {}
 
-    def keeper(layer: int) -> Any:
-        def keep(module: Any, given: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:
-            rotated[layer, given[2]] = output
-
-        return keep
+    def keep(layer: int, module: Any, given: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:
+        rotated[layer, given[2]] = output
 
     modules = by_layer(spectral.spectral)
-    handles = [module.register_forward_hook(keeper(layer)) for layer, module in modules.items()]
+    handles = [module.register_forward_hook(partial(keep, layer)) for layer, module in modules.items()]
     try:
         with without_hooks(view.model), torch.enable_grad():
             logits = attention_view(spectral).logits(tokens)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ class Pass:
 
     Attributes:
         cached: tokens that a key/value cache holds already.
-        thread: the one that runs it.
         gradients: gradients were on when it began.
         new: new tokens by layer.
     """
@@ -67,11 +66,7 @@ class Placement:
 
     @contextmanager
     def active(self, model: Any, cached: int) -> Iterator[None]:
-        """Rotate queries and keys of this thread's passes inside; an inner use does not rotate twice.
-
-        Raises:
-            EditNotHonored: gradient checkpointing is on; or another thread has an `ablate` block open on the model.
-        """
+        """Rotate queries and keys of this thread's passes inside; an inner use does not rotate twice."""
         if torch.is_grad_enabled() and any(m.training and m.gradient_checkpointing for m in self.checkpointed):
             raise EditNotHonored(
                 f"{model_name(model)}: gradient checkpointing is on, and computes blocks again in the backward pass "
@@ -156,19 +151,14 @@ def sites_of(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> list[Si
     for index, rotary in layers.items():
         raw = view.raw(index)
         normed = raw.q_norm is not None or raw.k_norm is not None
-        sides: tuple[Side, Side] = ("query", "key")
-        for side in sides:
+        for side in get_args(Side):
             name = f"blocks.{index}.attn.hook_{'rot_' if normed else ''}{side[0]}"
             sites.append(Site(index, side, name, points[name], rotary))
     return sites
 
 
 def cached_tokens(forward: Any, given: Iterable[Any], named: Mapping[str, Any]) -> int:
-    """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one.
-
-    Raises:
-        EditNotHonored: positions that are the caller's own, or a cache of unknown length.
-    """
+    """How many tokens the key/value cache among the arguments of a forward pass holds; 0 without one."""
     arguments = dict(zip(inspect.signature(forward).parameters, given, strict=False)) | dict(named)
     if arguments.get("position_ids") is not None:
         raise EditNotHonored(

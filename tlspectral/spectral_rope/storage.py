@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.spectral_rope.layers import by_layer, layers_of
+from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral
 from tlspectral.tables.whole_file import whole_file
 
@@ -73,18 +73,12 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
             count = len(getattr(view.raw(int(index)), factor))
             if count != wanted:
                 raise IncompatibleCheckpoint(f"{path}, layer {index}: {role} is {wanted}, but {count} in this model")
+    options = {name: record[name] for name in ("scope", "heads", "frequencies", "log_omega", "shared_phase")}
     try:
-        spectral = to_spectral(
-            model,
-            scope=record["scope"],
-            heads=record["heads"],
-            frequencies=record["frequencies"],
-            log_omega=record["log_omega"],
-            shared_phase=record["shared_phase"],
-        )
+        spectral = to_spectral(model, **options)
     except (BadHead, UnsupportedArchitecture, ValueError) as error:
         raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
-    for index, module in by_layer(spectral.spectral).items():
+    for index, module in layers_of(spectral).items():
         _require_same_theta(path, index, tensors.pop(f"{index}.theta", None), module.theta)
     _fill(path, spectral, tensors)
     return spectral
@@ -140,7 +134,7 @@ def _fill(path: Any, spectral: SpectralModel, tensors: Mapping[str, Tensor]) -> 
 
 def _about_groups(name: str, saved: Tensor, spectral: SpectralModel) -> str:
     index, role = name.split(".")
-    module = by_layer(spectral.spectral)[int(index)]
+    module = layers_of(spectral)[int(index)]
     if role not in ("omega", "log_omega_shift") or len(saved) != module.n_heads or module.n_heads == module.n_kv_heads:
         return ""
     groups = saved.unflatten(0, (module.n_kv_heads, -1))

@@ -9,12 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional.plane import SCORES, circle_entry, plane_axes
-from tlspectral.plots.positional.rows import (
-    of_head,
-    require_one_row_per,
-    without_nan,
-)
+from tlspectral.plots.positional.plane import POSITIONAL, SCORES, SYMBOLIC, circle_entry, plane_axes
+from tlspectral.plots.positional.rows import of_head, require_one_row_per, without_nan
 from tlspectral.plots.style import (
     BLUE,
     GREY,
@@ -22,6 +18,7 @@ from tlspectral.plots.style import (
     ORANGE,
     PALE,
     colour_bar,
+    draw_dots,
     dress,
     legend_below,
     new_figure,
@@ -31,7 +28,6 @@ from tlspectral.plots.style import (
 from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
 from tlspectral.tables.required import require
 
-_MADE_BY = "positional_symbolic(..., per_frequency=True)"
 _KEYS = ["layer", "head", "frequency"]
 _ONE_ROW = "give one row per head and frequency"
 _FREQUENCY_AXIS = "frequency index (0 = fastest)"
@@ -50,9 +46,6 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
             for a second axis on top. Rows with NaN are left out and counted.
         heads: pairs (layer, head), names such as "L12H0", or rows of a table; one panel each.
 
-    Returns:
-        A figure that belongs to no window.
-
     Raises:
         ValueError: a needed column is missing, there are no rows, a head has several per frequency, or none.
 
@@ -61,8 +54,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     What it does not establish: what the whole head does. Its softmax is taken over the sum of all frequencies, in
     which those with large logits outweigh the others.
     """
-    require(frequencies, [*_KEYS, *SCORES], _MADE_BY)
-    require_one_row_per(frequencies, _KEYS, _ONE_ROW)
+    _check(frequencies)
     tables = {pair: of_head(frequencies, pair).sort_values("frequency") for pair in head_pairs(heads)}
     if not tables:
         raise ValueError("no heads are named: give at least one")
@@ -91,11 +83,7 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
             lowest.set_xlabel(_FREQUENCY_AXIS if columns == 1 else "frequency index")
             lowest.xaxis.label.set(color=INK, fontsize=10)
         wavelength_axis(axes, table, label=row == 0)
-    entries = [
-        (Line2D([], [], color=BLUE, linewidth=1.8), r"positional $s_\mathrm{pos}$"),
-        (Line2D([], [], color=ORANGE, linewidth=1.8, linestyle=(0, (4, 1.2))), r"symbolic $s_\mathrm{sym}$"),
-    ]
-    legend_below(figure, entries, [note], columns=2)
+    legend_below(figure, _score_entries(1.8, (4.0, 1.2)), [note], columns=2)
     return figure
 
 
@@ -109,9 +97,6 @@ def frequency_grid(frequencies: pd.DataFrame, *, ax: Axes | None = None) -> Figu
         frequencies: `layer, head, frequency, s_pos, s_sym` of `positional_symbolic(..., per_frequency=True)`.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A figure of one axes with two line collections, quick for hundreds of heads, that belongs to no window.
-
     Raises:
         ValueError: a needed column is missing, there are no rows, or a head has several per frequency.
 
@@ -120,8 +105,7 @@ def frequency_grid(frequencies: pd.DataFrame, *, ax: Axes | None = None) -> Figu
     What it does not establish: that a frequency with both scores high does both things. Look at its `logit_std`, which
     `frequency_profile` draws.
     """
-    require(frequencies, [*_KEYS, *SCORES], _MADE_BY)
-    require_one_row_per(frequencies, _KEYS, _ONE_ROW)
+    _check(frequencies)
     _, note = without_nan(frequencies, SCORES)
     n_layers, n_heads = int(frequencies["layer"].max()) + 1, int(frequencies["head"].max()) + 1
     low, high = int(frequencies["frequency"].min()), int(frequencies["frequency"].max())
@@ -136,22 +120,18 @@ def frequency_grid(frequencies: pd.DataFrame, *, ax: Axes | None = None) -> Figu
         heads = values.index.get_level_values("head").to_numpy(float)[:, None]
         heights = layers + 0.92 - 0.84 * values.to_numpy(float)
         lines = np.stack([heads + across, heights], axis=-1)
-        drawn = LineCollection(list(lines), colors=colour, linewidths=1.0, linestyles=[dashes])
-        drawn.set_gid(score)
-        axes.add_collection(drawn)
+        axes.add_collection(LineCollection(list(lines), colors=colour, linewidths=1.0, linestyles=[dashes], gid=score))
     axes.hlines(np.arange(n_layers + 1), 0, n_heads, color=PALE, linewidth=0.6, zorder=0)
     axes.vlines(np.arange(n_heads + 1), 0, n_layers, color=PALE, linewidth=0.6, zorder=0)
     axes.set(xlim=(0, n_heads), ylim=(n_layers, 0), xlabel="head", ylabel="layer")
-    _label_cells(axes, n_layers, n_heads)
+    for axis, count, most in ((axes.xaxis, n_heads, 16), (axes.yaxis, n_layers, 32)):
+        labelled = np.arange(0, count, -(-count // most))
+        axis.set_ticks(labelled + 0.5, [str(index) for index in labelled])
     dress(axes)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(length=0)
-    entries = [
-        (Line2D([], [], color=BLUE, linewidth=1.6), r"positional $s_\mathrm{pos}$"),
-        (Line2D([], [], color=ORANGE, linewidth=1.6, linestyle=(0, (3, 0.8))), r"symbolic $s_\mathrm{sym}$"),
-    ]
     cell = f"in a cell: frequency {low} (fast) to {high} (slow) across,\nscore 0 to 1 up"
-    legend_below(figure, entries, [cell, note], columns=2, ax=ax)
+    legend_below(figure, _score_entries(1.6, (3.0, 0.8)), [cell, note], columns=2, ax=ax)
     return figure
 
 
@@ -164,9 +144,6 @@ def frequency_path(frequencies: pd.DataFrame, head: Head, *, ax: Axes | None = N
         head: the pair (layer, head) or a name such as "L12H0".
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A figure (5.0 x 5.0 inches), coloured by frequency index, that belongs to no window.
-
     Raises:
         ValueError: a needed column is missing, there are no rows, the head has several per frequency, or none.
 
@@ -175,27 +152,16 @@ def frequency_path(frequencies: pd.DataFrame, head: Head, *, ax: Axes | None = N
     What it does not establish: which frequencies matter to the head. All of them are dots of one size here;
     `frequency_norms` shows how much each adds to the scores.
     """
-    require(frequencies, [*_KEYS, *SCORES], _MADE_BY)
-    require_one_row_per(frequencies, _KEYS, _ONE_ROW)
+    _check(frequencies)
     table = of_head(frequencies, head).sort_values("frequency")
     shown, note = without_nan(table, SCORES)
     points = np.asarray(shown[SCORES], dtype=float)
     figure, axes = one_panel(ax, 5.0, 5.0)
     colours = sequential_colours(table["frequency"])
     index = np.asarray(shown["frequency"], dtype=float)
-    steps = LineCollection(
-        list(np.stack([points[:-1], points[1:]], axis=1)),
-        colors=colours.to_rgba((index[:-1] + index[1:]) / 2),
-        linewidths=1.4,
-        alpha=0.6,
-        zorder=2,
-    )
-    steps.set_gid("path")
-    axes.add_collection(steps)
-    dots = axes.scatter(
-        points[:, 0], points[:, 1], s=30, color=colours.to_rgba(index), edgecolors="white", linewidths=0.4, zorder=3
-    )
-    dots.set_gid("frequencies")
+    steps, between = np.stack([points[:-1], points[1:]], axis=1), colours.to_rgba((index[:-1] + index[1:]) / 2)
+    axes.add_collection(LineCollection(list(steps), colors=between, linewidths=1.4, alpha=0.6, zorder=2, gid="path"))
+    draw_dots(axes, points, 30, colours.to_rgba(index), "frequencies")
     plane_axes(axes, points)
     axes.set_title(f"{head_name(*head_pair(head))}, frequency by frequency", fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, _FREQUENCY_AXIS, whole=True)
@@ -216,9 +182,6 @@ def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
             axis on top. Rows with NaN are left out and counted.
         head: the pair (layer, head) or a name such as "L12H0".
 
-    Returns:
-        A figure of two panels that belongs to no window.
-
     Raises:
         ValueError: a needed column is missing, there are no rows, the head has several per frequency, or none.
 
@@ -234,9 +197,7 @@ def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
     figure = new_figure(4.2, 3.8)
     panels: list[Axes] = figure.subplots(2, 1, sharex=True).tolist()
     for axes, column, label in zip(panels, ("logit_norm", "key_norm"), ("logits", "keys"), strict=True):
-        bars = axes.bar(shown["frequency"], shown[column], width=0.8, color=GREY)
-        for bar in bars:
-            bar.set_gid(column)
+        axes.bar(shown["frequency"], shown[column], width=0.8, color=GREY, gid=column)
         axes.set_ylabel(f"norm of {label}\n(rms over keys)")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
         dress(axes)
@@ -269,8 +230,7 @@ def wavelength_axis(axes: Axes, table: pd.DataFrame, *, label: bool) -> None:
 
 def _draw_profile(axes: Axes, table: pd.DataFrame) -> None:
     for score, colour, dashes in (("s_pos", BLUE, "solid"), ("s_sym", ORANGE, (0, (4, 1.2)))):
-        (line,) = axes.plot(table["frequency"], table[score], color=colour, linewidth=1.8, linestyle=dashes)
-        line.set_gid(score)
+        axes.plot(table["frequency"], table[score], color=colour, linewidth=1.8, linestyle=dashes, gid=score)
     axes.set(ylim=(min(0.0, float(table[SCORES].min(axis=None))) - 0.03, 1.05))
     axes.set(yticks=(0, 0.5, 1), yticklabels=("0", ".5", "1"))
     dress(axes)
@@ -279,8 +239,8 @@ def _draw_profile(axes: Axes, table: pd.DataFrame) -> None:
 
 def _draw_strip(axes: Axes, table: pd.DataFrame, limits: tuple[float, float]) -> None:
     spread = table["logit_std"].clip(lower=limits[0])
-    band = axes.fill_between(table["frequency"], limits[0], spread, color=PALE, edgecolor=GREY, linewidth=0.8)
-    band.set_gid("logit_std")
+    look = {"color": PALE, "edgecolor": GREY, "linewidth": 0.8, "gid": "logit_std"}
+    axes.fill_between(table["frequency"], limits[0], spread, **look)
     axes.axhline(1, color=GREY, linewidth=0.8, linestyle=(0, (2, 2)))
     axes.set(yscale="log", ylim=limits)
     low, high = (round(np.log10(limit)) for limit in limits)
@@ -321,8 +281,14 @@ def _in_tokens(wavelength: float) -> str:
     return f"{amount:.2g}{letter}" if amount < 9.95 else f"{amount:.0f}{letter}"
 
 
-def _label_cells(axes: Axes, n_layers: int, n_heads: int) -> None:
-    """Write indices beside the cells, only some where there are many."""
-    for axis, count, most in ((axes.xaxis, n_heads, 16), (axes.yaxis, n_layers, 32)):
-        labelled = np.arange(0, count, -(-count // most))
-        axis.set_ticks(labelled + 0.5, [str(index) for index in labelled])
+def _check(frequencies: pd.DataFrame) -> None:
+    require(frequencies, [*_KEYS, *SCORES], "positional_symbolic(..., per_frequency=True)")
+    require_one_row_per(frequencies, _KEYS, _ONE_ROW)
+
+
+def _score_entries(width: float, dashes: tuple[float, float]) -> list[tuple[Line2D, str]]:
+    """Legend entries of both scores drawn as lines."""
+    return [
+        (Line2D([], [], color=BLUE, linewidth=width), POSITIONAL),
+        (Line2D([], [], color=ORANGE, linewidth=width, linestyle=(0, dashes)), SYMBOLIC),
+    ]

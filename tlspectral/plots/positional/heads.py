@@ -10,13 +10,23 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.positional.plane import POSITIONAL_AXIS, SCORES, label_outer, queried_blocks, query_panels
+from tlspectral.plots.positional.plane import (
+    POSITIONAL,
+    POSITIONAL_AXIS,
+    SCORES,
+    SYMBOLIC,
+    label_outer,
+    queried_blocks,
+    query_panels,
+)
 from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import (
     BLUE,
     INK,
     ORANGE,
     colour_bar,
+    draw_cells,
+    draw_dots,
     dress,
     legend_below,
     new_figure,
@@ -31,7 +41,6 @@ _AGREEMENT = {
     "prev": "prev (attention mass)",
 }
 _STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_pct"]
-_BINS = np.linspace(0.0, 1.0, 21)
 
 
 def score_heatmaps(scores: pd.DataFrame) -> Figure:
@@ -40,9 +49,6 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     Args:
         scores: table of `positional_symbolic` or of a profile, one row per head: `layer, head, s_pos, s_sym`. Heads
             with NaN are blank and counted in a note; heads without a row are blank too.
-
-    Returns:
-        A figure of two panels that belongs to no window.
 
     Raises:
         ValueError: a needed column is missing, there are no rows, or a head has several.
@@ -60,20 +66,10 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     height = float(np.clip(cell * len(heads), 0.8, 4.0))
     figure = new_figure(max(cell * len(layers), 2.4) + 1.3, 2 * height + 1.2)
     panels = figure.subplots(2, 1, sharex=True, sharey=True).tolist()
-    palette = colormaps["cividis"].with_extremes(bad="white")
-    scale = Normalize(0, 1)
+    colours = ScalarMappable(Normalize(0, 1), colormaps["cividis"])
     for axes, score, name in zip(panels, SCORES, ("positional score", "symbolic score"), strict=True):
         values = scores.pivot(index="head", columns="layer", values=score).reindex(index=heads, columns=layers)
-        mesh = axes.pcolormesh(
-            np.arange(len(layers) + 1) - 0.5,
-            np.arange(len(heads) + 1) - 0.5,
-            np.ma.masked_invalid(values.to_numpy(float)),
-            cmap=palette,
-            norm=scale,
-            edgecolors="white",
-            linewidth=0.3,
-        )
-        mesh.set_gid(score)
+        draw_cells(axes, values.to_numpy(float), colours, score, edgecolors="white", linewidth=0.3)
         axes.set_title(rf"{name} $s_\mathrm{{{score.removeprefix('s_')}}}$", fontsize=10, color=INK, loc="left")
         axes.set_ylabel("head")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
@@ -82,7 +78,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
         axes.spines[["left", "bottom"]].set_visible(False)
     panels[-1].set_xlabel("layer")
     panels[-1].xaxis.label.set(color=INK, fontsize=10)
-    colour_bar(figure, ScalarMappable(scale, colormaps["cividis"]), panels, "score (cosine)", whole=False)
+    colour_bar(figure, colours, panels, "score (cosine)", whole=False)
     legend_below(figure, [], [note and note.replace("not drawn", "blank")])
     return figure
 
@@ -93,9 +89,6 @@ def score_histograms(by_query: pd.DataFrame) -> Figure:
     Args:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
-
-    Returns:
-        A figure of up to 3 x 3 panels that belongs to no window.
 
     Raises:
         ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
@@ -109,21 +102,20 @@ def score_histograms(by_query: pd.DataFrame) -> Figure:
     shown, note = without_nan(by_query, SCORES)
     figure, panels = query_panels(len(queries), size=1.95)
     low = min(0.0, float(shown[SCORES].min(axis=None))) if len(shown) else 0.0
-    bins = _BINS if low == 0 else np.linspace(low, 1.0, 21)
+    bins = np.linspace(low, 1.0, 21)
     for axes, query in zip(panels, queries, strict=True):
         rows = shown[shown["query"] == query]
-        filled = np.histogram(rows["s_pos"], bins)[0]
-        outlined = np.histogram(rows["s_sym"], bins)[0]
-        axes.stairs(filled, bins, fill=True, color=BLUE, alpha=0.55).set_gid("s_pos")
-        axes.stairs(outlined, bins, color=ORANGE, linewidth=1.6).set_gid("s_sym")
+        filled, outlined = (np.histogram(rows[score], bins)[0] for score in SCORES)
+        axes.stairs(filled, bins, fill=True, color=BLUE, alpha=0.55, gid="s_pos")
+        axes.stairs(outlined, bins, color=ORANGE, linewidth=1.6, gid="s_sym")
         axes.set_title(f"block {query} queried", fontsize=10, color=INK)
         axes.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         dress(axes)
     label_outer(panels, "score (cosine)", "heads")
     entries = [
-        (Patch(facecolor=BLUE, alpha=0.55), r"positional $s_\mathrm{pos}$"),
-        (Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.6), r"symbolic $s_\mathrm{sym}$"),
+        (Patch(facecolor=BLUE, alpha=0.55), POSITIONAL),
+        (Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.6), SYMBOLIC),
     ]
     legend_below(figure, entries, [note], columns=2)
     return figure
@@ -137,9 +129,6 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
             left out of it and counted.
         statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
             titles. None, or a column without a row, leaves a panel without a title.
-
-    Returns:
-        A figure of three panels, coloured by layer, that belongs to no window.
 
     Raises:
         ValueError: a needed column is missing, or there are no rows.
@@ -157,15 +146,8 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     for axes, (column, label) in zip(panels, _AGREEMENT.items(), strict=True):
         shown = joined.dropna(subset=["s_pos", column])
         left_out[column] = len(joined) - len(shown)
-        dots = axes.scatter(
-            shown[column],
-            shown["s_pos"],
-            s=16,
-            color=colours.to_rgba(np.asarray(shown["layer"], dtype=float)),
-            edgecolors="white",
-            linewidths=0.3,
-        )
-        dots.set_gid(column)
+        points, of_layer = shown[[column, "s_pos"]].to_numpy(float), colours.to_rgba(shown["layer"].to_numpy(float))
+        draw_dots(axes, points, 16, of_layer, column, rim=0.3, zorder=1)
         axes.set_xlabel(label)
         axes.set_title(_statistic(statistics, column), fontsize=9, color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=4))

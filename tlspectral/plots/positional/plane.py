@@ -1,24 +1,22 @@
 """Heads in the positional-symbolic plane, all at once and for each queried block."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional.rows import (
-    require_one_row_per,
-    without_nan,
-)
+from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import (
     GREY,
     INK,
     PALE,
     colour_bar,
+    draw_dots,
     dress,
     legend_below,
     new_figure,
@@ -30,6 +28,8 @@ from tlspectral.selection import Heads, head_name, head_pairs
 from tlspectral.tables.required import require
 
 SCORES = ["s_pos", "s_sym"]
+POSITIONAL = r"positional $s_\mathrm{pos}$"
+SYMBOLIC = r"symbolic $s_\mathrm{sym}$"
 POSITIONAL_AXIS = r"positional score $s_\mathrm{pos}$ (cosine)"
 SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 MOST_QUERIES = 9
@@ -54,9 +54,6 @@ def positional_symbolic_plane(
             `scores.nlargest(5, "s_sym")`.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Returns:
-        A figure (5.0 x 5.0 inches) that belongs to no window; show it in a notebook or save it by `savefig`.
-
     Raises:
         ValueError: a needed column is missing, there are no rows, a head has several, or a head to be named has none.
 
@@ -66,8 +63,7 @@ def positional_symbolic_plane(
     correlation strongly negative where attention is peaked and heads differ in how often they follow the content, so
     compare it with its null. A head with both scores near 1 may simply have a flat pattern.
     """
-    made_by = "positional_symbolic"
-    require(scores, dict.fromkeys(["layer", "head", *SCORES, color]), made_by)
+    require(scores, dict.fromkeys(["layer", "head", *SCORES, color]), "positional_symbolic")
     require_one_row_per(scores, ["layer", "head"], "give one row per head; frequency_path and plane_by_query draw more")
     shown, note = without_nan(scores, list(dict.fromkeys([*SCORES, color])))
     named = _named_rows(scores, shown, highlight)
@@ -77,15 +73,14 @@ def positional_symbolic_plane(
     _draw_errors(axes, shown)
     points = _points(shown)
     area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    _draw_heads(axes, points, shown[color], colours, area)
+    draw_dots(axes, points, area, colours.to_rgba(shown[color].to_numpy(float)), "heads")
     plane_axes(axes, points)
-    whole = pd.api.types.is_integer_dtype(scores[color])
-    colour_bar(figure, colours, axes, color, whole=whole)
+    colour_bar(figure, colours, axes, color, whole=pd.api.types.is_integer_dtype(scores[color]))
     axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
     legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
     if len(named):
-        names = [head_name(layer, head) for layer, head in zip(named["layer"], named["head"], strict=True)]
+        names = list(map(head_name, named["layer"], named["head"]))
         name_points(figure, axes, names, _points(named), points, colours=[INK] * len(names), gid="named head")
     return figure
 
@@ -96,9 +91,6 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     Args:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
-
-    Returns:
-        A figure of up to 3 x 3 panels, coloured by layer, that belongs to no window.
 
     Raises:
         ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
@@ -114,21 +106,17 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     colours = sequential_colours(by_query["layer"])
     for axes, query in zip(panels, queries, strict=True):
         rows = shown.loc[shown["query"] == query]
-        _draw_heads(axes, _points(rows), rows["layer"], colours, 12.0)
+        draw_dots(axes, _points(rows), 12.0, colours.to_rgba(rows["layer"].to_numpy(float)), "heads")
         plane_axes(axes, _points(shown), labels=False)
         axes.set_title(f"block {query} queried", fontsize=10, color=INK)
-    label_outer(panels, r"positional $s_\mathrm{pos}$ (cosine)", r"symbolic $s_\mathrm{sym}$ (cosine)")
+    label_outer(panels, f"{POSITIONAL} (cosine)", f"{SYMBOLIC} (cosine)")
     colour_bar(figure, colours, panels, "layer", whole=True)
     legend_below(figure, [circle_entry()], [note])
     return figure
 
 
 def queried_blocks(by_query: pd.DataFrame) -> list[int]:
-    """The queried blocks of a table, in order.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-    """
+    """The queried blocks of a table, in order. Raises ValueError as `plane_by_query`."""
     require(by_query, ["layer", "head", "query", *SCORES], "scores by queried block")
     queries = sorted(int(query) for query in by_query["query"].unique())
     if len(queries) > MOST_QUERIES:
@@ -159,12 +147,11 @@ def label_outer(panels: list[Axes], across: str, up: str) -> None:
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
     """Set arc, equal scales and limits of the plane: the unit square, widened to points outside of it."""
     angle = np.linspace(0, np.pi / 2, 91)
-    (arc,) = axes.plot(np.cos(angle), np.sin(angle), color=GREY, linewidth=0.8, zorder=0)
-    arc.set_gid("unit circle")
+    axes.plot(np.cos(angle), np.sin(angle), color=GREY, linewidth=0.8, zorder=0, gid="unit circle")
     low = min(0.0, float(places.min())) if len(places) else 0.0
     axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), aspect="equal")
-    axes.set(xticks=(0, 0.25, 0.5, 0.75, 1), xticklabels=("0", ".25", ".5", ".75", "1"))
-    axes.set(yticks=(0, 0.25, 0.5, 0.75, 1), yticklabels=("0", ".25", ".5", ".75", "1"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks((0, 0.25, 0.5, 0.75, 1), ("0", ".25", ".5", ".75", "1"))
     if labels:
         axes.set(xlabel=POSITIONAL_AXIS, ylabel=SYMBOLIC_AXIS)
     dress(axes)
@@ -175,36 +162,13 @@ def circle_entry() -> tuple[Line2D, str]:
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 
-def _draw_heads(
-    axes: Axes, points: Float[np.ndarray, "points 2"], values: pd.Series, colours: ScalarMappable, area: float
-) -> PathCollection:
-    dots = axes.scatter(
-        points[:, 0],
-        points[:, 1],
-        s=area,
-        color=colours.to_rgba(np.asarray(values, dtype=float)),
-        edgecolors="white",
-        linewidths=0.4,
-        zorder=3,
-    )
-    dots.set_gid("heads")
-    return dots
-
-
 def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
     """Draw bars of one standard error if the table has them; a head with NaN (a single draw) gets none."""
     if "s_pos_se" not in shown or "s_sym_se" not in shown:
         return
-    bars = axes.errorbar(
-        shown["s_pos"],
-        shown["s_sym"],
-        xerr=shown["s_pos_se"].fillna(0),
-        yerr=shown["s_sym_se"].fillna(0),
-        fmt="none",
-        ecolor=PALE,
-        elinewidth=0.9,
-        zorder=1,
-    )
+    across, up = (shown[f"{score}_se"].fillna(0) for score in SCORES)
+    look: dict[str, Any] = {"fmt": "none", "ecolor": PALE, "elinewidth": 0.9, "zorder": 1}
+    bars = axes.errorbar(shown["s_pos"], shown["s_sym"], xerr=across, yerr=up, **look)
     for line in bars[2]:
         line.set_gid("standard errors")
 

@@ -6,11 +6,7 @@ from tlspectral.selection import Head, head_name, head_pair
 
 
 def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:
-    """Refuse a table with two rows of equal keys.
-
-    Raises:
-        ValueError: it names the keys of the first such pair of rows.
-    """
+    """Refuse a table with two rows of equal keys. Raises ValueError, which names the first of them."""
     repeated = table.duplicated(keys)
     if repeated.any():
         first = table.loc[repeated, keys].iloc[0]
@@ -30,11 +26,7 @@ def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, 
 
 
 def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
-    """The rows of one head.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The rows of one head. Raises ValueError where it has none."""
     layer, index = head_pair(head)
     rows = table.loc[(table["layer"] == layer) & (table["head"] == index)]
     if rows.empty:

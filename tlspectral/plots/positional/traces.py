@@ -1,5 +1,7 @@
 """Figures of single heads: attention before and after swaps, and queries and keys on one rotary plane."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,11 +13,15 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.rows import require_one_row_per, without_nan
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure, one_panel
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, draw_dots, dress, legend_below, new_figure, one_panel
 from tlspectral.selection import head_name
 from tlspectral.tables.required import require
 
 _TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
+_LOOKS: dict[str, dict[str, Any]] = {
+    "before": {"color": GREY, "marker": "o", "markersize": 5, "markerfacecolor": "white", "linewidth": 1},
+    "after": {"color": INK, "marker": "o", "markersize": 3, "linewidth": 1.4},
+}
 _MOST_SWAPS = 6
 _MOST_NAMES = 8
 
@@ -32,9 +38,6 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
             token of the block in that slot, NaN in `frequency` stands for the whole head. Rows with NaN in `before`
             or `after` are left out and counted. Pass `traces[traces["block"] > 0]` where a sink in block 0 dwarfs the
             others.
-
-    Returns:
-        A figure that belongs to no window; the panels of a row have one scale.
 
     Raises:
         ValueError: a needed column is missing, there are no rows, more than one head, more than 6 swaps, or several
@@ -75,8 +78,7 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
     figure.suptitle(f"{head_name(*heads.iloc[0])}: swaps of two blocks", fontsize=11, color=INK)
     figure.supylabel("mean attention per token", fontsize=10, color=INK)
     entries = [
-        (Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", linewidth=1), "before"),
-        (Line2D([], [], color=INK, marker="o", markersize=3, linewidth=1.4), "after"),
+        *((Line2D([], [], **look), column) for column, look in _LOOKS.items()),
         (Patch(facecolor=PALE), "swapped blocks"),
     ]
     legend_below(figure, entries, [note], columns=3)
@@ -85,13 +87,9 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
 
 def _draw_trace(axes: Axes, table: pd.DataFrame, swap: tuple[int, int]) -> None:
     for block in swap:
-        axes.axvspan(block - 0.4, block + 0.4, color=PALE, linewidth=0, zorder=0).set_gid("swapped block")
-    (before,) = axes.plot(
-        table["block"], table["before"], "o-", color=GREY, markerfacecolor="white", markersize=5, linewidth=1
-    )
-    (after,) = axes.plot(table["block"], table["after"], "o-", color=INK, markersize=3, linewidth=1.4)
-    before.set_gid("before")
-    after.set_gid("after")
+        axes.axvspan(block - 0.4, block + 0.4, color=PALE, linewidth=0, zorder=0, gid="swapped block")
+    for column, look in _LOOKS.items():
+        axes.plot(table["block"], table[column], **look, gid=column)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
     dress(axes)
@@ -106,9 +104,6 @@ def rotary_plane(projections: pd.DataFrame, *, ax: Axes | None = None) -> Figure
             drawn. Labels, or positions where there are none, are written beside the points, or beside some of
             many. Rows with NaN in `x` or `y` are left out and counted.
         ax: matplotlib Axes to draw into; None makes a new figure.
-
-    Returns:
-        A figure (4.8 x 5.0 inches) with equal scales that belongs to no window.
 
     Raises:
         ValueError: a needed column is missing, there are no rows, or a kind is neither "query" nor "key".
@@ -126,23 +121,22 @@ def rotary_plane(projections: pd.DataFrame, *, ax: Axes | None = None) -> Figure
     figure, axes = one_panel(ax, 4.8, 5.0)
     axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
     axes.axvline(0, color=PALE, linewidth=0.8, zorder=0)
-    entries, ends = [], []
+    entries, names, places, colours = [], [], [], []
     for kind, colour, marker in (("query", BLUE, "o"), ("key", ORANGE, "^")):
         rows = shown.loc[shown["kind"] == kind]
         if rows.empty:
             continue
         last = _draw_paths(axes, rows, by, colour) if "step" in rows else rows
         points = np.asarray(last[["x", "y"]], dtype=float)
-        rays = LineCollection(list(np.stack([np.zeros_like(points), points], axis=1)), colors=colour, linewidths=0.6)
-        rays.set_alpha(0.35)
-        axes.add_collection(rays)
-        dots = axes.scatter(
-            points[:, 0], points[:, 1], s=30, marker=marker, color=colour, edgecolors="white", linewidths=0.5, zorder=3
-        )
-        dots.set_gid(kind)
+        rays = np.stack([np.zeros_like(points), points], axis=1)
+        axes.add_collection(LineCollection(list(rays), colors=colour, linewidths=0.6, alpha=0.35))
+        draw_dots(axes, points, 30, colour, kind, rim=0.5, marker=marker)
         handle = Line2D([], [], linestyle="none", marker=marker, markersize=6, color=colour)
         entries.append((handle, {"query": "queries", "key": "keys"}[kind]))
-        ends.append((last, colour))
+        few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
+        names += [str(name) for name in last[by].iloc[few]]
+        places.append(points[few])
+        colours += [colour] * len(few)
     drawn = np.asarray(shown[["x", "y"]], dtype=float)
     corners = np.concatenate([drawn, np.zeros((1, 2))])
     middle, span = (corners.min(axis=0) + corners.max(axis=0)) / 2, np.ptp(corners, axis=0).max()
@@ -151,15 +145,8 @@ def rotary_plane(projections: pd.DataFrame, *, ax: Axes | None = None) -> Figure
     axes.set(xlabel="first coordinate of the pair (model units)", ylabel="second coordinate of the pair (model units)")
     dress(axes)
     legend_below(figure, entries, [note], columns=2, ax=ax)
-    names, points, colours = [], [], []
-    for last, colour in ends:
-        few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
-        named = last.iloc[few]
-        names += [str(name) for name in named[by]]
-        points.append(np.asarray(named[["x", "y"]], dtype=float))
-        colours += [colour] * len(named)
-    if points:
-        name_points(figure, axes, names, np.concatenate(points), drawn, colours=colours, gid="named point")
+    if names:
+        name_points(figure, axes, names, np.concatenate(places), drawn, colours=colours, gid="named point")
     return figure
 
 
@@ -167,7 +154,6 @@ def _draw_paths(axes: Axes, rows: pd.DataFrame, by: str, colour: str) -> pd.Data
     """Draw the rows of each position as a path over the steps; returns the last row of each."""
     rows = rows.sort_values("step", kind="stable")
     paths = [np.asarray(path[["x", "y"]], dtype=float) for _, path in rows.groupby(by, sort=False)]
-    lines = LineCollection(paths, colors=colour, linewidths=1.0, alpha=0.5, zorder=1)
-    lines.set_gid(f"{rows['kind'].iloc[0]} path")
-    axes.add_collection(lines)
+    gid = f"{rows['kind'].iloc[0]} path"
+    axes.add_collection(LineCollection(paths, colors=colour, linewidths=1.0, alpha=0.5, zorder=1, gid=gid))
     return rows.groupby(by, sort=False).tail(1)
