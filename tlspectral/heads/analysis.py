@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
@@ -17,15 +17,22 @@ from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembeddi
 from tlspectral.detectors import detect_heads
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
-from tlspectral.heads.measure import MeasuredHeads, measure_heads, selected
-from tlspectral.heads.null import null_columns
+from tlspectral.heads.measure import (
+    MeasuredHeads,
+    NullSettings,
+    checked_null,
+    forget_blocks,
+    measure_heads,
+    selected,
+    with_null,
+)
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import download_bars, open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.selection import Heads, chosen_layers
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -102,7 +109,10 @@ def analyze_heads(
     tokens; only an ablation shows that a part of an operator is used.
     """
     extras = tuple(extras)
-    check_arguments(null_draws, null_blocks, null_dtype, extras)
+    unknown = [name for name in extras if name not in _EXTRAS]
+    if unknown:
+        raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
+    settings = checked_null(seed, null_draws, null_blocks, null_dtype)
     if layers is not None and heads is not None:
         raise ValueError("layers= and heads= both choose the rows; give one of them")
     if detectors and n_sequences < 2:
@@ -116,9 +126,7 @@ def analyze_heads(
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
-        tables = _loaded_layers(
-            source, indices, chosen, tokens, extras, null_draws, null_blocks, null_dtype, seed, n_jobs, show_progress
-        )
+        tables = _loaded_layers(source, indices, chosen, tokens, extras, settings, n_jobs, show_progress)
     else:
         from tlspectral.heads.streamed import streamed_layers
 
@@ -127,10 +135,7 @@ def analyze_heads(
             source,
             indices,
             chosen,
-            null_draws=null_draws,
-            null_blocks=null_blocks,
-            null_dtype=null_dtype,
-            seed=seed,
+            settings,
             extras=extras,
             checkpoint_dir=checkpoint_dir,
             n_jobs=n_jobs,
@@ -151,10 +156,7 @@ def analyze_heads(
         **source.source,
         "weights_sha256": hashlib.sha256("".join(attrs["digest"] for attrs in layer_attrs).encode()).hexdigest(),
         "versions": _versions(),
-        "seed": seed,
-        "null_draws": null_draws,
-        "null_blocks": null_blocks,
-        "null_dtype": null_dtype,
+        **asdict(settings),
         "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
         "score_check": max(
             (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
@@ -178,10 +180,7 @@ def _loaded_layers(
     chosen: dict[int, list[int]] | None,
     tokens: Any,
     extras: Sequence[str],
-    null_draws: int,
-    null_blocks: Literal["shared", "fresh"],
-    null_dtype: Literal["float32", "float64"],
-    seed: int,
+    settings: NullSettings,
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
@@ -190,17 +189,13 @@ def _loaded_layers(
     with one_thread():
         measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
     if chosen is not None:
-        measured = [selected(layer, chosen[layer.spectra.layer]) for layer in measured]
-    nulls = null_columns(
-        [layer.spectra for layer in measured],
-        draws=null_draws,
-        blocks=null_blocks,
-        dtype=null_dtype,
-        seed=seed,
-        n_jobs=n_jobs,
-        show_progress=show_progress,
-    )
-    tables = [pd.DataFrame(heads.columns).join(null) for heads, null in zip(measured, nulls, strict=True)]
+        measured = [selected(layer, chosen[layer.layer]) for layer in measured]
+    parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
+    try:
+        made = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
+    finally:
+        forget_blocks()
+    tables = list(made.values())
     for table, attrs in zip(tables, layer_attrs, strict=True):
         table.attrs = attrs
     return tables
@@ -243,19 +238,6 @@ def _query_key(
     layer = view.layer(index)
     heads = measure_heads(layer, index, moments=moments, directions=directions)
     return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
-
-
-def check_arguments(null_draws: int, null_blocks: str, null_dtype: str, extras: Sequence[str]) -> None:
-    """Refuse settings that no model can have. Raises ValueError."""
-    unknown = [name for name in extras if name not in _EXTRAS]
-    if unknown:
-        raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
-    if null_blocks not in ("shared", "fresh"):
-        raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
-    if null_dtype not in ("float32", "float64"):
-        raise ValueError(f"null_dtype must be 'float32' or 'float64', not {null_dtype!r}")
-    if null_draws < 2:
-        raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
 
 
 def _versions() -> dict[str, str]:
