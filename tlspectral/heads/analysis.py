@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import scipy.stats
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
@@ -185,59 +184,39 @@ def _loaded_layers(
     show_progress: bool,
 ) -> list[pd.DataFrame]:
     """Return a table for each layer of a loaded model, as `streamed_layers` does."""
-    bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
-        measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
+        measured = _measured(view, indices, tokens, extras, show_progress)
     if chosen is not None:
         measured = [selected(layer, chosen[layer.layer]) for layer in measured]
     parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
     try:
-        made = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
+        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
     finally:
         forget_blocks()
-    tables = list(made.values())
-    for table, attrs in zip(tables, layer_attrs, strict=True):
-        table.attrs = attrs
-    return tables
+    return list(tables.values())
 
 
-def _measure(
-    view: AttentionView,
-    indices: Sequence[int],
-    tokens: Any,
-    extras: Sequence[str],
-    progress: Callable[..., Iterable[int]],
-) -> tuple[list[MeasuredHeads], list[dict[Any, Any]]]:
-    """Measure all but null and detectors. Return each layer's columns and its `attrs`.
-
-    One layer's factors are in memory at a time.
-    """
+def _measured(
+    view: AttentionView, indices: Sequence[int], tokens: Any, extras: Sequence[str], show_progress: bool
+) -> list[MeasuredHeads]:
+    """Measure all but null and detectors, layer by layer: one layer's factors are in memory at a time."""
     check = check_scores(view, tokens)
     asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
     ends_digest = view.ends_digest()
     moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
     directions = position_directions(view) if "position_share" in extras else None
-    measured, layer_attrs = [], []
-    for index in progress(indices):
-        heads, attrs = _query_key(view, index, moments, directions)
+    measured = []
+    for index in tqdm(indices, desc="spectra", unit="layer", leave=False, disable=not show_progress):
+        heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
         output = view.output(index)
         columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
-        attrs |= {"check": check.of_layer(index), "digest": attrs["digest"] + output.digest + ends_digest}
+        digest = heads.attrs["digest"] + output.digest + ends_digest
         del output  # before the next layer is read
-        measured.append(replace(heads, columns=columns))
-        layer_attrs.append(attrs)
-    return measured, layer_attrs
-
-
-def _query_key(
-    view: AttentionView, index: int, moments: EmbeddingMoments, directions: Tensor | None
-) -> tuple[MeasuredHeads, dict[Any, Any]]:
-    """Query-key columns of one layer. Its factors are freed on return: only one layer's are in memory at a time."""
-    layer = view.layer(index)
-    heads = measure_heads(layer, index, moments=moments, directions=directions)
-    return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
+        attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
+        measured.append(replace(heads, columns=columns, attrs=attrs))
+    return measured
 
 
 def _versions() -> dict[str, str]:

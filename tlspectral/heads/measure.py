@@ -50,10 +50,11 @@ def checked_null(
 
 @dataclass(frozen=True)
 class MeasuredHeads:
-    """Columns of a layer's heads, or of some of them, and what else their null is matched to."""
+    """Columns of some or all heads of a layer, what else their null is matched to, and the `attrs` of their table."""
 
     layer: int
     columns: dict[str, Any]
+    attrs: dict[Any, Any]
     effective_dimension: int
     singular_values: Float64[np.ndarray, "heads k"]
 
@@ -80,7 +81,8 @@ def measure_heads(
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = position_shares(w_q, w_k, directions)
-    return MeasuredHeads(index, columns, layer.effective_dimension, metrics.singular_values)
+    attrs = {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
+    return MeasuredHeads(index, columns, attrs, layer.effective_dimension, metrics.singular_values)
 
 
 def selected(measured: MeasuredHeads, heads: Sequence[int]) -> MeasuredHeads:
@@ -97,7 +99,7 @@ def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
     group_sizes = [len(group.singular_values) for group in groups]
     columns |= _identity_columns(first.layer, np.repeat(np.arange(len(groups)), group_sizes))
     singular_values = np.concatenate([group.singular_values for group in groups])
-    return replace(first, columns=columns, singular_values=singular_values)
+    return replace(first, columns=columns, attrs={}, singular_values=singular_values)
 
 
 def _identity_columns(index: int, kv_heads: Sequence[int] | np.ndarray) -> dict[str, Any]:
@@ -131,7 +133,9 @@ def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:
     blocks = _shared_blocks(settings.seed, n, k, draws) if settings.null_blocks == "shared" else fresh_blocks
     observed = {name: measured.columns[name] for name in NULL_COLUMNS}
     null = null_statistics(measured.singular_values, observed, blocks, n, settings.null_dtype)
-    return pd.DataFrame(measured.columns | null)
+    table = pd.DataFrame(measured.columns | null)
+    table.attrs = measured.attrs
+    return table
 
 
 @lru_cache(maxsize=2)

@@ -93,9 +93,7 @@ def layer_bootstrap(
     than some ten layers percentile intervals are too narrow.
     """
     _check_resampling(draws, level)
-    variables, clusters = table_columns(heads, [x, y, *controls]), cluster_indices(heads, cluster)
-    complete = complete_rows(variables) & (clusters >= 0)
-    variables, clusters = variables[complete], clusters[complete]
+    variables, clusters = _complete(heads, [x, y, *controls], cluster)
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -109,7 +107,7 @@ def layer_bootstrap(
         pvalue=min(1.0, float(2 * (far_side + 1) / (len(usable) + 1))) if reason is None else math.nan,
         stderr=float(usable.std(ddof=1)) if reason is None else math.nan,
         n=observed.n,
-        n_dropped=len(complete) - observed.n,
+        n_dropped=len(heads) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -193,9 +191,8 @@ def attenuation(
         raise ValueError("name at least one control to add")
     if draws:
         _check_resampling(draws, level)
-    variables, clusters = table_columns(heads, [x, y, *base, *controls]), cluster_indices(heads, cluster)
-    complete = complete_rows(variables) & (clusters >= 0)
-    variables, clusters, short = variables[complete], clusters[complete], 2 + len(base)
+    variables, clusters = _complete(heads, [x, y, *base, *controls], cluster)
+    short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
     reason = before.reason or after.reason
@@ -222,7 +219,7 @@ def attenuation(
         statistic=share,
         interval=interval,
         n=len(variables),
-        n_dropped=len(complete) - len(variables),
+        n_dropped=len(heads) - len(variables),
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=n_degenerate,
@@ -239,6 +236,15 @@ def _check_resampling(draws: int, level: float) -> None:
         raise ValueError(f"an interval needs at least two draws, found draws={draws}")
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, found {level}")
+
+
+def _complete(
+    heads: pd.DataFrame, names: Sequence[str], cluster: str | Sequence[str]
+) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
+    """Return the named columns and the cluster of the rows that lack none of them."""
+    variables, clusters = table_columns(heads, names), cluster_indices(heads, cluster)
+    complete = complete_rows(variables) & (clusters >= 0)
+    return variables[complete], clusters[complete]
 
 
 def _over_resamples(
