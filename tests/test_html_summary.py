@@ -9,6 +9,7 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.studies.fingerprint.history_questions import formation_crossing
+from tlspectral.studies.fingerprint.rank_tests import mann_whitney
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tasks import Effect
 
@@ -71,7 +72,7 @@ def test_what_is_long_is_cut_and_what_is_odd_is_escaped():
     "result",
     [
         Effect(0.5, 0.1, 0.02),
-        stats.mann_whitney([1.0, 2.0, 3.0], [2.0, 5.0]),
+        mann_whitney([1.0, 2.0, 3.0], [2.0, 5.0]),
         stats.model_permutation_test([1.0, 2.0], [3.0, 4.0]),
         formation_crossing(pd.DataFrame({"step": [0, 1], "prev": [0.0, 1.0], "rope_imag_frac_pct": [0.0, 1.0]})),
     ],

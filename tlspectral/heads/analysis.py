@@ -2,29 +2,35 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
 import pandas as pd
 import scipy.stats
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
-from tlspectral.heads.measure import MeasuredHeads, measure_heads, selected
-from tlspectral.heads.null import null_columns
+from tlspectral.heads.measure import (
+    MeasuredHeads,
+    NullSettings,
+    checked_null,
+    forget_blocks,
+    measure_heads,
+    selected,
+    with_null,
+)
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.selection import Heads, chosen_layers
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, named, stacked
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -101,7 +107,10 @@ def analyze_heads(
     tokens; only an ablation shows that a part of an operator is used.
     """
     extras = tuple(extras)
-    check_arguments(null_draws, null_blocks, null_dtype, extras)
+    unknown = [name for name in extras if name not in _EXTRAS]
+    if unknown:
+        raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
+    settings = checked_null(seed, null_draws, null_blocks, null_dtype)
     if layers is not None and heads is not None:
         raise ValueError("layers= and heads= both choose the rows; give one of them")
     if detectors and n_sequences < 2:
@@ -118,9 +127,7 @@ def analyze_heads(
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
-        tables = _loaded_layers(
-            source, indices, chosen, tokens, extras, null_draws, null_blocks, null_dtype, seed, n_jobs, show_progress
-        )
+        tables = _loaded_layers(source, indices, chosen, tokens, extras, settings, n_jobs, show_progress)
     else:
         from tlspectral.heads.streamed import streamed_layers
 
@@ -129,10 +136,7 @@ def analyze_heads(
             source,
             indices,
             chosen,
-            null_draws=null_draws,
-            null_blocks=null_blocks,
-            null_dtype=null_dtype,
-            seed=seed,
+            settings,
             extras=extras,
             checkpoint_dir=checkpoint_dir,
             n_jobs=n_jobs,
@@ -153,10 +157,7 @@ def analyze_heads(
         **source.source,
         "weights_sha256": hashlib.sha256("".join(attrs["digest"] for attrs in layer_attrs).encode()).hexdigest(),
         "versions": _versions(),
-        "seed": seed,
-        "null_draws": null_draws,
-        "null_blocks": null_blocks,
-        "null_dtype": null_dtype,
+        **asdict(settings),
         "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
         "score_check": max(
             (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
@@ -180,84 +181,44 @@ def _loaded_layers(
     chosen: dict[int, list[int]] | None,
     tokens: Any,
     extras: Sequence[str],
-    null_draws: int,
-    null_blocks: Literal["shared", "fresh"],
-    null_dtype: Literal["float32", "float64"],
-    seed: int,
+    settings: NullSettings,
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
     """Return a table for each layer of a loaded model, as `streamed_layers` does."""
-    bar = partial(tqdm, desc="spectra", unit="layer", leave=False, disable=not show_progress)
     with one_thread():
-        measured, layer_attrs = _measure(view, indices, tokens, extras, bar)
+        measured = _measured(view, indices, tokens, extras, show_progress)
     if chosen is not None:
-        measured = [selected(layer, chosen[layer.spectra.layer]) for layer in measured]
-    nulls = null_columns(
-        [layer.spectra for layer in measured],
-        draws=null_draws,
-        blocks=null_blocks,
-        dtype=null_dtype,
-        seed=seed,
-        n_jobs=n_jobs,
-        show_progress=show_progress,
-    )
-    tables = [pd.DataFrame(heads.columns).join(null) for heads, null in zip(measured, nulls, strict=True)]
-    for table, attrs in zip(tables, layer_attrs, strict=True):
-        table.attrs = attrs
-    return tables
+        measured = [selected(layer, chosen[layer.layer]) for layer in measured]
+    parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
+    try:
+        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
+    finally:
+        forget_blocks()
+    return list(tables.values())
 
 
-def _measure(
-    view: AttentionView,
-    indices: Sequence[int],
-    tokens: Any,
-    extras: Sequence[str],
-    progress: Callable[..., Iterable[int]],
-) -> tuple[list[MeasuredHeads], list[dict[Any, Any]]]:
-    """Measure all but null and detectors. Return each layer's columns and its `attrs`.
-
-    One layer's factors are in memory at a time.
-    """
+def _measured(
+    view: AttentionView, indices: Sequence[int], tokens: Any, extras: Sequence[str], show_progress: bool
+) -> list[MeasuredHeads]:
+    """Measure all but null and detectors, layer by layer: one layer's factors are in memory at a time."""
     check = check_scores(view, tokens)
     asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
     ends_digest = view.ends_digest()
     moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
     directions = position_directions(view) if "position_share" in extras else None
-    measured, layer_attrs = [], []
-    for index in progress(indices):
-        heads, attrs = _query_key(view, index, moments, directions)
+    measured = []
+    for index in tqdm(indices, desc="spectra", unit="layer", leave=False, disable=not show_progress):
+        heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
         output = view.output(index)
         columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
         if asymmetries is not None:
             columns["score_asym"] = asymmetries[index]
-        attrs |= {"check": check.of_layer(index), "digest": attrs["digest"] + output.digest + ends_digest}
+        digest = heads.attrs["digest"] + output.digest + ends_digest
         del output  # before the next layer is read
-        measured.append(replace(heads, columns=columns))
-        layer_attrs.append(attrs)
-    return measured, layer_attrs
-
-
-def _query_key(
-    view: AttentionView, index: int, moments: EmbeddingMoments, directions: Tensor | None
-) -> tuple[MeasuredHeads, dict[Any, Any]]:
-    """Query-key columns of one layer. Its factors are freed on return: only one layer's are in memory at a time."""
-    layer = view.layer(index)
-    heads = measure_heads(layer, index, moments=moments, directions=directions)
-    return heads, {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
-
-
-def check_arguments(null_draws: int, null_blocks: str, null_dtype: str, extras: Sequence[str]) -> None:
-    """Refuse settings that no model can have. Raises ValueError."""
-    unknown = [name for name in extras if name not in _EXTRAS]
-    if unknown:
-        raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
-    if null_blocks not in ("shared", "fresh"):
-        raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
-    if null_dtype not in ("float32", "float64"):
-        raise ValueError(f"null_dtype must be 'float32' or 'float64', not {null_dtype!r}")
-    if null_draws < 2:
-        raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
+        attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
+        measured.append(replace(heads, columns=columns, attrs=attrs))
+    return measured
 
 
 def _versions() -> dict[str, str]:

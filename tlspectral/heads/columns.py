@@ -1,20 +1,23 @@
-"""Columns of the tables of rounding, comparison and placebos. Those of the head table are in `tables`.
+"""Columns of the tables of rounding, comparison, placebos and statistics. Those of the head table are in `tables`.
 
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from dataclasses import replace
 
+from tlspectral.stats.columns import REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 
-_SPECTRAL = (
+NOISE_COLUMNS = (
     "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
     "rope_imag_frac", "freq_centroid", "hi_freq_dir",
 )
+"""The columns that `weight_noise_band` perturbs."""
+
 _ROUNDING = (
     "How far the unquantised model's numbers lie from these: quantising is no independent noise, and weights elsewhere "
     "moved too."
@@ -54,15 +57,18 @@ _STATISTIC = (
     Column("draws", "Number of draws.", "count", range="2 .. inf", source="the caller"),
 )
 
-_COMPARED = (
+COMPARED_COLUMNS = (
     "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
     "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
     "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", "prev", "dup", "ind", "copying", "positivity",
     "D_head_pct",
 )
+"""The columns of which `compare_heads` gives the difference."""
 
-
-_BANDED = (*_SPECTRAL, "prev", "dup", "ind")
+_BANDED = (*NOISE_COLUMNS, "prev", "dup", "ind")
+_ONE_IN_TWENTY = (
+    "That a larger difference comes from training: one head in twenty is outside where rounding is all there is."
+)
 _CHANGE = (
     COLUMNS["name"],
     Column("change_rank", "Rank of the head by change, 1 for the largest; missing where change is NaN.", "count",
@@ -95,14 +101,11 @@ def _compared_columns(name: str) -> tuple[Column, ...]:
             f"Twice the standard deviation that noise gives {name}_diff, both models taken as independent: rounding "
             "where a noise table has the column, else the spread of its null, else its standard error over sequences "
             "(attrs['bands']). Absent where none is known.", unit, range="0 .. inf",
-            does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
-            "rounding is all there is."),
+            does_not_establish=_ONE_IN_TWENTY),
         Column(f"{name}_outside",
             f"Whether |{name}_diff| exceeds {name}_band; missing where either is NaN. Absent without a band.",
-            "flag",
-            range="False, True",
-            does_not_establish="That a larger difference comes from training: one head in twenty is outside where "
-            "rounding is all there is."),
+            "flag", range="False, True",
+            does_not_establish=_ONE_IN_TWENTY),
     )
 
 
@@ -121,6 +124,38 @@ def _placebo_column(name: str) -> Column:
         does_not_establish=_PLACEBO_LIMIT,
     )
 
+
+_ANOTHER = (
+    Column("statistic",
+        "Which number: partial correlation (of D_head with prev given dir_frac), top-k percentile of D_head (of the "
+        "k strongest previous-token heads), attenuation (share of the partial correlation that RoPE-phase controls "
+        "take), attenuation by placebo (the same with a placebo's phase).", "label",
+        range="four kinds, the placebo by name", source="FP Tables 2 and 3"),
+    Column("method", "Estimator: hybrid (regress, then rank), rank (rank, then regress), or median.", "label",
+        range="hybrid, rank, median", source="FP 6, 7", does_not_establish="Which of them is right where they differ."),
+    Column("value", "The number; for a placebo the mean of its draws.", "correlation, or share",
+        range="-1 .. 1 for a correlation, -inf .. inf for an attenuation", source="FP Tables 2 and 3",
+        does_not_establish="Anything about a positional scheme: one model is one model."),
+    Column("low",
+        "Lower end of a 95 % interval, layers resampled; for a placebo the smallest of its draws. NaN for a "
+        "percentile.", "as value", range="as value", source="FP Table 2",
+        does_not_establish="The spread over models or prompts."),
+    Column("high", "Upper end of that interval; for a placebo the largest of its draws.", "as value", range="as value",
+        source="FP Table 2", does_not_establish="The spread over models or prompts."),
+    Column("pvalue", "p of what pvalue_of says. NaN for an attenuation by the model's own phase.", "probability",
+        range="0 .. 1",
+        does_not_establish="An exact level for the percentile: heads of a layer depend on each other, so that it is "
+        "too small where the top heads share layers."),
+    Column("pvalue_of", "What pvalue tests, in words; None without one.", "text", range="any text, or None"),
+    Column("noise_sd",
+        "Standard deviation of value when query and key weights move within the rounding they are stored with. NaN "
+        "without the model, and for a placebo.", "as value", range="0 .. inf",
+        does_not_establish=_MOVED),
+    Column("n", "Heads behind the number; for a placebo its draws.", "count", range="0 .. inf",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("function", "Function of this package that computes the number.", "label", range="a function"),
+    REASON,
+)
 
 _MODEL = Column("model", "Name of the model: hub id, absolute path, or name of a packaged model.", "label",
     range="any text", source="the caller",
@@ -151,18 +186,20 @@ ANALYZE_MODELS = {
 }
 FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
 WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",
-    (*_HEAD, *(column for name in _SPECTRAL for column in _noise_columns(name))))
+    (*_HEAD, *(column for name in NOISE_COLUMNS for column in _noise_columns(name))))
 WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise_draws`",
-    (_DRAW, *_HEAD, *(COLUMNS[name] for name in _SPECTRAL)))
+    (_DRAW, *_HEAD, *(COLUMNS[name] for name in NOISE_COLUMNS)))
 STATISTIC_NOISE = Table("statistic_noise", "`tlspectral.heads.statistic_noise`", _STATISTIC)
 COMPARE_HEADS = Table("compare_heads", "`tls.compare_heads`",
-    (*_HEAD, *_CHANGE, *(column for name in _COMPARED for column in _compared_columns(name))))
+    (*_HEAD, *_CHANGE, *(column for name in COMPARED_COLUMNS for column in _compared_columns(name))))
 PERMUTED_PAIRING = Table("permuted_pairing",
     "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
     (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,
      *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
+ANOTHER_MODEL = Table("another_model",
+    "`tlspectral.heads.model_statistics.another_model`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
 
 TABLES = (
     ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
-    PERMUTED_PAIRING, *ANALYZE_MODELS.values(),
+    PERMUTED_PAIRING, *ANALYZE_MODELS.values(), ANOTHER_MODEL,
 )

@@ -5,41 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.heads.columns import COMPARE_HEADS
+from tlspectral.heads.columns import COMPARE_HEADS, COMPARED_COLUMNS
 from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
-
-COMPARED_COLUMNS = (
-    "outside_m",
-    "rank",
-    "dir_frac",
-    "D_head",
-    "lam_mass",
-    "imag_mass",
-    "henrici",
-    "content_pos_frac",
-    "self_match",
-    "cond_eig",
-    "spectral_radius",
-    "prin_angle_mean",
-    "prin_angle_max",
-    "dir_frac_z",
-    "D_head_z",
-    "imag_mass_z",
-    "henrici_z",
-    "rope_imag_frac",
-    "freq_centroid",
-    "hi_freq_dir",
-    "prev",
-    "dup",
-    "ind",
-    "copying",
-    "positivity",
-    "D_head_pct",
-)
-"""The columns of which `compare_heads` gives the difference."""
 
 _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
@@ -122,12 +92,16 @@ def compare_heads(
     }
     table = pd.DataFrame(summary | columns)
     table.attrs = {
-        "a": _origin(a),
-        "b": _origin(b),
+        "a": _recorded(a, _ORIGIN),
+        "b": _recorded(b, _ORIGIN),
         "settings": settings,
         "bands": kinds,
         "left_out": {"columns": left_out, "heads": alone},
-        "noise": {key: _noise_origin(noise) for key, noise in (("a", noise_a), ("b", noise_b)) if noise is not None},
+        "noise": {
+            key: _recorded(noise, ("storage", "draws", "seed"))
+            for key, noise in (("a", noise_a), ("b", noise_b))
+            if noise is not None
+        },
     }
     return named(table, COMPARE_HEADS)
 
@@ -205,21 +179,18 @@ def _largest(ratios: dict[str, np.ndarray], count: int) -> tuple[np.ndarray, lis
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
-    settings = {}
-    for key in _SETTINGS:
-        settings[key] = _same_value(key, a.attrs[key], b.attrs[key])
+    settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     detectors = a.attrs["detectors"], b.attrs["detectors"]
     if any(table.attrs["detectors"] is None and bool(table[_DETECTORS].isna().to_numpy().all()) for table in (a, b)):
         return {**settings, "detectors": None}
     if None in detectors:
-        settings["detectors"] = _same_value("detectors", *detectors)
-        return settings
-    settings["detectors"] = {
+        return {**settings, "detectors": _same_value("detectors", *detectors)}
+    same = {
         key: _same_value(f"detectors' {key}", *(attrs.get(key) for attrs in detectors))
         for key in _DETECTOR_SETTINGS
         if any(key in attrs for attrs in detectors)
     }
-    return settings
+    return {**settings, "detectors": same}
 
 
 def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
@@ -246,9 +217,5 @@ def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame,
     return joined
 
 
-def _origin(heads: pd.DataFrame) -> dict[str, Any]:
-    return {key: heads.attrs[key] for key in _ORIGIN if key in heads.attrs}
-
-
-def _noise_origin(noise: pd.DataFrame) -> dict[str, Any]:
-    return {key: noise.attrs[key] for key in ("storage", "draws", "seed") if key in noise.attrs}
+def _recorded(table: pd.DataFrame, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: table.attrs[key] for key in keys if key in table.attrs}

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.analysis import analyze_heads, check_arguments
+from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.columns import ANALYZE_MODELS
+from tlspectral.heads.measure import checked_null
 from tlspectral.heads.model_lists import listed_models
 from tlspectral.models.loading.source import PACKAGED, Source, find_source
 from tlspectral.nulls import one_thread
@@ -105,21 +106,17 @@ def analyze_models(
     What it does not establish: that heads of different models can be compared. Percentiles are within a model, and a
     row's `does_not_establish` says what else hangs on the model.
     """
-    check_arguments(null_draws, null_blocks, null_dtype, ())
+    null = checked_null(seed, null_draws, null_blocks, null_dtype)
     entries = _entries(models)
     folder = Path(os.path.abspath(folder))
     if folder.suffix == ".parquet" or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
-    settings = {
-        "null_draws": null_draws,
-        "null_dtype": null_dtype,
-        "null_blocks": null_blocks,
-        "detectors": detectors,
-        "seed": seed,
-    }
+    settings = {**asdict(null), "detectors": detectors}
     described = {"what": "head tables of many models", "backend": backend, "tlspectral": __version__}
     part_folder = open_parts(folder, described | settings)
-    _make_dataset_folder(folder / "heads")
+    (folder / "heads").mkdir(exist_ok=True)
+    for cut_off in (folder / "heads").glob(".*.part.parquet"):  # of a killed run; some readers take hidden files too
+        cut_off.unlink()
     (folder / _FAILURES).unlink(missing_ok=True)
     shared_out = n_jobs != 1 and (detectors or backend != "auto") and backend_configured()
     inside = {"backend": backend, "n_jobs": 1 if shared_out else n_jobs, "show_progress": show_progress} | settings
@@ -186,13 +183,6 @@ def _file_name(shown: str, kind: str, location: str) -> str:
     """Return a name of a file that no other model has."""
     readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
     return f"{readable}-{hashlib.sha256(f'{kind} {location}'.encode()).hexdigest()[:10]}"
-
-
-def _make_dataset_folder(heads: Path) -> None:
-    """Make the folder, and remove what a killed run was just writing there: some readers take hidden files as well."""
-    heads.mkdir(exist_ok=True)
-    for cut_off in heads.glob(".*.part.parquet"):
-        cut_off.unlink()
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:

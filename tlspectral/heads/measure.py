@@ -1,29 +1,62 @@
-"""Columns that follow from the query-key factors of heads, and the spectra that the null is matched to."""
+"""Columns that follow from the query-key factors of a layer's heads, and their matched null."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.composition import EmbeddingMoments
 from tlspectral.heads.extras import position_shares
-from tlspectral.heads.null import LayerSpectra
 from tlspectral.models.attention import AttentionLayer
-from tlspectral.nulls import NULL_COLUMNS
-from tlspectral.rotary import phase_metrics, phase_norms
-from tlspectral.spectra import HeadMetrics, head_metrics
+from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
+from tlspectral.selection import head_name
+from tlspectral.spectra import head_metrics
 from tlspectral.tables import HEAD_COLUMNS
+
+_NAMES = {column.name for column in HEAD_COLUMNS}
+
+
+@dataclass(frozen=True)
+class NullSettings:
+    """How the matched null is drawn; see `analyze_heads`."""
+
+    seed: int
+    null_draws: int
+    null_blocks: Literal["shared", "fresh"]
+    null_dtype: Literal["float32", "float64"]
+
+
+def checked_null(
+    seed: int,
+    null_draws: int,
+    null_blocks: Literal["shared", "fresh"],
+    null_dtype: Literal["float32", "float64"],
+) -> NullSettings:
+    """Return the settings. Raises ValueError where no model can have them."""
+    if null_blocks not in ("shared", "fresh"):
+        raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
+    if null_dtype not in ("float32", "float64"):
+        raise ValueError(f"null_dtype must be 'float32' or 'float64', not {null_dtype!r}")
+    if null_draws < 2:
+        raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
+    return NullSettings(seed, null_draws, null_blocks, null_dtype)
 
 
 @dataclass(frozen=True)
 class MeasuredHeads:
-    """Columns of a layer's heads, or of some of them, and their spectra."""
+    """Columns of some or all heads of a layer, what else their null is matched to, and the `attrs` of their table."""
 
+    layer: int
     columns: dict[str, Any]
-    spectra: LayerSpectra
+    attrs: dict[Any, Any]
+    effective_dimension: int
+    singular_values: Float64[np.ndarray, "heads k"]
 
 
 def measure_heads(
@@ -40,68 +73,76 @@ def measure_heads(
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
-    columns = _identity_columns(layer, index) | _metric_columns(metrics) | _phase_columns(layer, w_q, w_k)
+    columns = _identity_columns(index, [layer.kv_head(head) for head in range(layer.n_heads)])
+    columns["bilinear"] = [layer.bilinear] * layer.n_heads
+    columns |= {name: value for name, value in vars(metrics).items() if name in _NAMES}
+    if layer.rotary is not None:
+        columns |= phase_columns(w_q, w_k, layer.rotary)
+        columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = position_shares(w_q, w_k, directions)
-    observed = {name: getattr(metrics, name) for name in NULL_COLUMNS}
-    heads = tuple(range(len(w_q)))
-    spectra = LayerSpectra(index, heads, layer.effective_dimension, metrics.singular_values, observed)
-    return MeasuredHeads(columns, spectra)
+    attrs = {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
+    return MeasuredHeads(index, columns, attrs, layer.effective_dimension, metrics.singular_values)
 
 
 def selected(measured: MeasuredHeads, heads: Sequence[int]) -> MeasuredHeads:
     """Return some heads of a layer that was measured whole, in the order of `heads`."""
-    rows, spectra = list(heads), measured.spectra
-    return MeasuredHeads(
-        {name: np.asarray(values)[rows] for name, values in measured.columns.items()},
-        replace(
-            spectra,
-            heads=tuple(rows),
-            singular_values=spectra.singular_values[rows],
-            observed={name: values[rows] for name, values in spectra.observed.items()},
-        ),
-    )
+    rows = list(heads)
+    columns = {name: np.asarray(values)[rows] for name, values in measured.columns.items()}
+    return replace(measured, columns=columns, singular_values=measured.singular_values[rows])
 
 
 def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
     """Join the heads of one layer, of which each key/value group was measured by itself."""
-    names = groups[0].columns
-    columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in names}
-    group_sizes = [len(group.columns["head"]) for group in groups]
-    columns["head"] = np.arange(sum(group_sizes))
-    columns["kv_head"] = np.repeat(np.arange(len(groups)), group_sizes)
-    spectra = [group.spectra for group in groups]
-    index = spectra[0].layer
-    columns["name"] = np.array([f"L{index}H{head}" for head in columns["head"]])
-    whole = LayerSpectra(
-        index,
-        tuple(range(sum(group_sizes))),
-        spectra[0].effective_dimension,
-        np.concatenate([group_spectra.singular_values for group_spectra in spectra]),
-        {name: np.concatenate([group_spectra.observed[name] for group_spectra in spectra]) for name in NULL_COLUMNS},
-    )
-    return MeasuredHeads(columns, whole)
+    first = groups[0]
+    columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
+    group_sizes = [len(group.singular_values) for group in groups]
+    columns |= _identity_columns(first.layer, np.repeat(np.arange(len(groups)), group_sizes))
+    singular_values = np.concatenate([group.singular_values for group in groups])
+    return replace(first, columns=columns, attrs={}, singular_values=singular_values)
 
 
-def _identity_columns(layer: AttentionLayer, index: int) -> dict[str, Any]:
-    heads = np.arange(layer.n_heads)
+def _identity_columns(index: int, kv_heads: Sequence[int] | np.ndarray) -> dict[str, Any]:
+    heads = np.arange(len(kv_heads))
     return {
-        "layer": np.full(layer.n_heads, index),
+        "layer": np.full(len(heads), index),
         "head": heads,
-        "name": [f"L{index}H{head}" for head in heads],
-        "kv_head": [layer.kv_head(int(head)) for head in heads],
-        "bilinear": [layer.bilinear] * layer.n_heads,
+        "name": [head_name(index, head) for head in range(len(heads))],
+        "kv_head": kv_heads,
     }
 
 
-def _metric_columns(metrics: HeadMetrics) -> dict[str, Any]:
-    names = {column.name for column in HEAD_COLUMNS}
-    return {name: value for name, value in vars(metrics).items() if name in names}
+def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str, Float64[np.ndarray, "heads"]]:
+    """Compute `phase_metrics` of heads, as columns."""
+    metrics = phase_metrics(phase_norms(w_q, w_k, rotary), rotary)
+    return {name: value.numpy() for name, value in metrics._asdict().items()}
 
 
-def _phase_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Any]:
-    if layer.rotary is None:
-        return {}
-    phase = phase_metrics(phase_norms(w_q, w_k, layer.rotary), layer.rotary)
-    columns = {name: value.numpy() for name, value in phase._asdict().items()}
-    return columns | {"rotary_fraction": np.full(layer.n_heads, layer.rotary.rotary_fraction)}
+def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:
+    """Return the columns of the heads with null mean, std, z and percentile.
+
+    Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
+    neither the order of layers nor the number of workers. Shared blocks stay in the cache until `forget_blocks`.
+    """
+    n, k, draws = measured.effective_dimension, measured.singular_values.shape[1], settings.null_draws
+
+    def fresh_blocks(row: int) -> Float64[Tensor, "draws k k"]:
+        head = int(measured.columns["head"][row])
+        return haar_blocks(n, k, draws, block_generator(settings.seed, n, k, measured.layer, head))
+
+    blocks = _shared_blocks(settings.seed, n, k, draws) if settings.null_blocks == "shared" else fresh_blocks
+    observed = {name: measured.columns[name] for name in NULL_COLUMNS}
+    null = null_statistics(measured.singular_values, observed, blocks, n, settings.null_dtype)
+    table = pd.DataFrame(measured.columns | null)
+    table.attrs = measured.attrs
+    return table
+
+
+@lru_cache(maxsize=2)
+def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "draws k k"]:
+    return haar_blocks(n, k, draws, block_generator(seed, n, k))
+
+
+def forget_blocks() -> None:
+    """Free the cached shared blocks."""
+    _shared_blocks.cache_clear()

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads import statistic_noise, weight_noise_draws
+from tlspectral.heads.columns import ANOTHER_MODEL
+from tlspectral.heads.noise import statistic_noise, weight_noise_draws
 from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.heads.same_model import require_table_of
-from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
     attenuation,
     hypergeometric_overlap,
@@ -23,6 +24,21 @@ from tlspectral.stats.values import reasons_as_objects
 from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the table, with the defaults of the columns that a statistic lacks."""
+
+    statistic: str
+    method: str
+    value: float
+    n: int
+    function: str
+    interval: tuple[float, float] = (math.nan, math.nan)
+    pvalue: float = math.nan
+    pvalue_of: str | None = None
+    reason: str | None = None
 
 
 def another_model(
@@ -75,7 +91,8 @@ def another_model(
     if model is not None:
         placebo = permuted_pairing(model, draws=placebo_draws, seed=seed) if rotary else pseudo_rope(model)
         rows += [_placebo(heads, placebo, method, shares[method]) for method in _METHODS]
-    table = pd.DataFrame(rows).reset_index(drop=True)
+    table = pd.DataFrame(rows)
+    table["low"], table["high"] = zip(*table["interval"], strict=True)
     table["noise_sd"] = math.nan
     if model is not None:
         perturbed = weight_noise_draws(model, draws=noise_draws, seed=seed, show_progress=show_progress)
@@ -100,9 +117,9 @@ def another_model(
     return named(table, ANOTHER_MODEL)
 
 
-def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
+def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> _Row:
     bootstrap = layer_bootstrap(heads, method=method, draws=draws, seed=seed)
-    return _row(
+    return _Row(
         "partial correlation",
         method,
         bootstrap.statistic,
@@ -115,12 +132,12 @@ def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict
     )
 
 
-def _percentile(heads: pd.DataFrame, k: int) -> dict[str, Any]:
+def _percentile(heads: pd.DataFrame, k: int) -> _Row:
     top_heads = top_head_percentile(heads, k=k)
     as_high = int((heads["D_head"].rank(pct=True) >= top_heads.statistic).sum())
     # The median of k is at or above a value when more than half of the k are.
     chance = hypergeometric_overlap(top_heads.n, as_high, k, (k + 1) // 2)
-    return _row(
+    return _Row(
         f"top-{k} percentile of D_head",
         "median",
         top_heads.statistic,
@@ -131,9 +148,9 @@ def _percentile(heads: pd.DataFrame, k: int) -> dict[str, Any]:
     )
 
 
-def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> dict[str, Any]:
+def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> _Row:
     result = attenuation(heads, method=method, draws=draws, seed=seed)
-    return _row(
+    return _Row(
         "attenuation",
         method,
         result.statistic,
@@ -144,11 +161,9 @@ def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> 
     )
 
 
-def _placebo(
-    heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: Callable[[pd.DataFrame], Any]
-) -> dict[str, Any]:
+def _placebo(heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: Callable[[pd.DataFrame], Any]) -> _Row:
     result = placebo_attenuation(heads, placebo, share)
-    return _row(
+    return _Row(
         f"attenuation by placebo: {result.method}",
         method,
         float(result.draws.mean()),
@@ -159,33 +174,6 @@ def _placebo(
         function="tlspectral.heads.placebos.placebo_attenuation",
         reason=result.reason,
     )
-
-
-def _row(
-    statistic: str,
-    method: str,
-    value: float,
-    *,
-    interval: tuple[float, float] = (math.nan, math.nan),
-    pvalue: float = math.nan,
-    pvalue_of: str | None = None,
-    n: int,
-    function: str,
-    reason: str | None = None,
-) -> dict[str, Any]:
-    low, high = interval
-    return {
-        "statistic": statistic,
-        "method": method,
-        "value": value,
-        "low": low,
-        "high": high,
-        "pvalue": pvalue,
-        "pvalue_of": pvalue_of,
-        "n": n,
-        "function": function,
-        "reason": reason,
-    }
 
 
 def _partial_alone(heads: pd.DataFrame, method: Method) -> float:

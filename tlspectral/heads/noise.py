@@ -11,27 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.heads.columns import STATISTIC_NOISE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
+from tlspectral.heads.columns import NOISE_COLUMNS, STATISTIC_NOISE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
+from tlspectral.heads.measure import phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
-from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
 from tlspectral.tables import named
 from tlspectral.tables.draws import tables_with_draws
 
-NOISE_COLUMNS = (
-    "dir_frac",
-    "D_head",
-    "lam_mass",
-    "imag_mass",
-    "henrici",
-    "content_pos_frac",
-    "spectral_radius",
-    "prin_angle_mean",
-    "rope_imag_frac",
-    "freq_centroid",
-    "hi_freq_dir",
-)
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
 
 
@@ -224,6 +211,5 @@ def _columns(layer: AttentionLayer) -> dict[str, np.ndarray]:
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
     columns = {name: getattr(metrics, name) for name in NOISE_COLUMNS if hasattr(metrics, name)}
     if layer.rotary is not None:
-        phase = phase_metrics(phase_norms(w_q, w_k, layer.rotary), layer.rotary)
-        columns |= {name: value.numpy() for name, value in phase._asdict().items()}
+        columns |= phase_columns(w_q, w_k, layer.rotary)
     return columns

@@ -5,7 +5,7 @@ assumes RoPE in models without it. The metrics need only inner products of colum
 to the triangular factor of its QR decomposition, which has the same inner products, and every draw uses that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float64
-from torch import Tensor
 
 from tlspectral import stats
 from tlspectral.heads.columns import PERMUTED_PAIRING
+from tlspectral.heads.measure import phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.nulls import one_thread
-from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns, phase_metrics, phase_norms
+from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.tables import named
 from tlspectral.tables.draws import tables_with_draws
 from tlspectral.tables.html_summary import html_summary
@@ -64,7 +64,7 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
         )
     layer_tables = []
     with one_thread():
-        for layer in _layers(view):
+        for layer in map(view.layer, range(view.n_layers)):
             drawn = [None] * draws if layer.rotary is None else permuted_geometries(layer.rotary, draws, seed)
             layer_tables.append(_metrics(layer, drawn))
     return _table(layer_tables, view, placebo="permuted_pairing", draws=draws, seed=seed)
@@ -95,7 +95,7 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
     view = attention_view(model)
     layer_tables = []
     with one_thread():
-        for layer in _layers(view):
+        for layer in map(view.layer, range(view.n_layers)):
             if layer.rotary is not None:
                 raise ValueError(
                     f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
@@ -103,10 +103,6 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
                 )
             layer_tables.append(_metrics(layer, [_rotate_half(layer.d_head, base, rotary_dim)]))
     return _table(layer_tables, view, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
-
-
-def _layers(view: AttentionView) -> Iterator[AttentionLayer]:
-    return (view.layer(index) for index in range(view.n_layers))
 
 
 def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:
@@ -131,20 +127,15 @@ def _rotate_half(d_head: int, base: float, rotary_dim: int | None) -> RotaryGeom
     return RotaryGeometry(theta, *pair_columns(width, adjacent=False), d_head)
 
 
-def _triangle(w: Float64[Tensor, "heads d_model d_head"]) -> Float64[Tensor, "heads rows d_head"]:
-    return torch.linalg.qr(w, mode="r").R
-
-
 def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None]) -> pd.DataFrame:
     """Compute the phase metrics of a layer's heads under each geometry, NaN where it is None."""
-    query, key = (_triangle(w) for w in layer.operator_factors())
+    query, key = (torch.linalg.qr(w, mode="r").R for w in layer.operator_factors())
     tables = []
     for draw, geometry in enumerate(geometries):
         if geometry is None:
             values = {name: np.full(layer.n_heads, np.nan) for name in PHASE_COLUMNS}
         else:
-            metrics = phase_metrics(phase_norms(query, key, geometry), geometry)
-            values = {name: value.numpy() for name, value in metrics._asdict().items()}
+            values = phase_columns(query, key, geometry)
         indices = {"draw": draw, "layer": layer.layer, "head": np.arange(layer.n_heads)}
         tables.append(pd.DataFrame(indices | values))
     return pd.concat(tables, ignore_index=True)

@@ -5,9 +5,8 @@ Each layer is measured by itself, in any process, and stored when it is finished
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
 
 import pandas as pd
 from jaxtyping import Float64
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.extras import position_directions
-from tlspectral.heads.measure import joined, measure_heads, selected
-from tlspectral.heads.null import forget_blocks, layer_null
+from tlspectral.heads.measure import NullSettings, forget_blocks, joined, measure_heads, selected, with_null
 from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
@@ -32,10 +30,7 @@ class _Plan:
     """The checkpoint, and the settings that all layers share."""
 
     checkpoint: CheckpointLayers
-    draws: int
-    blocks: Literal["shared", "fresh"]
-    dtype: Literal["float32", "float64"]
-    seed: int
+    null: NullSettings
     directions: Float64[Tensor, "d_model directions"] | None
     heads: dict[int, list[int]] | None
 
@@ -44,11 +39,8 @@ def streamed_layers(
     checkpoint: CheckpointLayers,
     indices: list[int],
     heads: dict[int, list[int]] | None,
+    null: NullSettings,
     *,
-    null_draws: int,
-    null_blocks: Literal["shared", "fresh"],
-    null_dtype: Literal["float32", "float64"],
-    seed: int,
     extras: Iterable[str],
     checkpoint_dir: str | os.PathLike[str] | None,
     n_jobs: int,
@@ -72,15 +64,12 @@ def streamed_layers(
     if "position_share" in extras:
         with one_thread(), checkpoint.layer(indices[0], "positions") as view:
             directions = position_directions(view)
-    plan = _Plan(checkpoint, null_draws, null_blocks, null_dtype, seed, directions, heads)
+    plan = _Plan(checkpoint, null, directions, heads)
     folder = None
     if checkpoint_dir is not None:
         settings = {
             "config_sha256": checkpoint.files.config_digest(),
-            "null_draws": null_draws,
-            "null_blocks": null_blocks,
-            "null_dtype": null_dtype,
-            "seed": seed,
+            **asdict(null),
             "extras": sorted(extras),
             "tlspectral": __version__,
         }
@@ -129,10 +118,6 @@ def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
     measured = joined(groups)
     if plan.heads is not None:
         measured = selected(measured, plan.heads[index])
-    null = layer_null(measured.spectra, draws=plan.draws, blocks=plan.blocks, dtype=plan.dtype, seed=plan.seed)
-    table = pd.DataFrame(measured.columns).join(null)
-    table.attrs = {
-        "check": check.of_layer(0) | {"layer": index},
-        "valid_up_to": raw.valid_up_to,
-    }
+    table = with_null(measured, plan.null)
+    table.attrs = {"check": check.of_layer(0) | {"layer": index}, "valid_up_to": raw.valid_up_to}
     return table

@@ -1,7 +1,10 @@
-"""Intervals from resampling layers. Heads of a layer are not independent, so whole layers are drawn."""
+"""Intervals of a partial correlation, and of the share that added controls take, from resampling layers.
+
+Heads of a layer are not independent, so whole layers are drawn.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
-from tlspectral.stats.correlations import Method, partial_correlation, residual_correlation
+from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
 from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -89,13 +92,11 @@ def layer_bootstrap(
     What it does not establish: anything about other models: layers of one network were trained together. With fewer
     than some ten layers percentile intervals are too narrow.
     """
-    check_resampling(draws, level)
-    variables, clusters = variables_and_clusters(heads, [x, y, *controls], cluster)
-    complete = complete_rows(variables) & (clusters >= 0)
-    variables, clusters = variables[complete], clusters[complete]
+    _check_resampling(draws, level)
+    variables, clusters = _complete(heads, [x, y, *controls], cluster)
     observed = partial_correlation(variables, method)
-    resampled = over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
-    interval, reason = interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
+    resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
+    interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
     if observed.reason is not None:
         interval, reason = (math.nan, math.nan), observed.reason
     usable = resampled[~np.isnan(resampled)]
@@ -106,7 +107,7 @@ def layer_bootstrap(
         pvalue=min(1.0, float(2 * (far_side + 1) / (len(usable) + 1))) if reason is None else math.nan,
         stderr=float(usable.std(ddof=1)) if reason is None else math.nan,
         n=observed.n,
-        n_dropped=len(complete) - observed.n,
+        n_dropped=len(heads) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -117,7 +118,119 @@ def layer_bootstrap(
     )
 
 
-def check_resampling(draws: int, level: float) -> None:
+@dataclass(frozen=True)
+class Attenuation:
+    """A partial correlation before and after controls were added, on the same rows.
+
+    Attributes:
+        before: given the base controls.
+        after: given the base and the added controls.
+        statistic: `1 - after / before`: 0 if nothing changed, 1 if nothing is left, above 1 if the sign changed.
+        interval: of the statistic, percentile over resampled clusters; NaN without draws.
+        n: rows used.
+        n_dropped: rows left out because a value was NaN.
+        n_clusters: clusters among the rows used.
+        draws, n_degenerate, level, seed: of the resampling, as in `LayerBootstrap`.
+        method: of `partial_spearman`.
+        reason: why statistic or interval is NaN, else None.
+    """
+
+    _repr_html_ = html_summary
+
+    before: PartialCorrelation
+    after: PartialCorrelation
+    statistic: float
+    interval: tuple[float, float]
+    n: int
+    n_dropped: int
+    n_clusters: int
+    draws: int
+    n_degenerate: int
+    level: float
+    seed: int
+    method: str
+    reason: str | None = None
+
+
+def attenuation(
+    heads: pd.DataFrame,
+    controls: Sequence[str] = ("rope_imag_frac", "freq_centroid"),
+    *,
+    x: str = "D_head",
+    y: str = "prev",
+    base: Sequence[str] = ("dir_frac",),
+    method: Method = "hybrid",
+    cluster: str | Sequence[str] = "layer",
+    draws: int = 0,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Attenuation:
+    """Share of a partial correlation that goes away with further controls ("Fingerprint, Not Blueprint", Table 3).
+
+    Args:
+        heads: one row per head.
+        controls: the columns added.
+        x, y: the columns correlated.
+        base: the controls both sides have.
+        method: of `partial_spearman`; FP prints both, and they differ materially.
+        cluster, level, seed: of the interval, as in `layer_bootstrap`.
+        draws: resamples for the interval of the share, 0 for none.
+
+    Returns:
+        `Attenuation`. Rows with a NaN in any column used are left out of both sides and counted. The interval is NaN,
+        with a reason, where the interval of the correlation before controls contains 0: a share of it is unbounded.
+
+    Raises:
+        ValueError: no control to add, a column that the table lacks, infinite values under `"hybrid"`, one draw or
+            fewer than none, or a level outside (0, 1).
+
+    What it does not establish: mediation. All these columns come from the same weights: it says how much variance they
+    share, not which of them does the work.
+    """
+    if not controls:
+        raise ValueError("name at least one control to add")
+    if draws:
+        _check_resampling(draws, level)
+    variables, clusters = _complete(heads, [x, y, *base, *controls], cluster)
+    short = 2 + len(base)
+    before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
+    n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
+    reason = before.reason or after.reason
+    if reason is None and before.statistic == 0:
+        reason = "there is no correlation to attenuate"
+    share = 1 - after.statistic / before.statistic if reason is None else math.nan
+    if not draws:
+        reason = reason or "no interval was asked for (draws=0)"
+    elif reason is None:
+        befores = _over_resamples(
+            clusters, draws, seed, lambda rows: residual_correlation(variables[rows, :short], method)[0]
+        )
+        afters = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
+        shares = 1 - np.divide(afters, befores, out=np.full(draws, np.nan), where=befores != 0)
+        n_degenerate = int(np.isnan(shares).sum())
+        (low, high), reason = _interval_or_reason(befores, level, n_clusters)
+        if reason is None and low <= 0 <= high:
+            reason = f"the correlation before controls may be 0 ({low:.3f} to {high:.3f}): a share of it is unbounded"
+        if reason is None:
+            interval, reason = _interval_or_reason(shares, level, n_clusters)
+    return Attenuation(
+        before=before,
+        after=after,
+        statistic=share,
+        interval=interval,
+        n=len(variables),
+        n_dropped=len(heads) - len(variables),
+        n_clusters=n_clusters,
+        draws=draws,
+        n_degenerate=n_degenerate,
+        level=level,
+        seed=seed,
+        method=method,
+        reason=reason,
+    )
+
+
+def _check_resampling(draws: int, level: float) -> None:
     """Refuse numbers of draws and levels that give no interval."""
     if draws < 2:
         raise ValueError(f"an interval needs at least two draws, found draws={draws}")
@@ -125,33 +238,30 @@ def check_resampling(draws: int, level: float) -> None:
         raise ValueError(f"level must lie between 0 and 1, found {level}")
 
 
-def variables_and_clusters(
+def _complete(
     heads: pd.DataFrame, names: Sequence[str], cluster: str | Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """Return the named columns, and the index of each row's cluster."""
-    return table_columns(heads, names), cluster_indices(heads, cluster)
+    """Return the named columns and the cluster of the rows that lack none of them."""
+    variables, clusters = table_columns(heads, names), cluster_indices(heads, cluster)
+    complete = complete_rows(variables) & (clusters >= 0)
+    return variables[complete], clusters[complete]
 
 
-def over_resamples(
+def _over_resamples(
     clusters: Int64[np.ndarray, "rows"], draws: int, seed: int, statistic: Callable[[np.ndarray], float]
 ) -> Float64[np.ndarray, "draws"]:
-    """Compute the statistic of each resample's rows; all NaN with too few clusters to resample."""
+    """Compute the statistic of the rows of each resample; all NaN with too few clusters to resample.
+
+    A resample has as many clusters as there are, drawn with replacement, with all their rows.
+    """
     if len(np.unique(clusters)) < FEWEST_CLUSTERS:
         return np.full(draws, np.nan)
-    return np.array([statistic(rows) for rows in cluster_resamples(clusters, draws, seed)])
-
-
-def cluster_resamples(
-    clusters: Int64[np.ndarray, "rows"], draws: int, seed: int
-) -> Iterator[Int64[np.ndarray, "resampled"]]:
-    """Yield the rows of each resample: as many clusters as there are, drawn with replacement, with all their rows."""
     members = [np.flatnonzero(clusters == cluster) for cluster in np.unique(clusters)]
     drawn = np.random.default_rng(seed).integers(len(members), size=(draws, len(members)))
-    for chosen in drawn:
-        yield np.concatenate([members[cluster] for cluster in chosen])
+    return np.array([statistic(np.concatenate([members[cluster] for cluster in chosen])) for chosen in drawn])
 
 
-def interval_or_reason(
+def _interval_or_reason(
     resampled: Float64[np.ndarray, "draws"], level: float, n_clusters: int
 ) -> tuple[tuple[float, float], str | None]:
     """Return the percentile interval of the values that are not NaN, or NaN and the reason."""

@@ -1,4 +1,7 @@
-"""Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7), and plain ones in a table."""
+"""Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7), and plain ones in a table.
+
+Constant, explained and tied values are found in spite of rounding.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +14,6 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats.columns import SPEARMAN_TABLE
-from tlspectral.stats.false_discovery import benjamini_hochberg
-from tlspectral.stats.residuals import residuals
 from tlspectral.stats.values import (
     Values,
     as_controls,
@@ -27,6 +28,12 @@ from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
+
+# Least squares rounds at about 1e-15 of a column's spread. Residuals closer than this share of it are made equal, so
+# that noise does not order rows that are tied.
+_TIE = 1e-13
+# Where controls leave less than this share of a column, it is a linear function of them and the rest is rounding.
+_EXPLAINED = 1e-10
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,95 @@ def residual_correlation(
     if reason is not None:
         return math.nan, n_controls, reason
     return _pearson(scipy.stats.rankdata(remainder, axis=0) if method == "hybrid" else remainder), n_controls, None
+
+
+def residuals(
+    values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
+) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
+    """Compute the residuals of each column by least squares on the controls, with an intercept.
+
+    Args:
+        values: finite, at least one row.
+        controls: finite; constant and repeated ones are allowed.
+        names: of the columns, for the reason.
+
+    Returns:
+        The residuals (the columns themselves where no control varies), the number of linearly independent controls,
+        and which column is constant or a linear function of the controls, else None.
+    """
+    for column, name in zip(values.T, names, strict=True):
+        if (column == column[0]).all():
+            return values, 0, f"{name} is constant"
+    z = _standardised(controls)
+    if not z.shape[1]:
+        return values, 0, None
+    remainder = values - values.mean(0)
+    spread = np.sqrt((remainder**2).mean(0))
+    coefficients, _, rank, _ = np.linalg.lstsq(z, remainder, rcond=_EXPLAINED)
+    remainder = remainder - z @ coefficients
+    explained = np.sqrt((remainder**2).mean(0)) <= _EXPLAINED * spread
+    if explained.any():
+        return remainder, int(rank), f"{names[int(explained.argmax())]} is a linear function of the controls"
+    return np.column_stack([_tied(*column) for column in zip(remainder.T, _TIE * spread, strict=True)]), int(rank), None
+
+
+def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
+    """Replace values that are less than `closest` above the next lower one by that one."""
+    order = np.argsort(values)
+    ascending = values[order]
+    starts = np.concatenate([[True], np.diff(ascending) > closest])
+    tied = np.empty_like(values)
+    tied[order] = ascending[starts][np.cumsum(starts) - 1]
+    return tied
+
+
+def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
+    """Return the controls that vary, each with mean 0 and variance 1."""
+    centred = controls - controls.mean(0)
+    spread = np.sqrt((centred**2).mean(0))
+    varying = spread > _TIE * np.abs(controls).max(0, initial=0)
+    return centred[:, varying] / spread[varying]
+
+
+@dataclass(frozen=True, eq=False)
+class FalseDiscovery:
+    """Adjusted p-values, in the order the p-values came in.
+
+    Attributes:
+        q: Benjamini and Hochberg's, [tests]: the smallest false discovery rate at which the test is rejected.
+        n: tests in the family, those with a NaN not counted.
+    """
+
+    _repr_html_ = html_summary
+
+    q: Float64[np.ndarray, "tests"]
+    n: int
+
+
+def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
+    """Benjamini and Hochberg's false discovery rate over one family of tests ("Fingerprint, Not Blueprint", Table 4).
+
+    Args:
+        pvalues: [tests], from 0 to 1. A NaN is no test: its q is NaN and it does not count in the family.
+
+    Returns:
+        `FalseDiscovery`.
+
+    Raises:
+        ValueError: not one-dimensional, or a p-value outside [0, 1].
+
+    What it does not establish: control under negative dependence between the tests, or that the family was chosen
+    before the p-values were seen.
+    """
+    given = as_values(pvalues, "pvalues")
+    tested = ~np.isnan(given)
+    p = given[tested]
+    if ((p < 0) | (p > 1)).any():
+        raise ValueError(f"p-values lie between 0 and 1, found {p[(p < 0) | (p > 1)][0]}")
+    q = np.full(len(given), np.nan)
+    if len(p):
+        q[tested] = scipy.stats.false_discovery_control(p)
+    return FalseDiscovery(q, len(p))
 
 
 def spearman_table(

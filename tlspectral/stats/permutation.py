@@ -1,20 +1,17 @@
-"""Exact permutation tests with models as units, and the same test with one model left out."""
+"""Exact permutation tests with models as units."""
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float64
 
-from tlspectral.stats.columns import LEAVE_ONE_MODEL_OUT
-from tlspectral.stats.rank_tests import Alternative
-from tlspectral.stats.values import Values, as_values, reasons_as_objects
-from tlspectral.tables import named
+from tlspectral.stats.values import Values, as_values
 from tlspectral.tables.html_summary import html_summary
+
+Alternative = Literal["two-sided", "less", "greater"]
 
 _MOST_LABELINGS = 200_000
 
@@ -96,56 +93,6 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
         alternative=alternative,
         method=f"difference of means, exact over {len(in_x)} labelings",
     )
-
-
-def leave_one_model_out(
-    values: Mapping[str, float] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
-) -> pd.DataFrame:
-    """Repeat the permutation test with each model left out ("Fingerprint, Not Blueprint", section 6).
-
-    Args:
-        values: one value per model, by name: a mapping or a Series.
-        groups: the group of each model, by name; two groups.
-
-    Returns:
-        DataFrame `left_out, separated, gap, pvalue, floor, n_permutations, reason`, one model a row, the fields of
-        `ModelPermutation` (two-sided). Where the model left out was its group's only one, NaN with a reason.
-
-    Raises:
-        ValueError: a model without a value or without a group, other than two groups, or a value that is not finite.
-
-    What it does not establish: robustness to models that were never in. Each p has its own floor, which is higher than
-    that of all models together.
-    """
-    of_model = grouped_models(values, groups)
-    rows: list[dict[str, Any]] = []
-    for left_out in of_model:
-        rest: dict[Hashable, list[float]] = {group: [] for group, _ in of_model.values()}
-        for model, (group, value) in of_model.items():
-            if model != left_out:
-                rest[group].append(value)
-        first, second = rest.values()
-        if first and second:
-            rows.append({"left_out": left_out, "reason": None} | vars(model_permutation_test(first, second)))
-        else:
-            reason = f"{left_out} is the only model of its group"
-            rows.append({"left_out": left_out, "separated": False, "n_permutations": 0, "reason": reason})
-    names = ["left_out", "separated", "gap", "pvalue", "floor", "n_permutations", "reason"]
-    return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), LEAVE_ONE_MODEL_OUT)
-
-
-def grouped_models(
-    values: Mapping[str, Any] | pd.Series, groups: Mapping[str, Hashable] | pd.Series
-) -> dict[str, tuple[Hashable, Any]]:
-    """Return group and value of each model, in the order of `values`. Refuse other than two groups."""
-    value_of, group_of = dict(values.items()), dict(groups.items())
-    unmatched = sorted(set(value_of) ^ set(group_of), key=str)
-    if unmatched:
-        raise ValueError(f"models {unmatched} have a value or a group, but not both")
-    labels = list(dict.fromkeys(group_of[model] for model in value_of))
-    if len(labels) != 2:
-        raise ValueError(f"two groups are compared, found {labels}")
-    return {str(model): (group_of[model], value) for model, value in value_of.items()}
 
 
 def _labelings(n: int, n_x: int) -> Bool[np.ndarray, "labelings n"]:

@@ -1,17 +1,12 @@
-"""Within-model percentiles of a model's strongest heads, for one number of heads and for several."""
+"""Sets of heads: within-model percentiles of the strongest ones, and the overlap of two sets."""
 
-from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats.columns import TOP_K_SENSITIVITY
-from tlspectral.stats.permutation import grouped_models, model_permutation_test
 from tlspectral.stats.values import require_columns, table_columns
-from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -91,47 +86,50 @@ def top_head_percentile(
     )
 
 
-def top_k_sensitivity(
-    tables: Mapping[str, pd.DataFrame],
-    groups: Mapping[str, Hashable] | pd.Series,
-    ks: Sequence[int] = (1, 2, 3, 5, 10, 20),
-    *,
-    column: str = "D_head",
-    by: str = "prev",
-) -> pd.DataFrame:
-    """Test whether other numbers of top heads separate two groups of models ("Fingerprint, Not Blueprint", section 6).
+@dataclass(frozen=True)
+class HypergeometricOverlap:
+    """Overlap of two sets of heads.
+
+    Attributes:
+        statistic: heads in both sets.
+        expected: mean number of heads in both sets if one of them is drawn at random.
+        pvalue: probability of at least `statistic` heads in both.
+        n: heads altogether.
+    """
+
+    _repr_html_ = html_summary
+
+    statistic: int
+    expected: float
+    pvalue: float
+    n: int
+
+
+def hypergeometric_overlap(population: int, marked: int, drawn: int, overlap: int) -> HypergeometricOverlap:
+    """Probability that a random set of heads overlaps a marked one as much ("Fingerprint, Not Blueprint", section 5).
 
     Args:
-        tables: the head table of each model, by name.
-        groups: the group of each model, by name; two groups.
-        ks: numbers of top heads.
-        column, by: of `top_head_percentile`.
+        population: heads altogether.
+        marked: heads of the circuit.
+        drawn: heads picked, without replacement.
+        overlap: heads that are both.
 
     Returns:
-        DataFrame `k, gap, separated, upper, pvalue, floor`, one k a row. `gap` is the lowest median of the upper group
-        less the highest of the other, `upper` the name of the group that is above; the p-value and its floor are
-        `model_permutation_test`'s, two-sided.
+        `HypergeometricOverlap`.
 
     Raises:
-        ValueError: what `top_head_percentile` and `leave_one_model_out` refuse; the message names the model.
+        ValueError: counts that cannot be: negative ones, a set larger than the population, an overlap that two sets of
+            these sizes cannot have.
 
-    What it does not establish: independent confirmation: the sets of heads are nested.
+    What it does not establish: anything, if the circuit was written down after the picked heads were seen.
     """
-    of_model = grouped_models(tables, groups)
-    first, second = dict.fromkeys(group for group, _ in of_model.values())
-    rows: list[dict[str, Any]] = []
-    for k in ks:
-        medians: dict[Hashable, list[float]] = {first: [], second: []}
-        for model, (group, table) in of_model.items():
-            try:
-                percentile = top_head_percentile(table, column=column, by=by, k=k)
-            except ValueError as error:
-                raise ValueError(f"{model}: {error}") from error
-            medians[group].append(percentile.statistic)
-        first_medians, second_medians = medians[first], medians[second]
-        upper = (
-            first if min(first_medians) - max(second_medians) >= min(second_medians) - max(first_medians) else second
+    if not (0 <= marked <= population and 0 <= drawn <= population):
+        raise ValueError(f"{marked} marked and {drawn} drawn heads do not fit into a population of {population}")
+    least, most = max(0, marked + drawn - population), min(marked, drawn)
+    if not least <= overlap <= most:
+        raise ValueError(
+            f"{marked} and {drawn} of {population} heads have {least} to {most} in common, and cannot have {overlap}"
         )
-        rows.append({"k": k, "upper": upper} | vars(model_permutation_test(first_medians, second_medians)))
-    names = ["k", "gap", "separated", "upper", "pvalue", "floor"]
-    return named(pd.DataFrame(rows, columns=names), TOP_K_SENSITIVITY)
+    chance = scipy.stats.hypergeom(population, marked, drawn)
+    expected = marked * drawn / population if population else 0.0
+    return HypergeometricOverlap(overlap, expected, min(1.0, float(chance.sf(overlap - 1))), population)

@@ -2,7 +2,7 @@
 
 Only looking up the tables of other rooms loads torch and TransformerLens."""
 
-from tlspectral.tables.column import Column, Table
+from tlspectral.tables.column import Column, Table, named
 from tlspectral.tables.every_table import TABLES, describe_table
 from tlspectral.tables.head_columns import (
     COLUMNS,
@@ -12,10 +12,8 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
-from tlspectral.tables.model_parts import open_model_parts
-from tlspectral.tables.names import named
 from tlspectral.tables.parquet import read_table, write_table
-from tlspectral.tables.parts import PartFolder, open_parts
+from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept

@@ -17,7 +17,6 @@ _MODULES = (
     "detectors.columns",
     "composition",
     "ablation.columns",
-    "heads.statistics_columns",
     "stats.columns",
     "history.columns",
     "tables.published_columns",

@@ -14,8 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.column import Column
-from tlspectral.tables.names import columns_of, remember
+from tlspectral.tables.column import Column, columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"

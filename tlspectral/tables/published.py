@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from tlspectral.tables import published_columns as columns
-from tlspectral.tables.names import named
+from tlspectral.tables.column import named
 
 SOURCE = "Li Hengyu, Fingerprint, Not Blueprint (2026), HengyuLi-Ozaki-lab/qk-spectral-fingerprint"
 LICENCE = "CC-BY-4.0"
@@ -141,15 +141,13 @@ def published_constrained(strength: float = 10.0) -> ConstrainedTables:
     """
     if strength not in _STRENGTHS:
         raise ValueError(f"no constrained runs of strength {strength} were published: there are 10 and 1")
-    read = {name: _read(f"constrained_{name}", strength=strength) for name in columns.PUBLISHED_CONSTRAINED}
-    selected = {name: _of_strength(table, strength) for name, table in read.items()}
-    return ConstrainedTables(**{name: named(selected[name], columns.PUBLISHED_CONSTRAINED[name]) for name in selected})
-
-
-def _of_strength(table: pd.DataFrame, strength: float) -> pd.DataFrame:
-    selected = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
-    selected.attrs = dict(table.attrs)
-    return selected
+    selected = {}
+    for name, documented in columns.PUBLISHED_CONSTRAINED.items():
+        table = _read(f"constrained_{name}", strength=strength)
+        rows = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
+        rows.attrs = table.attrs
+        selected[name] = named(rows, documented)
+    return ConstrainedTables(**selected)
 
 
 def _require_published(name: str, names: Sequence[str], kind: str) -> None:

@@ -9,9 +9,8 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats import PartialCorrelation
-from tlspectral.stats.correlations import student_pvalue
-from tlspectral.stats.rank_tests import Alternative
-from tlspectral.stats.residuals import residuals
+from tlspectral.stats.correlations import residuals, student_pvalue
+from tlspectral.stats.permutation import Alternative
 from tlspectral.stats.values import complete_rows, table_columns
 
 _FEW = 8  # with so many values or fewer in a group, FP's Mann-Whitney p is exact
