@@ -60,16 +60,16 @@ def score_agreement(
     for score in score_columns:
         for column in columns:
             complete = joined[["layer", score, column]].dropna()
-            ranks = _standard_ranks([complete[name].to_numpy(float) for name in (score, column)])
+            x, y = _standard_ranks([complete[name].to_numpy(float) for name in (score, column)])
             layers, everywhere = complete["layer"].to_numpy(), np.zeros(len(complete))
             rows.append(
                 {
                     "score": score,
                     "column": column,
                     "n": len(complete),
-                    "spearman": _correlation(*ranks),
-                    **_against(*ranks, everywhere, draws, default_rng(seed), ""),
-                    **_against(*ranks, layers, draws, default_rng(seed), "layer_"),
+                    "spearman": _correlation(x, y),
+                    **_against(x, y, everywhere, draws, default_rng(seed), ""),
+                    **_against(x, y, layers, draws, default_rng(seed), "layer_"),
                 }
             )
     table = pd.DataFrame(rows)

@@ -160,7 +160,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     _read(view, layers, intact, take, hooks)
     columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
-    table.attrs = _provenance(view, intact)
+    table.attrs = {**_provenance(view, intact)}
     return named(table, FREQUENCY_NORMS)
 
 

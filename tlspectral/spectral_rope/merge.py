@@ -38,12 +38,7 @@ def merge(model: Any) -> Any:
     view = attention_view(model)
     for index, module in layers.items():
         _require_foldable(index, module, normed=view.raw(index).q_norm is not None)
-    if isinstance(model, SpectralModel):
-        merged = copy.deepcopy(model.base)
-    else:
-        merged = copy.deepcopy(model)
-        del merged.spectral, merged._placement
-        merged.__class__ = hooked_transformer_class()
+    merged = _copy_without_rotations(model)
     target = attention_view(merged)
     for index in layers:
         geometry = model.spectral_geometry(index)
@@ -53,6 +48,15 @@ def merge(model: Any) -> Any:
             if raw.b_q is not None:
                 raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
     _require_equal(model, merged)
+    return merged
+
+
+def _copy_without_rotations(model: Any) -> Any:
+    if isinstance(model, SpectralModel):
+        return copy.deepcopy(model.base)
+    merged = copy.deepcopy(model)
+    del merged.spectral, merged._placement
+    merged.__class__ = hooked_transformer_class()
     return merged
 
 
