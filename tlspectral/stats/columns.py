@@ -1,4 +1,4 @@
-"""Columns of the tables of statistics over head tables.
+"""Columns of the tables of statistics over head tables, of one model or of several.
 
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
@@ -65,6 +65,38 @@ _TRIAGE = (
     _N_DROPPED, REASON,
 )
 
+_FEW_MODELS = "That the groups differ for the reason they are named after: models that share a scheme share more."
+_FLOOR = "A small p where floor is high: with few models even perfect separation has a p near its floor."
+_NESTED = "Independent confirmation: the sets of heads are nested."
+
+_GAP = Column("gap",
+    "Lowest value of the upper group less the highest of the other; above 0 where the groups do not overlap.",
+    "of the values", range="-inf .. inf", source="FP 6", does_not_establish=_FEW_MODELS)
+_SEPARATED = Column("separated", "Whether gap is above 0.", "flag", range="False, True", source="FP 6",
+    does_not_establish=_FEW_MODELS)
+_PVALUE = Column("pvalue",
+    "Two-sided share of all labelings of the models whose difference of means is at least as large in absolute value.",
+    "probability", range="0 .. 1", source="FP 6", also_known_as="exact permutation test", does_not_establish=_FLOOR)
+_FLOOR_COLUMN = Column("floor", "Smallest pvalue that any labeling of these values could have.", "probability",
+    range="0 .. 1")
+_LEFT_OUT = (
+    Column("left_out", "The model that is left out of the test.", "label", range="a model", source="FP 6",
+        does_not_establish="Robustness to models that were never in."),
+    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN,
+    Column("n_permutations", "Labelings of the models that are left.", "count", range="0 .. 200,000", source="FP 6"),
+    REASON,
+)
+_BY_K = (
+    Column("k", "Strongest heads per model whose median percentile is compared.", "count", range="1 .. heads",
+        source="FP 6", does_not_establish=_NESTED),
+    _GAP, _SEPARATED,
+    Column("upper", "Group of models that is above.", "label", range="a group",
+        does_not_establish="That it is above as a whole: see separated."),
+    _PVALUE, _FLOOR_COLUMN,
+)
+
 SPEARMAN_TABLE = Table("spearman_table", "`tlspectral.stats.spearman_table`", _SPEARMAN)
 TRIAGE = Table("triage", "`tlspectral.stats.triage`", _TRIAGE)
-TABLES = (SPEARMAN_TABLE, TRIAGE)
+LEAVE_ONE_MODEL_OUT = Table("leave_one_model_out", "`tlspectral.stats.leave_one_model_out`", _LEFT_OUT)
+TOP_K_SENSITIVITY = Table("top_k_sensitivity", "`tlspectral.stats.top_k_sensitivity`", _BY_K)
+TABLES = (SPEARMAN_TABLE, TRIAGE, LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY)

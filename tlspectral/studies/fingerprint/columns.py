@@ -1,6 +1,5 @@
 """Columns of the tables around the published numbers of Li, "Fingerprint, Not Blueprint" (FP, 2026)."""
 
-from tlspectral.stats.columns import REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.published_columns import ARM, CHECKPOINT_STEP, N_HEADS
@@ -110,36 +109,6 @@ _RANKS = (
         source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
 )
 
-_FEW_MODELS = "That the groups differ for the reason they are named after: models that share a scheme share more."
-_FLOOR = "A small p where floor is high: with few models even perfect separation has a p near its floor."
-_NESTED = "Independent confirmation: the sets of heads are nested."
-
-_GAP = Column("gap",
-    "Lowest value of the upper group less the highest of the other; above 0 where the groups do not overlap.",
-    "of the values", range="-inf .. inf", source="FP 6", does_not_establish=_FEW_MODELS)
-_SEPARATED = Column("separated", "Whether gap is above 0.", "flag", range="False, True", source="FP 6",
-    does_not_establish=_FEW_MODELS)
-_PVALUE = Column("pvalue",
-    "Two-sided share of all labelings of the models whose difference of means is at least as large in absolute value.",
-    "probability", range="0 .. 1", source="FP 6", also_known_as="exact permutation test", does_not_establish=_FLOOR)
-_FLOOR_COLUMN = Column("floor", "Smallest pvalue that any labeling of these values could have.", "probability",
-    range="0 .. 1")
-_LEFT_OUT = (
-    Column("left_out", "The model that is left out of the test.", "label", range="a model", source="FP 6",
-        does_not_establish="Robustness to models that were never in."),
-    _SEPARATED, _GAP, _PVALUE, _FLOOR_COLUMN,
-    Column("n_permutations", "Labelings of the models that are left.", "count", range="0 .. 200,000", source="FP 6"),
-    REASON,
-)
-_BY_K = (
-    Column("k", "Strongest heads per model whose median percentile is compared.", "count", range="1 .. heads",
-        source="FP 6", does_not_establish=_NESTED),
-    _GAP, _SEPARATED,
-    Column("upper", "Group of models that is above.", "label", range="a group",
-        does_not_establish="That it is above as a whole: see separated."),
-    _PVALUE, _FLOOR_COLUMN,
-)
-
 _REPLICATION = "`tlspectral.studies.fingerprint.replication."
 
 REPLICATE = Table("replicate",
@@ -152,10 +121,4 @@ SIDE_BY_SIDE = Table("side_by_side",
     f"{_REPLICATION}side_by_side`; `tlspectral study replicate --grid TABLE` prints it", _SIDE)
 EVENTUAL_HEAD_RANK = Table("eventual_head_rank",
     "`tlspectral.studies.fingerprint.history_questions.eventual_head_rank`", _RANKS)
-LEAVE_ONE_MODEL_OUT = Table("leave_one_model_out",
-    "`tlspectral.studies.fingerprint.model_groups.leave_one_model_out`", _LEFT_OUT)
-TOP_K_SENSITIVITY = Table("top_k_sensitivity", "`tlspectral.studies.fingerprint.model_groups.top_k_sensitivity`", _BY_K)
-TABLES = (
-    REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, EVENTUAL_HEAD_RANK, LEAVE_ONE_MODEL_OUT,
-    TOP_K_SENSITIVITY,
-)
+TABLES = (REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, EVENTUAL_HEAD_RANK)

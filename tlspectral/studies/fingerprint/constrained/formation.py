@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import benjamini_hochberg
+from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
-from tlspectral.studies.fingerprint.rank_tests import mann_whitney
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 

@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.stats import benjamini_hochberg
+from tlspectral.stats import benjamini_hochberg, mann_whitney
 from tlspectral.studies.fingerprint.columns import SIDE_BY_SIDE
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
-from tlspectral.studies.fingerprint.rank_tests import mann_whitney
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.tables import named
 from tlspectral.tables.published import published_constrained

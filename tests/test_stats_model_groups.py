@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from described import assert_described
 
-from tlspectral.stats import model_permutation_test, top_head_percentile
-from tlspectral.studies.fingerprint.model_groups import leave_one_model_out, top_k_sensitivity
+from tlspectral.stats import leave_one_model_out, model_permutation_test, top_head_percentile, top_k_sensitivity
 
 # Top-5 medians of FP's Table 2, last column.
 MEDIANS = {
