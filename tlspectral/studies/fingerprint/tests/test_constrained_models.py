@@ -20,7 +20,7 @@ from tlspectral.studies.common import (
     train,
 )
 from tlspectral.studies.common.random_map import evaluate, token_losses
-from tlspectral.studies.common.trainer import held_out_sequences, training_steps
+from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.measures import (
     KERNEL_OFFSETS,
@@ -365,13 +365,13 @@ def test_the_paper_preset_starts_where_the_published_run_starts():
 @pytest.mark.slow
 def test_the_paper_preset_follows_the_published_run():
     """200 steps of the free learned-absolute arm: two minutes of one core."""
-    built = AttentionOnlyTransformer(PAPER.config_of(ARMS["ape_free"]), seed=0)
+    training = begin_training(PAPER.config_of(ARMS["ape_free"]), PAPER.training_of(0))
     held_out = held_out_sequences(PAPER.task, PAPER.training)
     seen = {}
     with one_thread():
-        for done in training_steps(built, PAPER.task, PAPER.training_of(0)):
+        for done in training_steps(training, PAPER.task, PAPER.training_of(0)):
             if done in APE_FREE:
-                evaluation = measure(built, held_out, None).evaluation
+                evaluation = measure(training.model, held_out, None).evaluation
                 seen[done] = (evaluation["ce_pred"], evaluation["ce_unpred"])
             if done == max(APE_FREE):
                 break
