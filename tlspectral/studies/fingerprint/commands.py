@@ -1,4 +1,7 @@
-"""Commands of the study of "Fingerprint, Not Blueprint": `replicate`, `schemes`, `constrained`, `formation`."""
+"""Commands of the study of "Fingerprint, Not Blueprint".
+
+`replicate`, `schemes`, `constrained`, `formation`, `beside-published`.
+"""
 
 import math
 import sys
@@ -199,3 +202,29 @@ def formation(
     tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]
     write_figure(draw(*tables), output)
     typer.echo(str(output))
+
+
+@app.command(short_help="a paper-sized grid beside the published runs")
+def beside_published(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of the preset paper.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the three tables.")
+    ] = None,
+) -> None:
+    """Compare a paper-sized grid, finished or not, with the published runs of the same seeds: losses, formation, heads.
+
+    Example: tlspectral study beside-published out/paper
+    """
+    if output is not None:
+        require_writable(output / "steps.parquet")
+    from tlspectral.studies.fingerprint import replication
+    from tlspectral.tables import read_table, write_table
+
+    found = replication.beside_published(
+        {name: read_table(folder / f"{name}.parquet") for name in ("evaluations", "heads")}
+    )
+    typer.echo(replication.beside_markdown(found))
+    if output is not None:
+        for name in ("steps", "runs", "heads"):
+            write_table(getattr(found, name), output / f"{name}.parquet")
+        typer.echo(str(output))

@@ -25,7 +25,6 @@ from tlspectral.studies.fingerprint.constrained import (
     constrained_grid,
     train_cell,
 )
-from tlspectral.studies.fingerprint.constrained.measures import spectral_columns
 from tlspectral.studies.fingerprint.constrained.saved_cells import cell_name
 from tlspectral.tables import read_table
 
@@ -158,22 +157,17 @@ def test_a_cell_gives_its_model_back(tmp_path, arm, adjacent):
         run = train_cell(preset, ARMS[arm], 0)
     kept = cell_model(tmp_path, arm)
     assert all(torch.equal(value, kept.state_dict()[name]) for name, value in run.model.state_dict().items())
-    before = {name: value.clone() for name, value in kept.state_dict().items()}
-    model = kept.to_model()
     tokens = preset.task.sample(5, torch.Generator().manual_seed(1)).tokens
+    model = kept.to_model()
     with torch.no_grad():
-        # Measured: 5e-7, float32 sums in another order; the other pairing is off by 2e-4 even in so short a training.
-        torch.testing.assert_close(model(tokens), kept(tokens), atol=5e-6, rtol=0)
-    heads = tls.analyze_heads(model, null_draws=5, show_progress=False)  # calls verify_scores
-    for name, values in spectral_columns(kept, folded=True).items():
-        # Float32 weights are the same; only columns are in another order.
-        np.testing.assert_allclose(values.flatten(), heads[name], atol=1e-9, rtol=0)
-    with tls.ablate(model, heads, part="antisymmetric"):
-        ablated = model(tokens)
-    assert (ablated - model(tokens)).abs().max() > 1e-5
-    with torch.no_grad():
-        model.embed.weight.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in kept.state_dict().items())
+        # Measured: 7e-7 in logits of up to 2.4; the weights of two steps earlier are off by 0.3.
+        torch.testing.assert_close(model(tokens), run.model(tokens), atol=5e-6, rtol=0)
+        earlier = cell_model(tmp_path, arm, step=4)
+        assert (earlier(tokens) - run.model(tokens)).abs().max() > 0.1
+    heads = tls.analyze_heads(model, null_draws=5, show_progress=False)
+    assert len(heads) == 4
+    with torch.no_grad(), tls.ablate(model, heads, part="output") as ablated:
+        assert (ablated(tokens) - run.model(tokens)).abs().max() > 0.01
 
 
 def test_a_history_of_a_cell(whole):
