@@ -1,15 +1,15 @@
-"""Weights that a training run kept, as checkpoints for `head_history`."""
+"""Weights that a training kept, in memory or in files, as checkpoints for `head_history`."""
 
-from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.models.attention import digest_of_named
-from tlspectral.models.loading.packaged import bridge_from_weights
+from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.saved_training import saved_digest, saved_model, saved_steps
 from tlspectral.studies.common.trainer import TrainingRun
 
 
@@ -24,14 +24,37 @@ def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
     """
     if not run.checkpoints:
         raise ValueError("the run kept no checkpoints: name the steps to train(..., keep_steps=...)")
-    config = asdict(run.model.config)
+    config = run.model.config
     return [
-        (step, LazyCheckpoint(partial(_trained_model, config, weights, step), partial(digest_of_named, weights)))
+        (step, LazyCheckpoint(partial(_from_memory, config, weights, step), partial(digest_of_named, weights)))
         for step, weights in sorted(run.checkpoints.items())
     ]
 
 
-def _trained_model(config: dict[str, Any], weights: dict[str, Tensor], step: int) -> Any:
-    model = bridge_from_weights({**config, "model_name": "own training"}, weights, torch.device("cpu"), torch.float32)
-    model.tlspectral_source = {"model": "own training", "revision": f"step{step}"}
-    return model
+def saved_checkpoints(folder: Path, name: str) -> list[tuple[int, LazyCheckpoint]]:
+    """Return the weights in the folder of a `SavedTraining` as TransformerLens models, `(step, checkpoint)` by step.
+
+    Args:
+        folder: with files of weights; none gives no checkpoints.
+        name: of the model, in tables that are made of it.
+    """
+    return [
+        (step, LazyCheckpoint(partial(_from_file, file, name, step), partial(saved_digest, file)))
+        for step, file in saved_steps(folder).items()
+    ]
+
+
+def _from_memory(config: TransformerConfig, weights: dict[str, Tensor], step: int) -> Any:
+    model = AttentionOnlyTransformer(config)
+    model.load_state_dict(weights)
+    return _at_step(model, "own training", step)
+
+
+def _from_file(file: Path, name: str, step: int) -> Any:
+    return _at_step(saved_model(file), name, step)
+
+
+def _at_step(model: AttentionOnlyTransformer, name: str, step: int) -> Any:
+    bridge = model.to_model()
+    bridge.tlspectral_source = {"model": name, "revision": f"step{step}"}
+    return bridge

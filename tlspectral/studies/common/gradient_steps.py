@@ -12,6 +12,7 @@ def gradient_steps(
     batch_loss: Callable[[int], Float[Tensor, "*runs"]],
     *,
     steps: int,
+    done: int = 0,
     rates_at: Callable[[int], Sequence[float]],
     clipped: Sequence[Sequence[nn.Parameter]] = (),
     clip: float = 1.0,
@@ -24,13 +25,14 @@ def gradient_steps(
         optimizer: with all parameters that are trained; no other parameter gets a gradient.
         batch_loss: loss of the batch of a step, counted from 0. Called once per step, in order. Losses of several runs
             that are trained side by side are added up.
-        steps: gradient steps.
+        steps: gradient steps, those included that are done.
+        done: steps that were taken before; the first one taken here has this number.
         rates_at: learning rate of each group of the optimizer at a step.
         clipped: sets of parameters whose gradient is clipped, each by its own norm.
         clip: largest norm of the gradient of each set.
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for step in range(steps):
+    for step in range(done, steps):
         for group, rate in zip(optimizer.param_groups, rates_at(step), strict=True):
             group["lr"] = rate
         loss = batch_loss(step)

@@ -8,14 +8,15 @@ default and pairs columns t and t + d_head/2. That is the same model with the co
 another order, but training from the same seed gives other weights.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.rotary import times_phase
 
 
@@ -197,6 +198,25 @@ class AttentionOnlyTransformer(nn.Module):
     def layers(self) -> list[Block]:
         """The blocks, by their type."""
         return [block for block in self.blocks if isinstance(block, Block)]
+
+    def to_model(self) -> Any:
+        """Return a copy as a TransformerBridge, which `analyze_heads`, `ablate` and all of TransformerLens take.
+
+        Where rotary pairs are half a head apart, columns of W_Q, W_K and their biases are put in another order: the
+        native model of TransformerLens pairs neighbours. Logits, scores and all columns of the head table stay.
+
+        Example:
+            >>> import tlspectral as tls
+            >>> from tlspectral.studies.common import AttentionOnlyTransformer, TransformerConfig
+            >>> model = AttentionOnlyTransformer(TransformerConfig()).to_model()
+            >>> len(tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False))
+            8
+        """
+        parameter = self.embed.W_E
+        config = {**asdict(self.config), "model_name": "own training"}
+        bridge = bridge_from_weights(config, self.state_dict(), parameter.device, parameter.dtype)
+        bridge.tlspectral_source = {"model": "own training", "revision": None}
+        return bridge
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         """Logits."""

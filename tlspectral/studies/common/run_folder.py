@@ -67,6 +67,7 @@ def finish_runs(
     folder: RunFolder,
     runs: dict[str, tuple[int, Callable[[], dict[str, pd.DataFrame]]]],
     *,
+    store: bool = True,
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[str, dict[str, pd.DataFrame]]:
@@ -75,6 +76,7 @@ def finish_runs(
     Args:
         folder: where each run is written as soon as it is finished.
         runs: by name, the seed and the function that makes the tables.
+        store: whether the tables that are made are those of finished runs; if not, they are returned and not written.
         n_jobs: processes; the tables do not depend on it.
         show_progress: a bar over the runs.
     """
@@ -82,10 +84,16 @@ def finish_runs(
         WorkPart(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
         for name, (seed, make) in runs.items()
     ]
-    finished = finished_parts(
-        parts, folder.parts, description="runs", unit="run", n_jobs=n_jobs, show_progress=show_progress
+    stored = {} if store else {name: table for name in runs if (table := folder.parts.read(name)) is not None}
+    finished = stored | finished_parts(
+        [part for part in parts if part.name not in stored],
+        folder.parts if store else None,
+        description="runs",
+        unit="run",
+        n_jobs=n_jobs,
+        show_progress=show_progress,
     )
-    return {name: unbundled(table) for name, table in finished.items()}
+    return {name: unbundled(finished[name]) for name in runs}
 
 
 def versions() -> dict[str, str]:

@@ -114,11 +114,12 @@ def train(
     steps_to_keep = set(keep_steps)
     if beyond := sorted(steps_to_keep - set(range(settings.steps + 1))):
         raise ValueError(f"keep_steps holds {beyond}; training reaches the whole numbers from 0 to {settings.steps}")
-    model = AttentionOnlyTransformer(config, seed=settings.seed).to(device)
+    training = begin_training(config, settings, device=device)
+    model = training.model
     held_out = held_out_sequences(task, settings)
     history, checkpoints = [], {}
     with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
-        for done in training_steps(model, task, settings, penalty=penalty, penalty_weight=penalty_weight):
+        for done in training_steps(training, task, settings, penalty=penalty, penalty_weight=penalty_weight):
             bar.update(done - bar.n)
             if done in steps_to_keep:
                 weights = model.state_dict()
@@ -137,48 +138,73 @@ def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> Rando
     return task.sample(settings.evaluation_sequences, torch.Generator().manual_seed(_EVALUATION_STREAM))
 
 
+@dataclass(frozen=True)
+class Training:
+    """A model in training, and everything else that its next step depends on.
+
+    Attributes:
+        model: trained in place.
+        optimizer: of all parameters of the model.
+        stream: generator of the training sequences, on the CPU.
+    """
+
+    model: AttentionOnlyTransformer
+    optimizer: torch.optim.AdamW
+    stream: torch.Generator
+
+
+def begin_training(
+    config: TransformerConfig, settings: TrainingSettings, *, device: str | torch.device = "cpu"
+) -> Training:
+    """Make a model with the initial weights of the seed, and its optimizer and sequences before the first step."""
+    model = AttentionOnlyTransformer(config, seed=settings.seed).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return Training(model, optimizer, torch.Generator().manual_seed(_TRAINING_STREAM + settings.seed))
+
+
 def training_steps(
-    model: AttentionOnlyTransformer,
+    training: Training,
     task: RandomMapTask,
     settings: TrainingSettings,
     *,
+    done: int = 0,
     penalty: Penalty | None = None,
     penalty_weight: float = 0.0,
 ) -> Iterator[int]:
-    """Train a model in place; yields how many steps are done, 0 first, so that the caller can measure, or stop.
+    """Train in place; yields how many steps are done, `done` first, so that the caller can measure, save, or stop.
 
     Args:
-        model: with its initial weights.
+        training: of `begin_training`, or as it was after `done` steps.
         task: what to learn.
         settings: how.
+        done: steps that were taken before.
         penalty: added to the loss of every step.
         penalty_weight: factor on it.
 
     Raises:
         ValueError: the task has another vocabulary than the model, or longer sequences than its context.
     """
-    config = model.config
+    model, config = training.model, training.model.config
     if task.vocabulary != config.d_vocab or task.length > config.n_ctx:
         raise ValueError(
             f"the task has {task.vocabulary} tokens in sequences of {task.length}, the model d_vocab={config.d_vocab}"
             f" and n_ctx={config.n_ctx}"
         )
-    stream = torch.Generator().manual_seed(_TRAINING_STREAM + settings.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
     def batch_loss(_: int) -> Float[Tensor, ""]:
-        (tokens,) = to_device_of(model, task.sample(settings.batch_size, stream).tokens)
+        (tokens,) = to_device_of(model, task.sample(settings.batch_size, training.stream).tokens)
         loss = token_losses(model(tokens), tokens).mean()
         return loss if penalty is None else loss + penalty_weight * penalty(model)
 
     losses = gradient_steps(
-        optimizer,
+        training.optimizer,
         batch_loss,
         steps=settings.steps,
+        done=done,
         rates_at=lambda step: [settings.learning_rate_at(step)],
         clipped=[list(model.parameters())],
         clip=settings.clip,
     )
-    yield 0
-    for done, _ in enumerate(losses, start=1):
-        yield done
+    yield done
+    for step, _ in enumerate(losses, start=done + 1):
+        yield step

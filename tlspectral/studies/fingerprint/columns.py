@@ -1,8 +1,10 @@
 """Columns of the tables around the published numbers of Li, "Fingerprint, Not Blueprint" (FP, 2026)."""
 
+from dataclasses import replace
+
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import ARM, CHECKPOINT_STEP, N_HEADS
+from tlspectral.tables.published_columns import ARM, BEHAVIOUR, CHECKPOINT_STEP, N_HEADS, RAW, SEED, STEP
 
 # fmt: off
 _LAYER, _HEAD = COLUMNS["layer"], COLUMNS["head"]
@@ -89,6 +91,56 @@ _SIDE = (
     *_of_runs("both", "the grid's by loss and induction score"),
 )
 
+_ROUNDING = (
+    "That the two were trained differently: another version or processor rounds sums in another order, and training "
+    "amplifies that. See published_sd."
+)
+_PARTING = (
+    ARM, SEED, STEP,
+    Column("measure", "Which column of the evaluations.", "label",
+        range="ce_pred, ce_unpred, prev_best, ind_best, penalty", source="FP 10"),
+    Column("here", "Its value in the grid.", "of the measure", range="-inf .. inf", source="the grid"),
+    Column("published", "Its value in the published run of the same arm and seed.", "of the measure",
+        range="-inf .. inf", source="FP 10"),
+    Column("difference", "here less published.", "of the measure", range="-inf .. inf", does_not_establish=_ROUNDING),
+    Column("published_sd", "Standard deviation (ddof 1) over the five published seeds of the arm at that step.",
+        "of the measure", range="0 .. inf", source="FP 10", does_not_establish="A precise spread: seeds are five."),
+)
+
+
+def _formed(name: str, rule: str) -> tuple[Column, ...]:
+    return (
+        Column(name, f"First evaluation of the grid's run with {rule}; NaN where there is none so far.", "step",
+            range="0 .. steps", source="FP 10", does_not_establish="That it never forms: the run may go on."),
+        Column(f"{name}_published", "The same of the published run.", "step", range="0 .. steps", source="FP 10"),
+    )
+
+
+_PARTED = (
+    ARM, SEED,
+    Column("last_step", "Last step that both runs have an evaluation of.", "step", range="0 .. steps"),
+    Column("same_until",
+        "Last step up to which ce_pred is within 1e-5 nats of the published at all evaluations; NaN where at none.",
+        "step", range="0 .. steps", does_not_establish="That all weights are the same up to there."),
+    Column("largest_difference", "Largest absolute difference of ce_pred over the steps.", "nat", range="0 .. inf",
+        does_not_establish=_ROUNDING),
+    Column("largest_at", "Step of largest_difference.", "step", range="0 .. steps"),
+    *_formed("formed_loss", "ce_pred below half of ln V + 0.15 nats"),
+    *_formed("formed_both", "ce_pred below that and ind_best above 0.5"),
+)
+_PARTED_HEADS = (
+    ARM, SEED, STEP,
+    *(
+        entry
+        for column in (_LAYER, _HEAD, BEHAVIOUR[0], *RAW)
+        for entry in (
+            column,
+            replace(column, name=f"{column.name}_published",
+                meaning=f"{column.name} of the published run's previous-token head at that step.", source="FP 10"),
+        )
+    ),
+)
+
 _AFTERWARDS = (
     "A prediction, if the best of many steps and columns is picked afterwards: weights at neighbouring steps are all "
     "but equal."
@@ -119,6 +171,14 @@ SCHEME_HEADS = Table("scheme_contrast.heads", f"{_REPLICATION}scheme_contrast`: 
 IOI_CLASSES = Table("ioi_classes", f"{_REPLICATION}ioi_classes`", _IOI)
 SIDE_BY_SIDE = Table("side_by_side",
     f"{_REPLICATION}side_by_side`; `tlspectral study replicate --grid TABLE` prints it", _SIDE)
+BESIDE_PUBLISHED = {
+    name: Table(f"beside_published.{name}",
+        f"{_REPLICATION}published_runs.beside_published`: `.{name}`; `tlspectral study beside-published FOLDER -o "
+        f"FOLDER` writes {name}.parquet", columns)
+    for name, columns in (("steps", _PARTING), ("runs", _PARTED), ("heads", _PARTED_HEADS))
+}
 EVENTUAL_HEAD_RANK = Table("eventual_head_rank",
     "`tlspectral.studies.fingerprint.history_questions.eventual_head_rank`", _RANKS)
-TABLES = (REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, EVENTUAL_HEAD_RANK)
+TABLES = (
+    REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, *BESIDE_PUBLISHED.values(), EVENTUAL_HEAD_RANK,
+)

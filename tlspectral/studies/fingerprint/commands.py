@@ -1,4 +1,7 @@
-"""Commands of the study of "Fingerprint, Not Blueprint": `replicate`, `schemes`, `constrained`, `formation`."""
+"""Commands of the study of "Fingerprint, Not Blueprint".
+
+`replicate`, `schemes`, `constrained`, `formation`, `beside-published`.
+"""
 
 import math
 import sys
@@ -140,15 +143,23 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
 @app.command(short_help="train two-layer models with one spectral channel held down")
 def constrained(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed.")
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed."),
     ],
     preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
     arms: Annotated[str | None, typer.Option(help="Arms, with commas between; none: all.")] = None,
-    seeds: Annotated[int, typer.Option(min=2, help="Seeds per arm.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per arm; one leaves nothing to compare.")] = 5,
+    until: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEP", help="Train no further than this step for now. Default: to the end."),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
+
+    Weights and optimizer are kept every 500 steps (paper) or 100 (quick). A command that was stopped at any moment goes
+    on from there when it is given again, and gives the tables it would have given.
 
     Example: tlspectral study constrained -o out/constrained --jobs 2
     """
@@ -160,14 +171,18 @@ def constrained(
         preset,
         arms=[name.strip() for name in names.split(",")],
         seeds=seeds,
+        until=until,
         n_jobs=jobs,
         device=device,
         command=f"tlspectral study constrained --preset {preset} --arms {names} --seeds {seeds}"
+        + f" --until {until}" * (until is not None)
         + f" --device {device}" * (device != "cpu"),
         show_progress=sys.stderr.isatty(),
     )
     for name, table in tables.items():
         typer.echo(f"{output / name}.parquet: {len(table)} rows")
+    if seeds == 1:
+        typer.echo("One seed: contrasts and spreads are over seeds, and are NaN")
     for name in ("formation", "table4"):
         typer.echo(tables[name].round(4).to_string(index=False))
 
@@ -187,3 +202,29 @@ def formation(
     tables = [read_table(folder / f"{name}.parquet") for name in ("evaluations", "formation", "rerouting", "kernels")]
     write_figure(draw(*tables), output)
     typer.echo(str(output))
+
+
+@app.command(short_help="a paper-sized grid beside the published runs")
+def beside_published(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of the preset paper.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the three tables.")
+    ] = None,
+) -> None:
+    """Compare a paper-sized grid, finished or not, with the published runs of the same seeds: losses, formation, heads.
+
+    Example: tlspectral study beside-published out/paper
+    """
+    if output is not None:
+        require_writable(output / "steps.parquet")
+    from tlspectral.studies.fingerprint import replication
+    from tlspectral.tables import read_table, write_table
+
+    found = replication.beside_published(
+        {name: read_table(folder / f"{name}.parquet") for name in ("evaluations", "heads")}
+    )
+    typer.echo(replication.beside_markdown(found))
+    if output is not None:
+        for name in ("steps", "runs", "heads"):
+            write_table(getattr(found, name), output / f"{name}.parquet")
+        typer.echo(str(output))

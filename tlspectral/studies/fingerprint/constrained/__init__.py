@@ -11,6 +11,7 @@ from tlspectral.studies.fingerprint.constrained.grid import constrained_grid
 from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import previous_token_heads, rerouting
+from tlspectral.studies.fingerprint.constrained.saved_cells import cell_checkpoints, cell_model
 
 __all__ = [
     "ARMS",
@@ -18,6 +19,8 @@ __all__ = [
     "Arm",
     "CellRun",
     "Preset",
+    "cell_checkpoints",
+    "cell_model",
     "constrained_grid",
     "formation",
     "formation_tests",

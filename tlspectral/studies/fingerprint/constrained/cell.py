@@ -1,12 +1,14 @@
 """One cell of the grid: a model of one arm and one seed, trained and measured as it learns."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
 
 from tlspectral.studies.common.model import AttentionOnlyTransformer
-from tlspectral.studies.common.trainer import held_out_sequences, training_steps
+from tlspectral.studies.common.saved_training import SavedTraining
+from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained.measures import measure
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, Arm, Preset
 
@@ -33,8 +35,17 @@ class CellRun:
         return {"evaluations": self.evaluations, "heads": self.heads, "kernels": self.kernels}
 
 
-def train_cell(preset: Preset, arm: Arm, seed: int, *, device: str = "cpu", show_progress: bool = False) -> CellRun:
-    """Train one model of the grid from scratch (FP section 10).
+def train_cell(
+    preset: Preset,
+    arm: Arm,
+    seed: int,
+    *,
+    saved: SavedTraining | None = None,
+    until: int | None = None,
+    device: str = "cpu",
+    show_progress: bool = False,
+) -> CellRun:
+    """Train one model of the grid, or go on with it from its last saved step (FP section 10).
 
     The loss is the cross-entropy over all targets, plus the arm's penalty times its weight. Where the preset has
     `stop_after`, training ends so many steps after the first evaluation at which both criteria of formation hold, or
@@ -44,35 +55,53 @@ def train_cell(preset: Preset, arm: Arm, seed: int, *, device: str = "cpu", show
         preset: sizes and schedule.
         arm: positions and constraint.
         seed: of initial weights and training sequences.
+        saved: folder where weights, optimizer and measurements are saved every `preset.save_every` steps and at the
+            end, and from whose last saved step the cell goes on; None keeps nothing. On one thread the weights and
+            tables of a cell that was stopped are, to the bit, those of one that was not.
+        until: train no further than this step; a later call goes on from there. None: to the end. A cell that is
+            further already stays as it is.
         device: where the model is trained.
         show_progress: a bar over steps.
 
     Raises:
         ValueError: a task that does not fit the architecture, or a penalty that does not fit the arm's positions.
+        IncompatibleCheckpoint: the folder holds another training, or a damaged state.
     """
     settings = preset.training_of(seed)
-    model = AttentionOnlyTransformer(preset.config_of(arm), seed=seed).to(device)
+    training = begin_training(preset.config_of(arm), settings, device=device)
     held_out = held_out_sequences(preset.task, settings)
-    evaluations, heads, kernels = [], [], []
-    formed_at = None
-    with tqdm(total=settings.steps, desc=arm.name, unit="step", leave=False, disable=not show_progress) as bar:
-        for done in training_steps(
-            model, preset.task, settings, penalty=arm.penalty, penalty_weight=arm.penalty_weight
-        ):
+    found = None if saved is None else saved.resume(training)
+    start, measured = (0, {"evaluations": [], "heads": [], "kernels": []}) if found is None else found
+    last = settings.steps if until is None else min(until, settings.steps)
+    steps = training_steps(
+        training, preset.task, settings, done=start, penalty=arm.penalty, penalty_weight=arm.penalty_weight
+    )
+    description = f"{arm.name}, seed {seed}"
+    with tqdm(total=last, initial=start, desc=description, unit="step", leave=False, disable=not show_progress) as bar:
+        for done in steps:
             bar.update(done - bar.n)
-            if not settings.evaluates_after(done):
-                continue
-            measurement = measure(model, held_out, arm.penalty)
-            run = {"arm": arm.name, "seed": seed, "step": done}
-            evaluations.append({**run, **measurement.evaluation})
-            heads += [{**run, **row} for row in measurement.heads]
-            kernels += [{**run, **row} for row in measurement.kernels]
-            formed = (
-                measurement.evaluation["ce_pred"] < preset.loss_threshold
-                and measurement.evaluation["ind_best"] > INDUCTION_THRESHOLD
-            )
-            if formed_at is None and formed:
-                formed_at = done
-            if preset.stop_after is not None and formed_at is not None and done >= formed_at + preset.stop_after:
+            is_new = found is None or done > start
+            if is_new and settings.evaluates_after(done):
+                measurement = measure(training.model, held_out, arm.penalty)
+                run = {"arm": arm.name, "seed": seed, "step": done}
+                measured["evaluations"].append({**run, **measurement.evaluation})
+                measured["heads"] += [{**run, **row} for row in measurement.heads]
+                measured["kernels"] += [{**run, **row} for row in measurement.kernels]
+            ends = done >= last or _has_stopped(preset, measured["evaluations"])
+            if saved is not None and is_new and (ends or done % preset.save_every == 0):
+                saved.save(training, done, measured)
+            if ends:
                 break
-    return CellRun(model, pd.DataFrame(evaluations), pd.DataFrame(heads), pd.DataFrame(kernels))
+    return CellRun(training.model, **{name: pd.DataFrame(rows) for name, rows in measured.items()})
+
+
+def _has_stopped(preset: Preset, evaluations: list[dict[str, Any]]) -> bool:
+    """Whether the last evaluation is `stop_after` steps or more behind the first that meets both criteria."""
+    if preset.stop_after is None:
+        return False
+    formed = [
+        row["step"]
+        for row in evaluations
+        if row["ce_pred"] < preset.loss_threshold and row["ind_best"] > INDUCTION_THRESHOLD
+    ]
+    return bool(formed) and evaluations[-1]["step"] >= formed[0] + preset.stop_after

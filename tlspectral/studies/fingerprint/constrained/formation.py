@@ -3,6 +3,7 @@
 The tests are Table 4 of "Fingerprint, Not Blueprint" (FP, section 10).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,7 @@ CONTRASTS = (
 )
 
 
-def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
+def formation_tests(formation: pd.DataFrame, *, finished: Sequence[bool] | pd.Series | None = None) -> pd.DataFrame:
     """Test whether arms form later than others, for the predictions P1 to P4 (FP, Table 4), by both criteria.
 
     One-sided Mann-Whitney tests of steps over seeds, exact with ties, and Benjamini-Hochberg over the contrasts of a
@@ -116,6 +117,7 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
     Args:
         formation: of `formation`, of a grid or of the published tables: `arm, seed, formed_both, formed_loss,
             last_step`.
+        finished: whether the run of each row went to its end; None where all did.
 
     Returns:
         A row per criterion (`both`, `loss`) and contrast whose arms are both there: `criterion, prediction, slower,
@@ -128,25 +130,30 @@ def formation_tests(formation: pd.DataFrame) -> pd.DataFrame:
         Im(M_t) no circuit forms (the strong form). P3 and P4, `no delay`: a symmetric M costs neither learned-absolute
         nor rotary models time. Verdicts at q < 0.05: a `delay` `holds` or is `not shown`; `no delay` is `falsified` or
         `not falsified`; `no formation` `holds` where no run formed, is `falsified` where all did, else `some formed`.
+        A contrast with a run that was not finished is `open`. One with an arm of one seed is `one seed`: there is
+        nothing to test, and its statistics and standard deviation are NaN.
 
     Raises:
-        ValueError: a missing column, or a contrast with an arm of fewer than two seeds.
+        ValueError: a missing column, or no rows.
 
     What it does not establish: more than an order of these arms at these sizes. With five seeds no p-value is below
     1/252; P4's other half, that the circuit works through phase under a symmetric M, is left to `rerouting`.
     """
     needed = ("arm", "seed", "last_step", *(f"formed_{criterion}" for criterion in CRITERIA))
     require(formation, needed, "formation", name="table of formation")
+    ended = pd.Series(True if finished is None else list(finished), index=formation.index)
     present = set(formation["arm"])
     contrasts = [contrast for contrast in CONTRASTS if {contrast.slower, contrast.faster} <= present]
+    unfinished = set(formation.loc[~ended, "arm"])
     rows = []
     for criterion in CRITERIA:
         family = [_row(formation, contrast, criterion) for contrast in contrasts]
-        qvalues = benjamini_hochberg(np.array([row["pvalue"] for row in family])).q
-        paper_qvalues = q_without_minimum(np.array([row["pvalue_paper"] for row in family]))
-        for row, q, q_paper in zip(family, qvalues, paper_qvalues, strict=True):
+        tested = [row for row in family if not np.isnan(row["pvalue"])]
+        qvalues = benjamini_hochberg(np.array([row["pvalue"] for row in tested])).q
+        paper_qvalues = q_without_minimum(np.array([row["pvalue_paper"] for row in tested]))
+        for row, q, q_paper in zip(tested, qvalues, paper_qvalues, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
-            rows.append({**row, "verdict": _verdict(row)})
+        rows += [row | {"verdict": _verdict(row, bool(unfinished & {row["slower"], row["faster"]}))} for row in family]
     return named(pd.DataFrame(rows, columns=list(_COLUMNS)), GRID["table4"])
 
 
@@ -169,6 +176,9 @@ _COLUMNS = (
 )
 
 
+_OF_A_TEST = ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")
+
+
 def _row(formation: pd.DataFrame, contrast: Contrast, criterion: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "criterion": criterion,
@@ -180,22 +190,28 @@ def _row(formation: pd.DataFrame, contrast: Contrast, criterion: str) -> dict[st
     steps = {}
     for name in ("slower", "faster"):
         runs = formation.loc[formation["arm"] == row[name]]
-        if len(runs) < 2:
-            raise ValueError(
-                f"{contrast.prediction} compares {contrast.slower} with {contrast.faster} over seeds, and {row[name]} "
-                f"has {len(runs)}: two at least are needed"
-            )
         formed, last = (runs[column].to_numpy(dtype=np.float64) for column in (f"formed_{criterion}", "last_step"))
         steps[name] = np.where(np.isnan(formed), last, formed)
         row[f"n_{name}"], row[f"not_formed_{name}"] = len(runs), int(np.isnan(formed).sum())
-        row[f"mean_{name}"], row[f"sd_{name}"] = float(steps[name].mean()), float(steps[name].std(ddof=1))
+        row[f"mean_{name}"], row[f"sd_{name}"] = float(steps[name].mean()), _deviation(steps[name])
+    row["ratio"] = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
+    row |= dict.fromkeys((*_OF_A_TEST, "pvalue_paper", "q", "q_paper"), np.nan)
+    if min(row["n_slower"], row["n_faster"]) < 2:
+        return row
     test = mann_whitney(steps["slower"], steps["faster"], alternative="greater")
     row["pvalue_paper"] = mann_whitney_pvalue(steps["slower"], steps["faster"], "greater")
-    row["ratio"] = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
-    return row | {name: getattr(test, name) for name in ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")}
+    return row | {name: getattr(test, name) for name in _OF_A_TEST}
 
 
-def _verdict(row: dict[str, Any]) -> str:
+def _deviation(steps: np.ndarray) -> float:
+    return float(steps.std(ddof=1)) if len(steps) > 1 else np.nan
+
+
+def _verdict(row: dict[str, Any], is_open: bool) -> str:
+    if is_open:
+        return "open"
+    if np.isnan(row["pvalue"]):
+        return "one seed"
     if row["predicted"] == "no formation":
         formed = row["n_slower"] - row["not_formed_slower"]
         return "holds" if formed == 0 else "falsified" if formed == row["n_slower"] else "some formed"

@@ -7,11 +7,13 @@ from pathlib import Path
 import pandas as pd
 
 from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
+from tlspectral.studies.common.saved_training import SavedTraining
 from tlspectral.studies.fingerprint.constrained.cell import train_cell
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
 from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
+from tlspectral.studies.fingerprint.constrained.saved_cells import cell_name, saved_cell
 from tlspectral.tables import named, write_table
 
 
@@ -20,7 +22,8 @@ def constrained_grid(
     preset: str | Preset = "quick",
     *,
     arms: Sequence[str | Arm] = tuple(ARMS),
-    seeds: int = 5,
+    seeds: int | Sequence[int] = 5,
+    until: int | None = None,
     n_jobs: int = 1,
     device: str = "cpu",
     command: str = "",
@@ -28,15 +31,19 @@ def constrained_grid(
 ) -> dict[str, pd.DataFrame]:
     """Train every arm with every seed, or finish a grid that was interrupted, and write its tables (FP section 10).
 
-    A cell is kept in the folder `cells` of `output` as soon as it is finished, so that a grid which is stopped and
-    continued gives the tables it would have given. More arms or seeds can be added to a folder later.
+    A cell is an arm with a seed. Its tables are kept in the folder `cells` of `output` as soon as it is finished, and
+    every `preset.save_every` steps its weights, optimizer and measurements, so that a grid which is stopped at any
+    moment goes on inside its cells and gives the tables it would have given. `cell_model` and `cell_checkpoints` give
+    the trained models back. More arms or seeds can be added to a folder later.
 
     Args:
         output: folder for cells and tables.
         preset: `"quick"`, `"paper"` (FP's own sizes: many hours), or a `Preset`.
         arms: names of `ARMS`, or an `Arm` with a penalty of one's own. What such a penalty computes is not recorded:
             give a changed one a new name.
-        seeds: how many, 0, 1, ...; two at least, since contrasts and spreads are over seeds.
+        seeds: how many, 0, 1, ..., or which. With one there is nothing to compare: what is computed over seeds is NaN.
+        until: train no cell further than this step in this call; a later call goes on from there. The tables are then
+            of what there is, and the verdict of a contrast with unfinished cells is `open`. None: to the end.
         n_jobs: workers among which cells are shared out, by joblib (processes with one thread each) or whatever
             `joblib.parallel_config` says, Dask included. The tables do not depend on it.
         device: where the cells are trained; the data are the same on every device, the rounding is not.
@@ -49,24 +56,28 @@ def constrained_grid(
         there), `rerouting`.
 
     Raises:
-        ValueError: an unknown preset or arm, an arm that is given twice or has the name of another one, fewer than two
-            seeds.
+        ValueError: an unknown preset or arm, an arm or a seed that is given twice, an arm with the name of another
+            one, no seeds, or `until` before the first step.
         IncompatibleCheckpoint: the folder's cells were made with other settings, another version of torch or on
-            another kind of device.
+            another kind of device, or the state of a cell is damaged.
 
     What it does not establish: what the constraints cost a larger model, another task, or another optimiser.
     """
-    preset, chosen = _preset(preset), _arms(arms)
-    if seeds < 2:
-        raise ValueError(f"seeds={seeds}: contrasts and spreads are over seeds, and need two at least")
+    preset, chosen, chosen_seeds = _preset(preset), _arms(arms), _seeds(seeds)
+    if until is not None and until < 1:
+        raise ValueError(f"until={until}: name a step after the start, of {preset.training.steps}")
     folder = open_run_folder(output / "cells", preset.settings(), command=command, device=device)
     runs = {
-        f"{arm.name}_lam{arm.penalty_weight}_seed{seed}": (seed, partial(_cell_tables, preset, arm, seed, device))
+        (name := cell_name(arm, seed)): (
+            seed,
+            partial(_cell_tables, preset, arm, seed, saved_cell(folder.parts, name), until, device),
+        )
         # Seeds outside, so that an unfinished grid has some of each arm.
-        for seed in range(seeds)
+        for seed in chosen_seeds
         for arm in chosen
     }
-    cells = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    to_the_end = until is None or until >= preset.training.steps
+    cells = finish_runs(folder, runs, store=to_the_end, n_jobs=n_jobs, show_progress=show_progress)
     order = {arm.name: index for index, arm in enumerate(chosen)}
     tables = {}
     for name in ("evaluations", "heads", "kernels"):
@@ -75,7 +86,7 @@ def constrained_grid(
             ["arm", "seed"], key=partial(_in_grid_order, order), kind="stable", ignore_index=True
         )
     tables["formation"] = formation(tables["evaluations"], vocabulary=preset.task.vocabulary)
-    tables["table4"] = formation_tests(tables["formation"])
+    tables["table4"] = formation_tests(tables["formation"], finished=_finished(tables["formation"], preset))
     tables["rerouting"] = rerouting(tables["heads"], tables["kernels"])
     for name, table in tables.items():
         table.attrs = {
@@ -89,14 +100,25 @@ def constrained_grid(
                 }
                 for arm in chosen
             },
-            "seeds": list(range(seeds)),
+            "seeds": chosen_seeds,
         }
         write_table(named(table, GRID[name]), output / f"{name}.parquet")
     return tables
 
 
-def _cell_tables(preset: Preset, arm: Arm, seed: int, device: str) -> dict[str, pd.DataFrame]:
-    return train_cell(preset, arm, seed, device=device).tables()
+def _cell_tables(
+    preset: Preset, arm: Arm, seed: int, saved: SavedTraining, until: int | None, device: str
+) -> dict[str, pd.DataFrame]:
+    return train_cell(preset, arm, seed, saved=saved, until=until, device=device).tables()
+
+
+def _finished(formation: pd.DataFrame, preset: Preset) -> pd.Series:
+    """Whether each run went to its end: all steps, or those after formation."""
+    last = formation["last_step"]
+    at_the_end = last == preset.training.steps
+    return (
+        at_the_end if preset.stop_after is None else at_the_end | (last >= formation["formed_both"] + preset.stop_after)
+    )
 
 
 def _in_grid_order(order: dict[str, int], column: pd.Series) -> pd.Series:
@@ -126,4 +148,13 @@ def _arms(arms: Sequence[str | Arm]) -> list[Arm]:
         chosen.append(arm)
     if not chosen:
         raise ValueError(f"no arms were given; there are {', '.join(ARMS)}")
+    return chosen
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    chosen = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if not chosen:
+        raise ValueError(f"seeds={seeds!r}: a grid needs one at least")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"seeds={seeds!r}: a seed comes twice")
     return chosen

@@ -65,6 +65,8 @@ class Preset:
         task: what is learned.
         training: steps, batches, learning rate and how often is evaluated; a cell says which seed.
         stop_after: steps that a cell goes on after both criteria of formation hold; None: always all steps.
+        save_every: steps between those whose weights are kept, and from which a stopped cell goes on. No number depends
+            on it.
     """
 
     name: str
@@ -72,6 +74,11 @@ class Preset:
     task: RandomMapTask
     training: TrainingSettings
     stop_after: int | None
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1:
+            raise ValueError(f"save_every={self.save_every}: the weights of a cell are kept every 1, 2, ... steps")
 
     @property
     def loss_threshold(self) -> float:
@@ -91,6 +98,7 @@ class Preset:
         settings = asdict(self)
         # Cells have positions and a seed of their own.
         del settings["config"]["positional_embedding_type"], settings["training"]["seed"]
+        del settings["save_every"]
         return {**settings, "loss_threshold": self.loss_threshold, "induction_threshold": INDUCTION_THRESHOLD}
 
 
@@ -102,6 +110,7 @@ PAPER = Preset(
     RandomMapTask(vocabulary=64, length=256),
     TrainingSettings(steps=6000, batch_size=64, learning_rate=1e-3, decay_share=0.0, evaluate_every=100),
     stop_after=None,
+    save_every=500,
 )
 """FP's own runs: some 14 hours for 5 arms x 5 seeds on two cores."""
 
@@ -111,6 +120,7 @@ QUICK = Preset(
     RandomMapTask(),
     TrainingSettings(steps=4000, batch_size=32, learning_rate=2e-3, decay_share=0.0, evaluate_every=25),
     stop_after=200,
+    save_every=100,
 )
 """Smaller models that stop soon after the circuit has formed: 18 minutes for 5 arms x 5 seeds on two free cores."""
 

@@ -77,8 +77,27 @@ def test_contrasts_of_the_arms_that_are_there():
     assert list(none) == list(some)
 
 
-def test_one_seed_is_too_few():
-    with pytest.raises(ValueError, match=r"P3 compares ape_sym with ape_free over seeds, and ape_sym has 1: two"):
-        formation_tests(formed({"ape_free": [600, 600], "ape_sym": [1400]}))
+def test_one_seed_is_not_tested_and_leaves_the_others_as_they_are():
+    steps = {"ape_free": [600, 600], "ape_sym": [1400], "rope_free": [900, 1000]}
+    table = formation_tests(formed(steps)).set_index(["criterion", "prediction"])
+    single = table.loc[("loss", "P3")]
+    assert single["verdict"] == "one seed"
+    assert (single["n_slower"], single["n_faster"], single["mean_slower"]) == (1, 2, 1400)
+    assert single["ratio"] == pytest.approx(1400 / 600)
+    assert single[["sd_slower", "statistic", "pvalue", "q", "pvalue_paper", "q_paper", "hodges_lehmann"]].isna().all()
+    tested = table.loc[("loss", "P1")]
+    assert tested["pvalue"] == tested["q"] == pytest.approx(1 / 6)  # the only test of its family
+    assert tested["verdict"] == "not shown"
+
+
+def test_contrasts_of_runs_that_go_on_are_open():
+    runs = formed({**PUBLISHED, "rope_imag": [np.nan] * 5}, last_step=2100)
+    verdicts = formation_tests(runs, finished=runs["arm"] != "rope_imag").set_index("prediction")["verdict"]
+    assert (verdicts["P2"] == "open").all()  # and not that the prediction of no formation holds
+    assert (verdicts[["P1", "P3", "P4"]] != "open").all()
+    assert (formation_tests(runs).set_index("prediction").loc["P2", "verdict"] == "holds").all()
+
+
+def test_a_table_without_steps_of_formation_is_refused():
     with pytest.raises(ValueError, match="formation has no column formed_loss"):
         formation_tests(formed(PUBLISHED).drop(columns="formed_loss"))

@@ -77,6 +77,22 @@ def test_a_grid_that_was_stopped_goes_on_to_the_same_tables(tiny_grid, tmp_path,
     assert left[0] == 0
 
 
+@pytest.mark.parametrize("seeds", [1, [1]])
+def test_one_seed_gives_tables_without_contrasts(tmp_path, tiny_grid, seeds):
+    tables = constrained_grid(tmp_path, TINY, seeds=seeds, show_progress=False)
+    number = 0 if seeds == 1 else 1
+    for name in ("evaluations", "heads", "kernels", "formation"):
+        expected = tiny_grid[1][name]
+        pd.testing.assert_frame_equal(tables[name], expected[expected["seed"] == number].reset_index(drop=True))
+    contrasts = tables["table4"]
+    assert_described(contrasts)
+    assert (contrasts["verdict"] == "one seed").all()
+    assert (contrasts[["n_slower", "n_faster"]] == 1).all(axis=None)
+    assert contrasts[["pvalue", "q", "pvalue_paper", "q_paper", "statistic", "sd_slower"]].isna().all(axis=None)
+    assert tables["rerouting"][["kernel_distance", "free_spread", "distance_ratio"]].isna().all(axis=None)
+    assert tables["heads"].attrs["seeds"] == [number]
+
+
 def test_more_arms_and_seeds_can_be_added(tmp_path, tiny_grid):
     constrained_grid(tmp_path, TINY, arms=["rope_free"], seeds=2, show_progress=False)
     mine = Arm("rope_mine", "rotary", lambda built: built.layers[0].attn.W_V.square().sum(), 0.1)
@@ -108,7 +124,9 @@ def test_what_makes_no_grid_is_refused(tmp_path):
         ({"arms": []}, "no arms were given"),
         ({"arms": ["ape_free", "ape_free"]}, "arm 'ape_free' comes twice"),
         ({"arms": [Arm("ape_sym", "standard", symmetric_penalty, 1.0)]}, "'ape_sym' is the name of another arm"),
-        ({"seeds": 1}, "seeds=1: contrasts and spreads are over seeds, and need two"),
+        ({"seeds": 0}, "seeds=0: a grid needs one"),
+        ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: a seed comes twice"),
+        ({"until": 0}, "until=0: name a step after the start, of 6"),
     ):
         with pytest.raises(ValueError, match=said):
             constrained_grid(tmp_path / "grid", **{"preset": TINY, **given}, show_progress=False)
@@ -138,6 +156,11 @@ def test_the_command(tmp_path, monkeypatch):
     assert "falsified" in done.output
     written = read_table(tmp_path / "table4.parquet").attrs["command"]
     assert written == "tlspectral study constrained --preset quick --arms ape_free, ape_sym --seeds 2"
+    again = [*command, "--arms", "ape_free", "--seeds", "1", "--until", "4"]
+    one = CliRunner().invoke(app, again)
+    assert one.exit_code == 0, one.output
+    assert "One seed: contrasts and spreads are over seeds, and are NaN" in one.output
+    assert read_table(tmp_path / "formation.parquet").attrs["command"].endswith("--seeds 1 --until 4")
     wrong = CliRunner().invoke(app, [*command, "--arms", "ape_fre"])
     assert wrong.exit_code == 2
     assert "is no arm" in wrong.output

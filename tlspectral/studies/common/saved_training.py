@@ -1,0 +1,149 @@
+"""The folder of one training: its weights at saved steps, and all that it needs to go on from the last of them.
+
+`step500.safetensors` holds the weights after 500 steps under TransformerLens' names, `state.safetensors` weights,
+optimizer, generator of sequences and measurements at the last saved step. Both can be read without this package.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tlspectral.errors import BadWeights, IncompatibleCheckpoint
+from tlspectral.models.attention import digest_of_named
+from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.trainer import Training
+from tlspectral.tables import whole_file
+from tlspectral.tables.parquet import naming_file
+
+_STATE = "state.safetensors"
+_WEIGHTS = re.compile(r"step(0|[1-9]\d*)\.safetensors")
+
+
+@dataclass(frozen=True)
+class SavedTraining:
+    """The folder of one training.
+
+    Attributes:
+        path: the folder; it is made when the first step is saved.
+        made_with: everything that the weights depend on, as JSON. Files carry it, and files of another are refused.
+    """
+
+    path: Path
+    made_with: Mapping[str, Any]
+
+    def save(self, training: Training, done: int, measured: Mapping[str, Any]) -> None:
+        """Write the weights after `done` steps, then the state to go on from. Each file appears when it is complete.
+
+        Args:
+            training: as it is after `done` steps.
+            done: steps taken.
+            measured: what was measured so far, as JSON.
+        """
+        weights = training.model.state_dict()
+        facts = {"made_with": self.made_with, "step": done, "config": asdict(training.model.config)}
+        optimizer = training.optimizer.state_dict()["state"]
+        state = {
+            **{f"model.{name}": value for name, value in weights.items()},
+            **{f"optimizer.{i}.{name}": value for i, values in optimizer.items() for name, value in values.items()},
+            "stream": training.stream.get_state(),
+        }
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.path / f"step{done}.safetensors", weights, facts)
+        _write(self.path / _STATE, state, {**facts, "measured": measured})
+
+    def resume(self, training: Training) -> tuple[int, dict[str, Any]] | None:
+        """Bring a training that has just begun to the last saved step.
+
+        Args:
+            training: of `begin_training`, with the same settings as the saved one; changed in place.
+
+        Returns:
+            Steps done and what was measured up to there; None if nothing was saved.
+
+        Raises:
+            IncompatibleCheckpoint: the state is that of another training, or is damaged.
+        """
+        file = self.path / _STATE
+        if not file.exists():
+            return None
+        try:
+            state, facts = _read(file)
+        except BadWeights as error:
+            raise IncompatibleCheckpoint(
+                f"{error}: remove {self.path}, and the training starts from its first step"
+            ) from error
+        made_with = json.loads(json.dumps(dict(self.made_with)))
+        if facts["made_with"] != made_with or facts["config"] != asdict(training.model.config):
+            raise IncompatibleCheckpoint(
+                f"{file} is the state of another training ({facts['made_with']} there, {made_with} now): remove "
+                f"{self.path}, or choose another folder"
+            )
+        training.model.load_state_dict(_below("model", state))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _below("optimizer", state).items():
+            index, moment = name.split(".")
+            moments.setdefault(int(index), {})[moment] = value
+        groups = training.optimizer.state_dict()["param_groups"]
+        training.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        training.stream.set_state(state["stream"])
+        return facts["step"], facts["measured"]
+
+
+def saved_steps(path: Path) -> dict[int, Path]:
+    """Return the files of weights in the folder of a training, by step; none where nothing was saved."""
+    files = path.iterdir() if path.is_dir() else ()
+    steps = {int(match[1]): file for file in files if (match := _WEIGHTS.fullmatch(file.name))}
+    return dict(sorted(steps.items()))
+
+
+def saved_digest(file: Path) -> str:
+    """Return the hash of the weights that a file was written with, without reading them."""
+    return _facts(file)["sha256"]
+
+
+def saved_model(file: Path) -> AttentionOnlyTransformer:
+    """Return the model of a file of weights, on the CPU.
+
+    Raises:
+        BadWeights: the file is damaged.
+    """
+    weights, facts = _read(file)
+    model = AttentionOnlyTransformer(TransformerConfig(**facts["config"]))
+    model.load_state_dict(weights)
+    return model
+
+
+def _write(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    facts = {**facts, "sha256": digest_of_named(here)}
+    with naming_file(file), whole_file(file) as partial:
+        partial.write_bytes(save(here, {"tlspectral": json.dumps(facts)}))
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    facts = _facts(file)
+    with safe_open(file, "pt") as opened:
+        # Copies: the file may be replaced, and rounding can depend on how memory is aligned.
+        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    if digest_of_named(tensors) != facts["sha256"]:
+        raise BadWeights(f"{file} does not hold the numbers that were written to it")
+    return tensors, facts
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return json.loads((opened.metadata() or {})["tlspectral"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BadWeights(f"{file} is not a file of a saved training ({error})") from error
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
