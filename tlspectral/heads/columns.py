@@ -1,11 +1,10 @@
-"""Columns of the tables of rounding, comparison, placebos and statistics. Those of the head table are in `tables`.
+"""Columns of the tables of rounding, comparison and placebos. Those of the head table are in `tables`.
 
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from dataclasses import replace
 
-from tlspectral.stats.columns import REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
@@ -125,38 +124,6 @@ def _placebo_column(name: str) -> Column:
     )
 
 
-_ANOTHER = (
-    Column("statistic",
-        "Which number: partial correlation (of D_head with prev given dir_frac), top-k percentile of D_head (of the "
-        "k strongest previous-token heads), attenuation (share of the partial correlation that RoPE-phase controls "
-        "take), attenuation by placebo (the same with a placebo's phase).", "label",
-        range="four kinds, the placebo by name", source="FP Tables 2 and 3"),
-    Column("method", "Estimator: hybrid (regress, then rank), rank (rank, then regress), or median.", "label",
-        range="hybrid, rank, median", source="FP 6, 7", does_not_establish="Which of them is right where they differ."),
-    Column("value", "The number; for a placebo the mean of its draws.", "correlation, or share",
-        range="-1 .. 1 for a correlation, -inf .. inf for an attenuation", source="FP Tables 2 and 3",
-        does_not_establish="Anything about a positional scheme: one model is one model."),
-    Column("low",
-        "Lower end of a 95 % interval, layers resampled; for a placebo the smallest of its draws. NaN for a "
-        "percentile.", "as value", range="as value", source="FP Table 2",
-        does_not_establish="The spread over models or prompts."),
-    Column("high", "Upper end of that interval; for a placebo the largest of its draws.", "as value", range="as value",
-        source="FP Table 2", does_not_establish="The spread over models or prompts."),
-    Column("pvalue", "p of what pvalue_of says. NaN for an attenuation by the model's own phase.", "probability",
-        range="0 .. 1",
-        does_not_establish="An exact level for the percentile: heads of a layer depend on each other, so that it is "
-        "too small where the top heads share layers."),
-    Column("pvalue_of", "What pvalue tests, in words; None without one.", "text", range="any text, or None"),
-    Column("noise_sd",
-        "Standard deviation of value when query and key weights move within the rounding they are stored with. NaN "
-        "without the model, and for a placebo.", "as value", range="0 .. inf",
-        does_not_establish=_MOVED),
-    Column("n", "Heads behind the number; for a placebo its draws.", "count", range="0 .. inf",
-        does_not_establish="An effective sample size: heads of a layer are not independent."),
-    Column("function", "Function of this package that computes the number.", "label", range="a function"),
-    REASON,
-)
-
 _MODEL = Column("model", "Name of the model: hub id, absolute path, or name of a packaged model.", "label",
     range="any text", source="the caller",
     does_not_establish="Which weights these were: weights_sha256 in the attrs of the model's file does.")
@@ -196,10 +163,8 @@ PERMUTED_PAIRING = Table("permuted_pairing",
     "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
     (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,
      *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
-ANOTHER_MODEL = Table("another_model",
-    "`tlspectral.heads.model_statistics.another_model`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
 
 TABLES = (
     ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
-    PERMUTED_PAIRING, *ANALYZE_MODELS.values(), ANOTHER_MODEL,
+    PERMUTED_PAIRING, *ANALYZE_MODELS.values(),
 )

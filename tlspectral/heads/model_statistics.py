@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.heads.noise import statistic_noise, weight_noise_draws
 from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.heads.same_model import require_table_of
+from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
     attenuation,
     hypergeometric_overlap,
