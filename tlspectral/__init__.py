@@ -51,7 +51,7 @@ _ROOMS = {
     "tasks": ("Task", "evaluate", "induction_loss", "language_loss", "logit_difference"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "rotary", "spectra", "studies"}
+_SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "report", "rotary", "spectra", "studies"}
 
 __all__ = [
     "BlockPrompt",
