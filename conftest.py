@@ -4,6 +4,7 @@ One thread is the faster choice on tiny matrices, and several test processes sha
 """
 
 import functools
+import gc
 import os
 import shutil
 import socket
@@ -24,6 +25,22 @@ torch.set_num_threads(1)
 # A time limit on an example fails on a busy machine, and where the first example imports a library.
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="sample all that the slow tests can, not a part of it")
+
+
+@pytest.fixture(scope="session")
+def full(request):
+    """Whether slow tests are to sample all they can: `make test-slow ARGS=--full`."""
+    return request.config.getoption("--full")
+
+
+def pytest_collection_finish():
+    """Take what the imports made out of garbage collection: it stays, and each full collection would walk over it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A row of Tables 2 and 3 for a further model: every number is that of the function named beside it."""
 
+import functools
 import math
 
 import numpy as np
@@ -78,7 +79,9 @@ def test_an_even_number_of_heads_is_refused():
         another_model(published_heads("gpt2"), k=4)
 
 
-def test_the_command_prints_and_writes(tmp_path):
+def test_the_command_prints_and_writes(tmp_path, monkeypatch):
+    fewer = functools.partial(another_model, bootstrap_draws=100)
+    monkeypatch.setattr("tlspectral.heads.model_statistics.another_model", fewer)
     heads = published_heads("pythia-410m")
     tls.write_table(heads, tmp_path / "heads.parquet")
     done = CliRunner().invoke(app, ["statistics", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "out.parquet")])

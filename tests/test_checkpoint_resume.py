@@ -190,6 +190,6 @@ def test_layers_read_by_threads_leave_weight_tying_as_it_was(tmp_path):
     own = PreTrainedModel.tie_weights
     path = zoo.save_folder("llama", tmp_path / "model")
     with joblib.parallel_config(backend="threading"):
-        for _ in range(5):
+        for _ in range(2):
             tls.analyze_heads(path, detectors=False, null_draws=2, n_jobs=4, show_progress=False)
     assert PreTrainedModel.tie_weights is own

@@ -53,7 +53,13 @@ def test_positional_writes_what_the_library_measures(table, tmp_path):
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
 
 
-@pytest.mark.usefixtures("llama")
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No figures, which take longer here than the tables."""
+    monkeypatch.setattr(command, "_write_figures", lambda *_: None)
+
+
+@pytest.mark.usefixtures("llama", "undrawn")
 def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
     options = [*SMALL, "--table", table, "--draws", 2]
     whole = run("positional", "any", *options, "-o", tmp_path / "whole")
@@ -80,8 +86,9 @@ def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
     assert "was made with other" in other.output
 
 
-@pytest.mark.usefixtures("llama")
-def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path):
+@pytest.mark.usefixtures("llama", "undrawn")
+def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("tlspectral.ablation.bands._TRIES", 5)  # few of six pairs' sets fit: the search would go on
     options = ["--mode", "key", "--table", table, "--bands", 2, "-o", tmp_path / "out"]
     done = run("positional", "any", *SMALL, *options)
     assert done.exit_code == 0, done.output

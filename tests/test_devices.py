@@ -26,10 +26,23 @@ from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spe
 # Grouped keys; query/key norm per head and over heads; softcap and windows; ALiBi; attention that is delegated, with
 # local windows; a quarter of the columns rotated; rope in some layers; learned positions; the other backend.
 OTHERS = ("gemma2", "gptneo", "bloom", "qwen3", "olmo2", "gemma3", "gptj", "neox", "smollm3", "mistral", "gpt2", "opt")
-MODELS = [("bridge", "llama"), *(pytest.param("bridge", name, marks=pytest.mark.slow) for name in OTHERS)]
 on_line_3 = [zoo.needs_hooked, pytest.mark.slow]
-MODELS += [pytest.param("hooked", name, marks=on_line_3) for name in ("llama", "gpt2", "qwen3", "bloom")]
-every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
+# With float64 the same code runs as without, but on the device: one model for each way of computing in float64.
+WITH_FLOAT64 = ("llama", "gemma2", "qwen3", "bloom", "gptj", "gpt2", "olmo2")
+
+
+def model_cases():
+    for backend, name, marks in [
+        ("bridge", "llama", []),
+        *(("bridge", name, [pytest.mark.slow]) for name in OTHERS),
+        *(("hooked", name, on_line_3) for name in ("llama", "gpt2", "qwen3", "bloom")),
+    ]:
+        for float64 in (True, False) if backend == "bridge" and name in WITH_FLOAT64 else (False,):
+            kind = "with_float64" if float64 else "without_float64"
+            yield pytest.param(backend, name, float64, marks=marks, id=f"{kind}-{backend}-{name}")
+
+
+every_model = pytest.mark.parametrize(("backend", "name", "device"), list(model_cases()), indirect=["device"])
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 quiet = {"show_progress": False}
 
@@ -182,11 +195,13 @@ def test_sweeps_are_those_of_the_cpu(name, device):
     for part in parts_of(name):
         if part in ("rotary_band", "long_range"):
             continue
-        for options in (
+        ways = [
             {"tokens": induction, "control": None if part == "output" else "random"},
             {"tokens": induction, "screen": "gradient"},
             {"task": "language", "tokens": text, "attention_mask": mask},
-        ):
+        ]
+        # What is removed and how its effect is found do not know of each other: all ways with one part.
+        for options in ways if part == "symmetric" else ways[:2] if part == "rope_phase" else ways[:1]:
             first, second = (
                 tls.ablation_sweep(one, part, heads=heads, **given, **quiet)
                 for one, given in ((cpu, options), (model, {k: _moved(v, device) for k, v in options.items()}))

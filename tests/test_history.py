@@ -224,9 +224,9 @@ def test_the_model_is_not_changed():
     assert model.training
 
 
-@pytest.mark.parametrize("name", ["neox", "gpt2"])
-def test_public_architectures(name):
-    found = head_history([(1, zoo.bridge(name)), (2, zoo.bridge(name, seed=1))], **QUICK)
+@pytest.mark.parametrize(("name", "detectors"), [("neox", True), ("gpt2", False)])
+def test_public_architectures(name, detectors):
+    found = head_history([(1, zoo.bridge(name)), (2, zoo.bridge(name, seed=1))], detectors=detectors, **QUICK)
     rotary = name == "neox"
     assert found.heads["rope_imag_frac_pct"].notna().all() == rotary
     assert found.summary["rope_imag_frac_null_median"].notna().all() == rotary
@@ -286,7 +286,7 @@ def test_a_generator_of_models_is_not_run_ahead():
         for step in range(3):
             yield step, watched(alive, step)()
 
-    assert head_history(models(), **QUICK).steps == [0, 1, 2]
+    assert head_history(models(), detectors=False, **QUICK).steps == [0, 1, 2]
 
 
 # Continuing
@@ -329,21 +329,27 @@ def test_plain_models_are_known_by_their_weights(tmp_path):
         head_history([(0, native(0)), (1, native(2))], folder=tmp_path, **QUICK)
 
 
-def test_another_run_does_not_go_on_in_the_folder(run, tmp_path):
-    head_history(training_checkpoints(run)[:1], folder=tmp_path, **QUICK)
+@pytest.fixture(scope="module")
+def one_step(run, tmp_path_factory):
+    """The folder of a history of one step. What is refused leaves it as it is."""
+    folder = tmp_path_factory.mktemp("one_step")
+    head_history(training_checkpoints(run)[:1], folder=folder, **QUICK)
+    return folder
+
+
+def test_another_run_does_not_go_on_in_the_folder(run, one_step):
     other = dataclasses.replace(run, checkpoints={0: run.checkpoints[10]})
     with pytest.raises(IncompatibleCheckpoint, match="step 0 of another model"):
-        head_history(training_checkpoints(other), folder=tmp_path, **QUICK)
+        head_history(training_checkpoints(other), folder=one_step, **QUICK)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"null_draws": 9}, {"null_dtype": "float64"}, {"seed": 1}, {"detectors": False}, {"pairs": [((0, 0), (1, 0))]}],
 )
-def test_a_folder_of_other_settings_is_refused(run, tmp_path, change):
-    head_history(training_checkpoints(run)[:1], folder=tmp_path, **QUICK)
+def test_a_folder_of_other_settings_is_refused(run, one_step, change):
     with pytest.raises(IncompatibleCheckpoint, match=f"other {next(iter(change))}"):
-        head_history(training_checkpoints(run)[:1], folder=tmp_path, **QUICK | change)
+        head_history(training_checkpoints(run)[:1], folder=one_step, **QUICK | change)
 
 
 # Bad input
@@ -372,7 +378,7 @@ def test_steps_have_to_rise(steps, said):
 
 def test_steps_of_a_generator_have_to_rise_too():
     with pytest.raises(ValueError, match="step 1 comes after step 2"):
-        head_history(((step, native()) for step in (2, 1)), **QUICK)
+        head_history(((step, native()) for step in (2, 1)), detectors=False, **QUICK)
 
 
 @pytest.mark.parametrize("found", [3, lambda: 3])

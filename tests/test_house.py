@@ -160,25 +160,32 @@ def test_the_drawing_is_that_of_the_imports():
     assert found == FLOORS
 
 
-def loaded_by(code: str, package: str) -> bool:
-    """Whether a fresh interpreter has loaded a package after running some code."""
-    check = f"{code}\nimport sys\nprint({package!r} in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    return done.stdout.strip() == "True"
+HEAVY = ["torch", "transformers", "transformer_lens", "pandas", "matplotlib", "pyarrow", "statsmodels"]
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    assert not loaded_by("import tlspectral", "transformer_lens")
-    assert not loaded_by("import tlspectral", "torch")
+def loaded_by(*steps: str) -> list[set[str]]:
+    """The heavy packages that a fresh interpreter has loaded after each of some statements."""
+    loaded = f"print(*[name for name in {HEAVY} if name in sys.modules])"
+    code = "\n".join(["import sys", *(f"{step}\n{loaded}" for step in steps)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_numbers_and_tables_do_not_load_transformer_lens():
-    lower = "\n".join(
-        f"import tlspectral.{room}" for room in ("errors", "nulls", "rotary", "spectra", "stats", "tables")
+def test_the_package_and_its_lower_rooms_load_nothing_heavy():
+    package, tables, stats, numbers, loading, last = loaded_by(
+        "import tlspectral",
+        "import tlspectral.tables",
+        "import tlspectral.stats",
+        "import tlspectral.errors, tlspectral.nulls, tlspectral.rotary, tlspectral.spectra",
+        "import tlspectral.models.loading",
+        "import statsmodels",  # the check itself can fail
     )
-    assert not loaded_by(lower, "transformer_lens")
-    # The check itself can fail.
-    assert loaded_by("import json", "json")
+    assert package == set()
+    assert not tables & {"torch", "transformer_lens"}
+    assert not stats & {"statsmodels", "transformer_lens"}
+    assert "transformer_lens" not in numbers
+    assert not loading & {"transformers", "transformer_lens"}
+    assert "statsmodels" in last
 
 
 def test_a_head_table_loads_few_lines_of_the_package():

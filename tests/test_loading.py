@@ -354,12 +354,6 @@ def test_a_broken_tokenizer_is_left_out_with_a_warning(tmp_path):
     assert model.tokenizer is None
 
 
-def test_import_is_light():
-    heavy = "('transformers', 'transformer_lens')"
-    code = f"import sys, tlspectral.models.loading; print([m for m in {heavy} if m in sys.modules])"
-    assert _python(code) == "[]"
-
-
 def test_a_packaged_model_loads_nothing_that_reads_the_files_of_others():
     roads = (
         "adapters",

@@ -1,8 +1,5 @@
 """Triage from weights: AUC by pairs, its interval, precision, and tables that allow none."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,9 +219,3 @@ def test_triage_refuses_what_it_cannot_read():
         triage(heads_of(), ks=(0,))
     with pytest.raises(ValueError, match="at least one score"):
         triage(heads_of(), scores=())
-
-
-def test_importing_the_room_is_light():
-    code = "import sys, tlspectral.stats; print([m for m in ('statsmodels', 'transformer_lens') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

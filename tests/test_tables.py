@@ -86,12 +86,6 @@ def test_describe_columns_has_one_row_per_column():
     assert described.loc[described["name"] == "theta", "unit"].item() == "rad/token"
 
 
-def test_importing_tables_loads_neither_torch_nor_transformer_lens():
-    code = "import sys, tlspectral.tables; print([m for m in ('torch', 'transformer_lens') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # Round trips
 
 
