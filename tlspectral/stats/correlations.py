@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.false_discovery import benjamini_hochberg
-from tlspectral.stats.residuals import residuals
+from tlspectral.stats.residuals import residual_ranks, residuals
 from tlspectral.stats.values import (
     Values,
     as_controls,
@@ -109,12 +109,13 @@ def residual_correlation(
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
     if method == "rank":
         variables = scipy.stats.rankdata(variables, axis=0)
-    remainder, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
+    taken_out = residual_ranks if method == "hybrid" else residuals
+    remainder, n_controls, reason = taken_out(variables[:, :2], variables[:, 2:], ("x", "y"))
     if len(remainder) - 2 - n_controls < 1:
         reason = f"{len(remainder)} rows are too few for {n_controls} controls"
     if reason is not None:
         return math.nan, n_controls, reason
-    return _pearson(scipy.stats.rankdata(remainder, axis=0) if method == "hybrid" else remainder), n_controls, None
+    return _pearson(remainder), n_controls, None
 
 
 def spearman_table(
