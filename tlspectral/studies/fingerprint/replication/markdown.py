@@ -58,8 +58,8 @@ def reading(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
     """One reading of a sentence in words: whether it holds, what it asks for, the number that decides."""
     if not row[name]:
         return "the tables hold nothing for it"
-    answer = "yes" if bool(row[f"{name}_holds"]) else "no"
-    return f"{answer}: {row[name]}: {row[f'{name}_value']:.3g}"
+    holds: Any = row[f"{name}_holds"]
+    return f"{'yes' if holds else 'no'}: {row[name]}: {row[f'{name}_value']:.3g}"
 
 
 def _header(*names: str) -> list[str]:

@@ -36,7 +36,7 @@ def no_scalar_predicts(tables: PublishedTables) -> list[Sentence]:
     table = spearman_table(heads, [*_LISTED, *_UNLISTED], "dICL_sym").set_index("column")
     size, pvalues = table["statistic"].abs(), table["pvalue"]
     largest = float(size[list(_LISTED)].max())
-    found = significant(table["pvalue"].to_numpy())
+    found = significant(np.asarray(table["pvalue"]))
     others = ", ".join(
         f"{name} {table['statistic'][name]:+.2f} (p = {pvalues[name]:.2g})" for name in table.index[found]
     )
