@@ -14,6 +14,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats.columns import SPEARMAN_TABLE
+from tlspectral.stats.residuals import residual_ranks, residuals
 from tlspectral.stats.values import (
     Values,
     as_controls,
@@ -28,12 +29,6 @@ from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
-
-# Least squares rounds at about 1e-15 of a column's spread. Residuals closer than this share of it are made equal, so
-# that noise does not order rows that are tied.
-_TIE = 1e-13
-# Where controls leave less than this share of a column, it is a linear function of them and the rest is rounding.
-_EXPLAINED = 1e-10
 
 
 @dataclass(frozen=True)
@@ -116,60 +111,13 @@ def residual_correlation(
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
     if method == "rank":
         variables = scipy.stats.rankdata(variables, axis=0)
-    remainder, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
+    taken_out = residual_ranks if method == "hybrid" else residuals
+    remainder, n_controls, reason = taken_out(variables[:, :2], variables[:, 2:], ("x", "y"))
     if len(remainder) - 2 - n_controls < 1:
         reason = f"{len(remainder)} rows are too few for {n_controls} controls"
     if reason is not None:
         return math.nan, n_controls, reason
-    return _pearson(scipy.stats.rankdata(remainder, axis=0) if method == "hybrid" else remainder), n_controls, None
-
-
-def residuals(
-    values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
-) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
-    """Compute the residuals of each column by least squares on the controls, with an intercept.
-
-    Args:
-        values: finite, at least one row.
-        controls: finite; constant and repeated ones are allowed.
-        names: of the columns, for the reason.
-
-    Returns:
-        The residuals (the columns themselves where no control varies), the number of linearly independent controls,
-        and which column is constant or a linear function of the controls, else None.
-    """
-    for column, name in zip(values.T, names, strict=True):
-        if (column == column[0]).all():
-            return values, 0, f"{name} is constant"
-    z = _standardised(controls)
-    if not z.shape[1]:
-        return values, 0, None
-    remainder = values - values.mean(0)
-    spread = np.sqrt((remainder**2).mean(0))
-    coefficients, _, rank, _ = np.linalg.lstsq(z, remainder, rcond=_EXPLAINED)
-    remainder = remainder - z @ coefficients
-    explained = np.sqrt((remainder**2).mean(0)) <= _EXPLAINED * spread
-    if explained.any():
-        return remainder, int(rank), f"{names[int(explained.argmax())]} is a linear function of the controls"
-    return np.column_stack([_tied(*column) for column in zip(remainder.T, _TIE * spread, strict=True)]), int(rank), None
-
-
-def _tied(values: Float64[np.ndarray, "rows"], closest: float) -> Float64[np.ndarray, "rows"]:
-    """Replace values that are less than `closest` above the next lower one by that one."""
-    order = np.argsort(values)
-    ascending = values[order]
-    starts = np.concatenate([[True], np.diff(ascending) > closest])
-    tied = np.empty_like(values)
-    tied[order] = ascending[starts][np.cumsum(starts) - 1]
-    return tied
-
-
-def _standardised(controls: Float64[np.ndarray, "rows controls"]) -> Float64[np.ndarray, "rows varying"]:
-    """Return the controls that vary, each with mean 0 and variance 1."""
-    centred = controls - controls.mean(0)
-    spread = np.sqrt((centred**2).mean(0))
-    varying = spread > _TIE * np.abs(controls).max(0, initial=0)
-    return centred[:, varying] / spread[varying]
+    return _pearson(remainder), n_controls, None
 
 
 @dataclass(frozen=True, eq=False)

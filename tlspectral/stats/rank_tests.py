@@ -10,8 +10,8 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.correlations import residuals
 from tlspectral.stats.permutation import Alternative
+from tlspectral.stats.residuals import residuals
 from tlspectral.stats.values import Values, as_values, complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 

@@ -9,25 +9,54 @@ from tlspectral.tables.published_columns import ARM, BEHAVIOUR, CHECKPOINT_STEP,
 # fmt: off
 _LAYER, _HEAD = COLUMNS["layer"], COLUMNS["head"]
 _AGREES = "That the tables are what the models are: it goes from published tables to published numbers."
+_MEANT = "What the authors meant: readings are this package's."
+_OF_SENTENCES = " Of sentences alone."
 _CLAIMS = (
     Column("id", "Name of the row.", "label", range="unique"),
-    Column("where", "Paper, and section, table or figure.", "text", range="any text", source="FP; for exact heads PS"),
-    Column("what", "What the number is.", "text", range="any text", source="FP; for exact heads PS"),
-    Column("published", "The number as printed, or as a sentence has it: +0.47, 2.5e-5, <= 0.02, ~0.61.", "text",
-        range="a number, with <, <=, >, >= or ~ in front", source="FP; for exact heads PS",
-        does_not_establish="That a claim follows from the number."),
-    Column("ours", "The number recomputed. NaN where the published tables do not suffice.", "of the number",
+    Column("kind", "number: a published number, recomputed. sentence: a claim in words, decided by two readings.",
+        "label", range="number, sentence"),
+    Column("where", "Paper, and section, table or figure.", "text", range="any text", source="FP, PS or BA"),
+    Column("what", "What the number is; of a sentence what is tested, with the family of tests.", "text",
+        range="any text", source="FP, PS or BA"),
+    Column("published", "A number as printed, or as a sentence has it: +0.47, 2.5e-5, <= 0.02, ~0.61. A sentence as "
+        "quoted in short.", "text", range="a number, with <, <=, >, >= or ~ in front; or words",
+        source="FP, PS or BA", does_not_establish="That a claim follows from the number."),
+    Column("ours", "The number recomputed. NaN where the published tables do not suffice, and for sentences.",
+        "of the number",
         range="-inf .. inf", does_not_establish=_AGREES),
-    Column("difference", "ours less the published number. NaN for bounds.", "of the number", range="-inf .. inf",
-        does_not_establish=_AGREES),
+    Column("difference", "ours less the published number. NaN for bounds and sentences.", "of the number",
+        range="-inf .. inf", does_not_establish=_AGREES),
     Column("verdict",
-        "reproduced: rounds to the printed digits, an approximate one within one unit of the last, a Monte-Carlo one "
-        "within 0.01, a bound where it holds. Else differs; or cannot be checked without weights.", "label",
-        range="reproduced, differs, cannot be checked without weights", does_not_establish=_AGREES),
-    Column("why", "Why a number differs, what has to be known about one that does not, what weights are needed for.",
+        "Of a number: reproduced, if it rounds to the printed digits, an approximate one within one unit of the last, "
+        "a Monte-Carlo one within 0.01, a bound where it holds; else differs; or cannot be checked without weights. Of "
+        "a sentence: holds as it stands; holds only kindly; does not hold in either reading; or not decidable from the "
+        "tables, where they have not what the strict reading is about.", "label",
+        range="reproduced, differs, cannot be checked without weights; holds, holds only kindly, does not hold, not "
+        "decidable from the tables", does_not_establish=_AGREES),
+    Column("why", "Why a number differs, by how much one that is reproduced misses its literal reading, what weights "
+        "are needed for; the figures behind a sentence, or what it needs.",
         "text", range="any text, or empty", does_not_establish="The authors' own account."),
-    Column("function", "Function that recomputes the number, or measures it on a model.", "label", range="a function"),
+    Column("function", "Function that recomputes the number, measures it on a model, or decides the sentence.", "label",
+        range="a function"),
     Column("seed", "Seed of a Monte-Carlo number; missing for others.", "index", range="0 .. inf"),
+    Column("n", "Units of the test: heads of the smallest model, models, runs or checkpoints. Missing for numbers.",
+        "count", range="0 .. inf",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("power", "What the test could have seen at this n: the smallest |rho| found with power 0.8, the power of a "
+        "rank test, the smallest p." + _OF_SENTENCES, "text", range="any text, or empty",
+        does_not_establish="That a difference that was not found is not there."),
+    *(
+        column
+        for name, which in (("strict", "the words as they stand"), ("kindest", "the weakest claim they can mean"))
+        for column in (
+            Column(name, f"What a reading asks for, {which}, and what its value is." + _OF_SENTENCES, "text",
+                range="any text; empty where the tables hold nothing for it", does_not_establish=_MEANT),
+            Column(f"{name}_value", f"The number that decides {name}." + _OF_SENTENCES, f"as {name} says",
+                range="-inf .. inf", does_not_establish=_AGREES),
+            Column(f"{name}_holds", f"Whether the condition of {name} is met." + _OF_SENTENCES, "flag",
+                range="true, false, missing", does_not_establish=_MEANT),
+        )
+    ),
 )
 
 _FAR = "How far apart heads are: it is a rank. Models share data and code, and differ in more than their positions."

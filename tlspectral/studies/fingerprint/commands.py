@@ -34,9 +34,11 @@ def replicate(
             metavar="TABLE", help="formation.parquet of your own constrained grid, shown beside the published."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also print the rows that were reproduced.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also print numbers that were reproduced.")] = False,
 ) -> None:
-    """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and say which differ and why.
+    """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and decide its sentences.
+
+    Numbers that differ come with the reason, sentences with their strictest and their kindest reading.
 
     Example: tlspectral study replicate -o out/replication
     """
@@ -50,11 +52,19 @@ def replicate(
     table = replication.replicate()
     seconds = time.perf_counter() - began
     for verdict in (name for name in replication.VERDICTS if every or name != replication.VERDICTS[0]):
-        rows = table.loc[table["verdict"] == verdict]
+        rows = table.loc[(table["kind"] == "number") & (table["verdict"] == verdict)]
         typer.echo(f"{verdict}: {len(rows)}")
         for where, what, published, ours, why in zip(*(rows[name] for name in _SHOWN), strict=True):
             here = "" if math.isnan(ours) else f", here {ours:.4g}"
             typer.echo(f"  {where}: {what}: printed {published}{here}" + (f"\n      {why}" if why else ""))
+        typer.echo("")
+    for verdict, count in table.attrs["sentences"].items():
+        typer.echo(f"{verdict}: {count} sentences")
+        for _, row in table.loc[(table["kind"] == "sentence") & (table["verdict"] == verdict)].iterrows():
+            typer.echo(f'  {row["where"]}: "{row["published"]}"')
+            for label, name in (("strictly", "strict"), ("kindly", "kindest")):
+                typer.echo(f"      {label} {replication.reading(row, name)}")
+            typer.echo(f"      tested: {row['what']}; n = {row['n']}; power: {row['power']}\n      {row['why']}")
         typer.echo("")
     if compared is not None:
         typer.echo(
@@ -75,8 +85,16 @@ def replicate(
 
 
 def _counts(table: "pd.DataFrame", seconds: float) -> str:
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in table.attrs["verdicts"].items())
-    return f"{len(table)} published numbers in {seconds:.0f} s: {counts}"
+    """How many sentences and numbers have each verdict, in two lines."""
+    counts = {
+        name: ", ".join(f"{count} {verdict}" for verdict, count in table.attrs[name].items())
+        for name in ("sentences", "verdicts")
+    }
+    sizes = table["kind"].value_counts()
+    return (
+        f"{sizes.get('sentence', 0)} sentences: {counts['sentences']}\n"
+        f"{sizes.get('number', 0)} published numbers in {seconds:.0f} s: {counts['verdicts']}"
+    )
 
 
 @app.command(short_help="previous-token heads of several models side by side")

@@ -7,7 +7,7 @@ from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTa
 
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))
-_NAMED_CIRCUIT = ((5, 1), (5, 5), (6, 9), (4, 11))
+NAMED_CIRCUIT = ((5, 1), (5, 5), (6, 9), (4, 11))
 # FP gives no list of the circuit; with six heads the printed p comes out.
 _CIRCUIT_SIZE = 6
 _INTACT_LOSS = 0.21  # printed induction loss of the intact model: the table holds differences alone
@@ -87,9 +87,9 @@ def circuit_overlap(tables: PublishedTables) -> list[Claim]:
     """The five largest effects against the canonical circuit."""
     heads = tables.heads["gpt2"]
     top = heads.nlargest(5, "dICL_sym")[["layer", "head"]].itertuples(index=False, name=None)
-    overlap = len(set(top) & set(_NAMED_CIRCUIT))
+    overlap = len(set(top) & set(NAMED_CIRCUIT))
     pvalue, of_named = (
-        hypergeometric_overlap(len(heads), marked, 5, overlap).pvalue for marked in (_CIRCUIT_SIZE, len(_NAMED_CIRCUIT))
+        hypergeometric_overlap(len(heads), marked, 5, overlap).pvalue for marked in (_CIRCUIT_SIZE, len(NAMED_CIRCUIT))
     )
     return [
         Claim("section5/overlap", _WHERE, "GPT-2: heads of the circuit among the five largest", "2", float(overlap)),
@@ -99,7 +99,7 @@ def circuit_overlap(tables: PublishedTables) -> list[Claim]:
             "GPT-2: hypergeometric p of that overlap",
             "0.014",
             pvalue,
-            remark=f"with a circuit of {_CIRCUIT_SIZE} heads; the text names {len(_NAMED_CIRCUIT)}, which give "
+            remark=f"with a circuit of {_CIRCUIT_SIZE} heads; the text names {len(NAMED_CIRCUIT)}, which give "
             f"{of_named:.4f}",
         ),
     ]

@@ -86,7 +86,25 @@ class Claim:
         reasons = [self.remark]
         if self.verdict == DIFFERS:
             reasons.insert(0, self.if_differs or f"the tables give {self.ours:.4g}; the reason is not known")
+        elif self.verdict == REPRODUCED:
+            reasons.insert(0, self._leniency)
         return "; ".join(text for text in reasons if text)
+
+    @property
+    def _leniency(self) -> str:
+        """By how much a reproduced number misses the literal reading; empty where it does not."""
+        assert self.ours is not None
+        relation = _parsed(self.published)["relation"]
+        off = self.ours - self.number
+        half_digit = 0.5 * _unit(self.published)
+        slack = 1e-9 * half_digit
+        if (relation == "<=" and off > slack) or (relation == ">=" and -off > slack):
+            side = "above" if off > 0 else "below"
+            return f"literally not: {abs(off):.2g} {side} the bound, within the rounding of its digits"
+        if relation in (None, "~") and abs(off) > half_digit + slack:
+            allowed = "one unit of an approximate number" if self.seed is None else "the Monte-Carlo tolerance"
+            return f"literally not: {off:+.2g} from the printed number, within {allowed}"
+        return ""
 
     def _agrees(self, ours: float) -> bool:
         relation, published = _parsed(self.published)["relation"], self.number

@@ -97,12 +97,12 @@ def delays(tables: PublishedTables) -> list[Claim]:
 
 def penalties(tables: PublishedTables) -> list[Claim]:
     """Values of both penalties at the end: the section says that they are enforced."""
-    last = _last(tables.constrained.evaluations)
-    share = _values(last, "rope_imag", "penalty").max()
-    heads, every = previous_token_heads(tables.constrained.heads), _last(tables.constrained.heads)
-    shares = [_values(heads, arm, "dir_frac_raw") for arm in _SYMMETRIC]
+    last = last_evaluations(tables.constrained.evaluations)
+    share = of_arm(last, "rope_imag", "penalty").max()
+    heads, every = previous_token_heads(tables.constrained.heads), last_evaluations(tables.constrained.heads)
+    shares = [of_arm(heads, arm, "dir_frac_raw") for arm in _SYMMETRIC]
     medians = [float(np.median(values)) for values in shares]
-    largest = max(_values(every, arm, "dir_frac_raw").max() for arm in _SYMMETRIC)
+    largest = max(of_arm(every, arm, "dir_frac_raw").max() for arm in _SYMMETRIC)
     least, most = min(values.min() for values in shares), max(values.max() for values in shares)
     remark = f"median over seeds; single runs {least:.4f} to {most:.4f}, all eight heads up to {largest:.3f}"
     what = "symmetric arms: dir_frac of the previous-token head at the end, {} of two arms"
@@ -116,9 +116,9 @@ def penalties(tables: PublishedTables) -> list[Claim]:
 def dissociation(tables: PublishedTables) -> list[Claim]:
     """Static antisymmetry and phase dissociate: rope_sym keeps the phase, rope_imag forms without it (Fig. 5c)."""
     heads = previous_token_heads(tables.constrained.heads)
-    without, symmetric_phase = (_values(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
-    symmetric = _values(heads, "rope_sym", "dir_frac_raw")
-    seed = int(_values(heads, "rope_sym", "seed")[symmetric.argmin()])
+    without, symmetric_phase = (of_arm(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
+    symmetric = of_arm(heads, "rope_sym", "dir_frac_raw")
+    seed = int(of_arm(heads, "rope_sym", "seed")[symmetric.argmin()])
     return [
         Claim(
             "section10/rope_imag/phase",
@@ -158,10 +158,8 @@ def kernels(tables: PublishedTables) -> list[Claim]:
     constrained = tables.constrained
     heads = rerouting(constrained.heads, constrained.kernels)
     distance = _over_seeds(heads, "distance_ratio", "mean")
-    chosen = previous_token_heads(constrained.heads)[["arm", "seed", "step", "layer", "head"]]
-    curves = constrained.kernels.merge(chosen, on=list(chosen))
-    least = {arm: float(_offset_tests(curves, arm, "rope_free").min()) for arm in ("rope_sym", "rope_imag")}
-    peaks = float((_values(heads, "rope_imag", "peak_offset") == -1).sum())
+    least = {arm: least_kernel_q(tables, arm) for arm in ("rope_sym", "rope_imag")}
+    peaks = float((of_arm(heads, "rope_imag", "peak_offset") == -1).sum())
     what = "smallest q (BH over 9 offsets) of Mann-Whitney tests of its kernels against those of rope_free"
     times = "root-mean-square distance from the free kernels over that among them: {:.1f}"
     return [
@@ -216,7 +214,7 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
     }
     rows = []
     for arm in pd.unique(steps["arm"]):
-        runs = _values(steps, arm, "formed_both")
+        runs = of_arm(steps, arm, "formed_both")
         row: dict[str, object] = {"arm": arm, "seeds": len(runs), "unformed": int(np.isnan(runs).sum())}
         for name, (mean, deviation) in over_seeds.items():
             free = mean.get(f"{str(arm).split('_')[0]}_free", np.nan)
@@ -227,19 +225,27 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
     return named(pd.DataFrame(rows), SIDE_BY_SIDE)
 
 
+def least_kernel_q(tables: PublishedTables, arm: str) -> float:
+    """Smallest q (BH over offsets) of tests of an arm's kernels against those of rope_free."""
+    constrained = tables.constrained
+    chosen = previous_token_heads(constrained.heads)[["arm", "seed", "step", "layer", "head"]]
+    curves = constrained.kernels.merge(chosen, on=list(chosen))
+    return float(_offset_tests(curves, arm, "rope_free").min())
+
+
 def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndarray, "offsets"]:
     """q-values of the two arms' scores at each offset."""
     pvalues = [
         mann_whitney(
-            _values(at_offset, arm, "score"),
-            _values(at_offset, other, "score"),
+            of_arm(at_offset, arm, "score"),
+            of_arm(at_offset, other, "score"),
         ).pvalue
         for _, at_offset in curves.groupby("offset")
     ]
     return benjamini_hochberg(np.array(pvalues)).q
 
 
-def _values(table: pd.DataFrame, arm: str, column: str) -> Float64[np.ndarray, "rows"]:
+def of_arm(table: pd.DataFrame, arm: str, column: str) -> Float64[np.ndarray, "rows"]:
     """A column's numbers in the rows of an arm."""
     return np.asarray(table.loc[table["arm"] == arm, column], dtype=np.float64)
 
@@ -249,6 +255,6 @@ def _over_seeds(table: pd.DataFrame, column: str, statistic: str) -> dict[str, f
     return table.groupby("arm")[column].agg(statistic).to_dict()
 
 
-def _last(table: pd.DataFrame) -> pd.DataFrame:
+def last_evaluations(table: pd.DataFrame) -> pd.DataFrame:
     """Rows of each run's last evaluation."""
     return table.loc[table["step"] == table.groupby(["arm", "seed"])["step"].transform("max")]

@@ -15,7 +15,7 @@ from tlspectral.studies.positional_symbolic.peak_weights import positional_peak_
 
 PROMPTS, SEED = 3000, 0
 
-_INDEX = CanonicalTask("index", n_integers=1)  # PS reads the index task over bare symbols
+INDEX = CanonicalTask("index", n_integers=1)  # PS reads the index task over bare symbols
 _RETRIEVAL = CanonicalTask("retrieval")
 _INDUCTION = CanonicalTask("partial_induction")
 _PRINTED_ANGLES = "symbols 1 and m get the same vector, and one-hot values of equal tokens add up"
@@ -33,7 +33,7 @@ def existence(tables: PublishedTables) -> list[Claim]:
     """Theorems 3, 5 and 6: heads that solve the tasks exist; the corrected constructions do."""
     del tables
     built = (
-        ("theorem3", "PS, Theorem 3", "H_POS on index prompts", positional_head(_INDEX), _INDEX),
+        ("theorem3", "PS, Theorem 3", "H_POS on index prompts", positional_head(INDEX), INDEX),
         ("theorem5", "PS, Theorem 5", "H_SYM on retrieval prompts", symbolic_head(_RETRIEVAL), _RETRIEVAL),
         ("theorem6", "PS, Theorem 6", "H_MIX on partial induction prompts", mixed_head(_INDUCTION), _INDUCTION),
     )
@@ -58,8 +58,8 @@ def printed_constructions(tables: PublishedTables) -> list[Claim]:
             "lemma3",
             "PS, appendix C.3",
             "H_POS as printed on index prompts",
-            positional_head(_INDEX, as_printed=True),
-            _INDEX,
+            positional_head(INDEX, as_printed=True),
+            INDEX,
             "the largest weight is at the right place, but one-hot values of equal tokens add up and outweigh it",
         ),
         (
@@ -89,7 +89,7 @@ def exclusion(tables: PublishedTables) -> list[Claim]:
     """Lemmas 2 and 5: H_POS is positional, H_SYM symbolic; the index of Theorem 1 is then 1 and 0."""
     del tables
     built = (
-        ("lemma2", "PS, Lemma 2", "H_POS, smallest", "1", positional_head(_INDEX), _INDEX),
+        ("lemma2", "PS, Lemma 2", "H_POS, smallest", "1", positional_head(INDEX), INDEX),
         ("lemma5", "PS, Lemma 5", "H_SYM, largest", "0", symbolic_head(_RETRIEVAL), _RETRIEVAL),
     )
     claims = []
@@ -107,7 +107,7 @@ def angle_limit(tables: PublishedTables) -> list[Claim]:
     """Section 4: at angles above 2 pi / n, weights have several maxima according to PS."""
     del tables
     tried = [2.5, 3.5, 4.5]
-    sharp = [factor for factor in tried if _one_maximum(factor * math.pi / _INDEX.length)]
+    sharp = [factor for factor in tried if one_maximum(factor * math.pi / INDEX.length)]
     return [
         Claim(
             "ps/angle",
@@ -137,7 +137,7 @@ def peak_weights(tables: PublishedTables) -> list[Claim]:
     ]
 
 
-def _one_maximum(theta: float) -> bool:
+def one_maximum(theta: float) -> bool:
     """Whether `cos(theta (i - j))` is largest at i = j alone, for every answer j among n keys and the query's own."""
-    distance = torch.arange(1, _INDEX.length + 1, dtype=torch.float64)
+    distance = torch.arange(1, INDEX.length + 1, dtype=torch.float64)
     return bool(((theta * distance).cos() < 1 - 1e-12).all())

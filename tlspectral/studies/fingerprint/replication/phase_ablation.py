@@ -7,7 +7,7 @@ from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTa
 
 _WHERE, _FIGURE = "FP, section 8", "FP, Fig. 3"
 # Induction loss intact and ablated, as printed; the tables hold differences alone.
-_LOSSES = {"pythia-410m": (0.52, 2.24), "pythia-1.4b": (0.56, 1.11), "llama-3-8b": (0.30, 0.91)}
+LOSSES = {"pythia-410m": (0.52, 2.24), "pythia-1.4b": (0.56, 1.11), "llama-3-8b": (0.30, 0.91)}
 _HEADS = {"pythia-410m": (5, 2), "pythia-1.4b": (1, 11), "llama-3-8b": (14, 26)}
 _SMALL = 0.01  # nats
 _STRONG = 0.5  # prev
@@ -18,7 +18,7 @@ def largest_effects(tables: PublishedTables) -> list[Claim]:
     ranks = {"pythia-410m": "1", "pythia-1.4b": "1", "llama-3-8b": "2"}
     printed = {"pythia-410m": "0.0026", "pythia-1.4b": "0.0026", "llama-3-8b": "0.0020"}  # 1/384, 1/384, 2/1024
     claims, joint = [], 1.0
-    for name, (intact, ablated) in _LOSSES.items():
+    for name, (intact, ablated) in LOSSES.items():
         heads = tables.heads[name]
         top = heads.loc[heads["dInd_rope"].idxmax()]
         layer, head = _HEADS[name]
@@ -72,7 +72,7 @@ def flagged_heads(tables: PublishedTables) -> list[Claim]:
 
 def concentration(tables: PublishedTables) -> list[Claim]:
     """Share of heads with a small effect."""
-    shares = [100 * float((tables.heads[name]["dInd_rope"].abs() < _SMALL).mean()) for name in _LOSSES]
+    shares = [100 * float((tables.heads[name]["dInd_rope"].abs() < _SMALL).mean()) for name in LOSSES]
     what = "% of heads with an effect below 0.01 nats, {} of three models"
     return [
         Claim("section8/small/low", _WHERE, what.format("smallest"), "92", min(shares)),
@@ -83,7 +83,7 @@ def concentration(tables: PublishedTables) -> list[Claim]:
 def other_strong_heads(tables: PublishedTables) -> list[Claim]:
     """Effects of the other heads with prev above one half, which the paper calls about 0."""
     claims = []
-    for name in _LOSSES:
+    for name in LOSSES:
         heads = tables.heads[name]
         rank = heads["dInd_rope"].rank(ascending=False).astype(int)
         others = heads.loc[(heads["prev"] > _STRONG) & (heads["dInd_rope"] < heads["dInd_rope"].max())]
@@ -106,7 +106,7 @@ def weak_heads(tables: PublishedTables) -> list[Claim]:
     """Largest effect of a head that does not attend to the previous token."""
     worst = max(
         float(heads.loc[heads["prev"] < _STRONG, "dInd_rope"].max())
-        for heads in (tables.heads[name] for name in _LOSSES)
+        for heads in (tables.heads[name] for name in LOSSES)
     )
     return [Claim("section8/low_prev", _WHERE, "largest effect of a head with prev < 0.5, nats", "<= 0.17", worst)]
 
@@ -115,7 +115,7 @@ def aggregate_correlations(tables: PublishedTables) -> list[Claim]:
     """Correlations of effects with spectral metrics over all heads, which the paper calls null."""
     metrics = ["D_head", "dir_frac", "rope_imag_frac"]
     table = pd.concat(
-        [spearman_table(tables.heads[name], metrics, "dInd_rope").assign(model=name) for name in _LOSSES],
+        [spearman_table(tables.heads[name], metrics, "dInd_rope").assign(model=name) for name in LOSSES],
         ignore_index=True,
     )
     table["q"] = benjamini_hochberg(table["pvalue"]).q
@@ -167,7 +167,7 @@ def losses(tables: PublishedTables) -> list[Claim]:
             f"{intact:.2f}",
             "tlspectral.tasks.induction_loss",
         )
-        for name, (intact, _) in _LOSSES.items()
+        for name, (intact, _) in LOSSES.items()
     ]
     what = "largest error of scores as symmetric plus directional part, float32"
     return [*rows, needs_weights("section8/parts", _WHERE, what, "<= 6e-6", "tlspectral.hooks.ablate")]

@@ -75,7 +75,7 @@ def partials(tables: PublishedTables) -> list[Claim]:
         hybrid, rank, within_layer = (
             partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]]),
             partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]], method="rank"),
-            partial_spearman(heads["D_head"], heads["prev"], _with_layers(heads)),
+            partial_spearman(heads["D_head"], heads["prev"], with_layers(heads)),
         )
         pvalues[name] = hybrid.pvalue
         claims.append(
@@ -242,7 +242,7 @@ def top_percentiles(tables: PublishedTables) -> dict[str, float]:
     return {name: top_head_percentile(heads).statistic for name, heads in tables.heads.items()}
 
 
-def _with_layers(heads: pd.DataFrame) -> pd.DataFrame:
+def with_layers(heads: pd.DataFrame) -> pd.DataFrame:
     """dir_frac and a column per layer but the first."""
     layers = pd.get_dummies(heads["layer"], drop_first=True, dtype=float).add_prefix("layer_")
     return pd.concat([heads[["dir_frac"]], layers], axis=1)

@@ -1,7 +1,8 @@
-"""Every published number beside ours, in one table."""
+"""Every published number beside ours, and every sentence with its two readings, in one table."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pandas as pd
 
@@ -18,7 +19,9 @@ from tlspectral.studies.fingerprint.replication import (
     strong_heads,
     training_history,
 )
+from tlspectral.studies.fingerprint.replication import sentences as said
 from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
+from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
 from tlspectral.tables import named
 from tlspectral.tables.published import LICENCE, SOURCE
 
@@ -86,73 +89,129 @@ RECOMPUTED: tuple[Callable[[PublishedTables], list[Claim]], ...] = (
 )
 """The functions, in the order of the paper; each takes the tables and returns its claims."""
 
-COLUMNS = ("id", "where", "what", "published", "ours", "difference", "verdict", "why", "function", "seed")
+DECIDED: tuple[Callable[[PublishedTables], list[Sentence]], ...] = (
+    said.head_function.separates_on_every_model,
+    said.head_function.content_on_every_model,
+    said.head_function.induction_reads_as_content,
+    said.head_function.copying_is_orthogonal,
+    said.ablations.no_scalar_predicts,
+    said.ablations.inert_elsewhere,
+    said.positions.strong_heads_rotate,
+    said.positions.separation_at_every_k,
+    said.positions.increment_is_robust,
+    said.positions.content_like_profiles,
+    said.positions.head_dimension_is_excluded,
+    said.positions.no_gradation_within,
+    said.positions.other_metrics_agree,
+    said.phase.at_high_frequencies,
+    said.phase.covariate_changes,
+    said.ablations.eliminates_induction,
+    said.ablations.exactly_the_flagged_heads,
+    said.ablations.aggregate_is_null,
+    said.history.every_head_at_the_null,
+    said.history.following_within_the_window,
+    said.history.locks_in,
+    said.history.slow_over_the_next_hundredfold,
+    said.history.heads_retain_it,
+    said.history.after_formation,
+    said.history.not_identifiable,
+    said.constrained.capability_is_intact,
+    said.constrained.every_constraint_delays,
+    said.constrained.kernel_is_indistinguishable,
+    said.constrained.ape_is_antisymmetric,
+    said.constrained.impossible_without_phase,
+    said.phase.flags_without_a_forward_pass,
+    said.positional_symbolic.frequency_and_behaviour,
+    said.positional_symbolic.scores_are_negatively_correlated,
+    said.positional_symbolic.one_angle_is_not_enough,
+    said.positional_symbolic.angles_above_the_limit,
+    said.positional_symbolic.constructions_solve_their_tasks,
+    said.bifocal.symmetry_is_broken,
+    said.bifocal.identity_at_the_start,
+    said.bifocal.a_bridge_must_be_learned,
+    said.bifocal.attention_is_monotonic,
+    said.bifocal.phases_were_learned,
+    said.bifocal.spectral_wins,
+)
+"""The functions of sentences, in the order of the papers; each takes the tables and returns its sentences."""
 
-
-def markdown(table: pd.DataFrame) -> str:
-    """Write the table of `replicate` as Markdown: verdicts by section, what differs, what needs weights.
-
-    Args:
-        table: of `replicate`.
-
-    Returns:
-        Three Markdown tables under headings.
-    """
-    section = table["where"].str.split(" and ").str[0]
-    counts = pd.crosstab(section, table["verdict"]).reindex(
-        index=pd.unique(section), columns=list(VERDICTS), fill_value=0
-    )
-    lines = ["### Verdicts", "", *_header("where", *VERDICTS)]
-    lines += [
-        _row(where, *map(str, of_verdict)) for where, of_verdict in zip(counts.index, counts.to_numpy(), strict=True)
-    ]
-    differs, unchecked = (table.loc[table["verdict"] == verdict] for verdict in VERDICTS[1:])
-    lines += ["", "### What differs", "", *_header("where", "what", "printed", "here", "why")]
-    for where, what, published, ours, why in zip(
-        *(differs[name] for name in ("where", "what", "published", "ours", "why")), strict=True
-    ):
-        lines.append(_row(where, what, published, f"{ours:.4g}", why))
-    lines += ["", "### What needs weights", "", *_header("where", "what", "printed", "measured by")]
-    for row in zip(*(unchecked[name] for name in ("where", "what", "published", "function")), strict=True):
-        lines.append(_row(*row[:3], f"`{row[3]}`"))
-    return "\n".join([*lines, ""])
-
-
-def _header(*names: str) -> list[str]:
-    return [_row(*names), "|---" * len(names) + "|"]
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("~", "\\~") for cell in cells) + " |"
+NUMBER, SENTENCE = "number", "sentence"
+COLUMNS = (
+    "id", "kind", "where", "what", "published", "ours", "difference", "verdict", "why", "function", "seed",
+    "n", "power", "strict", "strict_value", "strict_holds", "kindest", "kindest_value", "kindest_holds",
+)  # fmt: skip
+_TYPES = {
+    **dict.fromkeys(("ours", "difference", "strict_value", "kindest_value"), "float64"),
+    **dict.fromkeys(("seed", "n"), "Int64"),
+    **dict.fromkeys(("strict_holds", "kindest_holds"), "boolean"),
+}
+_Row = TypeVar("_Row", Claim, Sentence)
 
 
 def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
-    """Recompute the published numbers of "Fingerprint, Not Blueprint" (FP) and the exact heads of PS.
+    """Recompute the published numbers of "Fingerprint, Not Blueprint" (FP) and the exact heads of PS; decide sentences.
 
     Args:
-        tables: other tables in place of the published ones, to see what a number depends on.
+        tables: other tables in place of the published ones, to see what a row depends on.
 
     Returns:
-        DataFrame, a number a row: `id`; `where` (paper, section or table) and `what`; `published`, as printed or as a
-        sentence has it; `ours` and `difference` (ours less published, NaN for bounds); `verdict`, one of `VERDICTS`
-        (the rule is `Claim.verdict`'s); `why`, always there where a number differs; `function`, which recomputes it, or
-        measures it on a model; `seed` of a Monte-Carlo number.
+        DataFrame, a number or a sentence a row, numbers first. Of both: `id`; `kind`, `number` or `sentence`; `where`
+        (paper, section or table); `what` a number is or what is tested; `published`, as printed or quoted; `verdict`;
+        `why`, always there where a number differs, and the figures behind a sentence or what it needs; `function`,
+        which recomputes or decides it, or measures it on a model. Of numbers: `ours` and `difference` (ours less
+        published, NaN for bounds), by the rule of `Claim.verdict`; `seed` of a Monte-Carlo number. Of sentences: `n`,
+        units of the test; `power`, what it could have seen; `strict` and `kindest`, what the strictest and the kindest
+        reading ask for, with `_value` and `_holds`. `attrs["verdicts"]` counts those of numbers, `attrs["sentences"]`
+        those of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
-    numbers; a number from weights (`analyze_heads`) is a further step, and so is whether a claim follows from it.
+    numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours: a sentence
+    can be meant otherwise.
     """
     tables = PublishedTables() if tables is None else tables
-    claims = [
-        replace(claim, function=claim.function or f"{recompute.__module__}.{recompute.__qualname__}")
-        for recompute in RECOMPUTED
-        for claim in recompute(tables)
-    ]
-    table = pd.DataFrame([{name: getattr(claim, name) for name in COLUMNS} for claim in claims], columns=list(COLUMNS))
-    table = table.astype({"ours": "float64", "difference": "float64", "seed": "Int64"})
+    rows = [_of_claim(claim) for claim in _rows(RECOMPUTED, tables)]
+    rows += [_of_sentence(sentence) for sentence in _rows(DECIDED, tables)]
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(_TYPES)
+    texts = ["power", "strict", "kindest"]
+    table[texts] = table[texts].fillna("")
     table.attrs = {
         "source": SOURCE,
         "licence": LICENCE,
         "monte_carlo_tolerance": MONTE_CARLO_TOLERANCE,
-        "verdicts": {verdict: int((table["verdict"] == verdict).sum()) for verdict in VERDICTS},
+        "verdicts": _counted(table, NUMBER, VERDICTS),
+        "sentences": _counted(table, SENTENCE, SENTENCE_VERDICTS),
     }
     return named(table, REPLICATE)
+
+
+def _rows(functions: tuple[Callable[[PublishedTables], list[_Row]], ...], tables: PublishedTables) -> list[_Row]:
+    """Rows of all functions, each with the name of the function that it does not name itself."""
+    return [
+        replace(row, function=row.function or f"{decide.__module__}.{decide.__qualname__}")
+        for decide in functions
+        for row in decide(tables)
+    ]
+
+
+def _of_claim(claim: Claim) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(claim, name) for name in COLUMNS if hasattr(claim, name)}
+    return row | {"kind": NUMBER}
+
+
+def _of_sentence(sentence: Sentence) -> dict[str, object]:
+    row: dict[str, object] = {
+        "kind": SENTENCE,
+        "what": sentence.tested,
+        "published": sentence.says,
+        "why": sentence.remark,
+        **{name: getattr(sentence, name) for name in ("id", "where", "verdict", "function", "n", "power")},
+    }
+    for name, reading in (("strict", sentence.strict), ("kindest", sentence.kindest)):
+        if reading is not None:
+            row |= {name: reading.asks, f"{name}_value": reading.value, f"{name}_holds": reading.holds}
+    return row
+
+
+def _counted(table: pd.DataFrame, kind: str, verdicts: tuple[str, ...]) -> dict[str, int]:
+    of_kind = table.loc[table["kind"] == kind, "verdict"]
+    return {verdict: int((of_kind == verdict).sum()) for verdict in verdicts}

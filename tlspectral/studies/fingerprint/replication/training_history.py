@@ -1,5 +1,7 @@
 """FP section 9 and Fig. 4: when the imprint arises, over 22 checkpoints of two Pythia models."""
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -160,7 +162,7 @@ def sculpting(tables: PublishedTables) -> list[Claim]:
                 float(last["rope_imag_frac"]),
             ),
         ]
-        half = _half_way(track)
+        half = half_way(track)
         formed = formation_crossing(track).behaviour.step
         claims.append(
             Claim(
@@ -169,7 +171,10 @@ def sculpting(tables: PublishedTables) -> list[Claim]:
                 f"{name}: steps from formation until the median has made half of its way down, after it",
                 "> 0",
                 np.nan if half is None or formed is None else float(half - formed),
-                remark=f"formation by step {formed}, half way by step {half}",
+                remark=f"formation by step {formed}, half way by step {half}. The other reading, when the fall begins: "
+                f"the median leaves a band of two standard errors about the constant null of Fig. 4c by step "
+                f"{constant_null_departure(tables, name)}; the null matched to each step is not published, so that is "
+                "no proof",
             )
         )
     return claims
@@ -200,7 +205,19 @@ def _at(track: pd.DataFrame, step: int, column: str) -> float:
     return value_at(track.set_index("step"), step, column)
 
 
-def _half_way(track: pd.DataFrame) -> int | None:
+def constant_null_departure(tables: PublishedTables, name: str) -> int | None:
+    """Step by which the median has left a constant null for good: two standard errors about its value at step 0.
+
+    FP's figure draws one null for all steps. The standard error of a median of random heads is sqrt(pi / 2) sd /
+    sqrt(heads), with the sd of D_head under GPT-2's null, which has the same d_k = 64; the tables hold no other.
+    """
+    track = tables.checkpoints[name]
+    deviation = float(tables.heads["gpt2"]["D_head_null_std"].median())
+    start, error = float(track["D_head_median"].iloc[0]), deviation * math.sqrt(math.pi / 2 / track["n_heads"].iloc[0])
+    return median_leaves_null(track, low=start - 2 * error, high=start + 2 * error).step
+
+
+def half_way(track: pd.DataFrame) -> int | None:
     """First step from which the median stays below the middle of its first and last value."""
     median = track["D_head_median"]
     middle = float(median.iloc[0] + median.iloc[-1]) / 2

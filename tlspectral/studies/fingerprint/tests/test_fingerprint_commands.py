@@ -23,11 +23,12 @@ def run(*arguments):
 
 @pytest.fixture
 def few_claims(monkeypatch):
-    """Two sections instead of all, and one figure: the rest is the same code and takes longer."""
-    from tlspectral.studies.fingerprint.replication import matched_null, strong_heads, table
+    """Two sections and one sentence instead of all, and one figure: the rest is the same code and takes longer."""
+    from tlspectral.studies.fingerprint.replication import matched_null, sentences, strong_heads, table
 
     few = (matched_null.null_levels, matched_null.self_checks, strong_heads.head_4_11)
     monkeypatch.setattr(table, "RECOMPUTED", few)
+    monkeypatch.setattr(table, "DECIDED", (sentences.history.slow_over_the_next_hundredfold,))
     monkeypatch.setattr(drawn, "published_figures", lambda: {"figure_3": drawn.position_kernels(published_kernels())})
 
 
@@ -44,6 +45,9 @@ def test_replicate_says_what_differs_and_why(few_claims):
     assert "4 published numbers in" in said
     assert said.rstrip().endswith("2 reproduced, 1 differs, 1 cannot be checked without weights")
     assert "0.707" not in said
+    assert "1 sentences: 0 holds, 1 holds only kindly, 0 does not hold, 0 not decidable from the tables" in said
+    assert "\n      strictly no: in both models less than 0.9 of the fall" in said
+    assert "\n      kindly yes: in both it is not complete" in said
     assert "printed 0.707, here 0.7066" in run("study", "replicate", "--all").output
 
 
@@ -52,7 +56,10 @@ def test_replicate_writes_table_and_figures(few_claims, tmp_path):
     assert done.exit_code == 0, done.output
     table = read_table(tmp_path / "out" / "replication.parquet")
     assert list(table) == list(replication.table.COLUMNS)
-    assert len(table) == 4
+    assert table["kind"].tolist() == ["number"] * 4 + ["sentence"]
+    written = (tmp_path / "out" / "replication.md").read_text(encoding="utf-8")
+    assert "### Sentences" in written
+    assert "| FP, section 6 | 0 | 1 | 0 |" in written
     assert table.attrs["licence"] == "CC-BY-4.0"
     assert (tmp_path / "out" / "figure_3.png").stat().st_size > 10_000
 

@@ -29,7 +29,9 @@ def few_draws():
 
 @pytest.fixture(scope="module")
 def table(few_draws):
-    return replicate()
+    """The numbers; sentences are in test_sentences."""
+    rows = replicate()
+    return rows[rows["kind"] == "number"]
 
 
 @pytest.fixture(scope="module")
