@@ -34,6 +34,10 @@ def test_a_published_model_gets_its_published_row():
     assert round(row(table, "attenuation", "rank")["value"], 2) == 0.47
     assert table["noise_sd"].isna().all()
     assert all(reason is None for reason in table["reason"])
+    # More than half of that lies between layers: .157 is left.
+    within = row(table, "partial correlation within layers", "hybrid")
+    assert round(within["value"], 2) == 0.16
+    assert 0.01 < within["pvalue"] < 0.05
     low, high = row(table, "partial correlation", "hybrid")[["low", "high"]]
     assert low < 0.35 < high
 
@@ -69,6 +73,7 @@ def test_with_the_model_come_placebo_and_rounding(name):
     spread = statistic_noise(heads, moved, {"top": lambda drawn: stats.top_head_percentile(drawn, k=3).statistic})
     assert row(table, "top-3 percentile of D_head", "median")["noise_sd"] == pytest.approx(spread["sd"].item())
     # Two layers are too few to resample: no interval, and the reason instead of one.
+    assert "2 layers" in row(table, "partial correlation within layers", "hybrid")["reason"]
     partial = row(table, "partial correlation", "rank")
     assert math.isnan(partial["low"])
     assert "cluster" in partial["reason"]
@@ -90,4 +95,4 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     assert "5 heads at random reach it" in done.stdout
     assert "nan" not in done.stdout.split("\n\n", 1)[1]  # a number that is there needs no reason
     written = pd.read_parquet(tmp_path / "out.parquet")
-    assert written["statistic"].nunique() == 3
+    assert written["statistic"].nunique() == 4

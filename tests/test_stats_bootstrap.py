@@ -65,9 +65,14 @@ def test_it_is_the_loop_over_resampled_tables(method, cluster):
     assert (
         found.statistic == partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
     )
-    assert found.pvalue == pytest.approx(min(1, 2 * (min((draws <= 0).sum(), (draws >= 0).sum()) + 1) / 61))
+    clusters = {"layer": 8, ("layer", "kv_head"): 24}[cluster]
+    labels = heads.groupby(list(np.atleast_1d(cluster))).ngroup()
+    rest = [layer_bootstrap(heads[labels != label], method=method, draws=2).statistic for label in range(clusters)]
+    law = scipy.stats.t(clusters - 1, found.statistic, np.std(rest) * np.sqrt(clusters - 1))
+    assert found.interval_jackknife == pytest.approx((max(-1, law.ppf(0.05)), min(1, law.ppf(0.95))), rel=1e-9)
+    assert found.pvalue == pytest.approx(2 * min(law.cdf(0), law.sf(0)), rel=1e-9)
     assert (found.n, found.draws, found.n_degenerate, found.seed) == (48, 60, 0, 4)
-    assert found.n_clusters == {"layer": 8, ("layer", "kv_head"): 24}[cluster]
+    assert found.n_clusters == clusters
 
 
 def test_controls_are_taken_out_inside_each_resample():
@@ -101,7 +106,7 @@ def test_exchanging_the_variables_or_their_sign_moves_the_interval_along(seed):
     np.testing.assert_allclose(other.interval, found.interval, atol=1e-12)
     negative = layer_bootstrap(heads.assign(D_head=-heads["D_head"]), draws=30)
     np.testing.assert_allclose(np.negative(negative.interval[::-1]), found.interval, atol=1e-12)
-    assert negative.pvalue == other.pvalue == found.pvalue
+    assert [negative.pvalue, other.pvalue] == pytest.approx([found.pvalue] * 2, rel=1e-9)
 
 
 def test_clusters_of_heads_that_copy_each_other_widen_the_interval():
@@ -130,12 +135,15 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 
 def test_a_small_p_goes_with_an_interval_away_from_zero():
     strong = layer_bootstrap(heads_of(5), draws=200)
-    assert strong.interval[0] > 0
-    assert strong.pvalue == pytest.approx(2 / 201)
+    assert strong.interval_jackknife[0] > 0
+    assert strong.pvalue < 0.01
     noise = heads_of(5).assign(D_head=np.random.default_rng(0).standard_normal(48))
     weak = layer_bootstrap(noise, draws=200)
-    assert weak.interval[0] < 0 < weak.interval[1]
+    assert weak.interval_jackknife[0] < 0 < weak.interval_jackknife[1]
     assert 0.05 < weak.pvalue <= 1
+    # The two say the same at any level: p is the level at which the interval touches 0.
+    touching = layer_bootstrap(noise, draws=200, level=1 - weak.pvalue).interval_jackknife
+    assert min(np.abs(touching)) == pytest.approx(0, abs=1e-9)
 
 
 def test_rows_without_a_value_or_a_layer_are_dropped_and_counted():
@@ -160,14 +168,24 @@ def test_degenerate_resamples_are_counted_and_left_out():
     # Both layers that vary are in 1 - 2 (5/6)^6 + (4/6)^6 = 42 % of resamples; sd 16.
     assert 520 <= few.n_degenerate <= 640
     assert "resamples are degenerate" in few.reason
-    assert np.isnan([*few.interval, few.pvalue, few.stderr]).all()
+    assert np.isnan([*few.interval, *few.interval_jackknife, few.pvalue, few.stderr]).all()
+
+
+def test_a_layer_that_alone_carries_the_correlation_leaves_no_p():
+    heads = heads_of(8)
+    heads["prev"] = heads["prev"].where(heads["layer"] == 3, 0.0)
+    found = layer_bootstrap(heads, draws=400)
+    # Without layer 3, which is in 1 - (7/8)^8 = 66 % of resamples, prev is constant.
+    assert np.isfinite(found.interval).all()
+    assert np.isnan([*found.interval_jackknife, found.pvalue]).all()
+    assert "without one of the clusters" in found.reason
 
 
 def test_what_has_no_interval_is_nan_with_a_reason():
     two = layer_bootstrap(heads_of(8, layers=2), draws=20)
     assert two.reason == "2 clusters are fewer than 3"
     assert np.isfinite(two.statistic)
-    assert np.isnan([*two.interval, two.pvalue, two.stderr]).all()
+    assert np.isnan([*two.interval, *two.interval_jackknife, two.pvalue, two.stderr]).all()
     constant = layer_bootstrap(heads_of(8).assign(D_head=0.1), draws=20)
     assert constant.reason == "x is constant"
     assert constant.n_degenerate == 20

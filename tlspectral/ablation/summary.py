@@ -12,6 +12,7 @@ from jaxtyping import Float64
 from tlspectral.ablation.columns import SUMMARIZE_SWEEP
 from tlspectral.detectors import DETECTORS
 from tlspectral.selection import head_name
+from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables import HEAD_COLUMNS, named
 from tlspectral.tables.same_model import require_same_model
 
@@ -19,7 +20,6 @@ _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
 COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
 _NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
 _LEVEL = 1.959964  # two-sided 95 %
-_RESAMPLES = 2_000
 
 
 def summarize_sweep(
@@ -27,7 +27,6 @@ def summarize_sweep(
     heads: pd.DataFrame,
     *,
     small: float | None = None,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """Summarise a sweep in statements, part by part, with and without control of the size of the removed part.
 
@@ -45,15 +44,14 @@ def summarize_sweep(
     * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
       measured heads by harm.
     * `rank_correlation`: Spearman of the effect with each numeric column of `heads` that is spectral, and with the
-      detectors; the interval resamples layers (percentile, 2,000 draws, ranks of the whole table), the p takes heads as
-      independent, which they are not.
+      detectors; interval and p are Student's t from leaving out one layer after another (ranks of the whole table), NaN
+      with fewer than three layers.
 
     Args:
         sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.
         heads: of `analyze_heads` for the same model; heads outside the sweep do not count.
         small: what counts as a small effect, in the unit of the metric. Default: 0.01 nats for the tasks `induction`
             and `language`; for a task of one's own it has to be given.
-        seed: of the resampling.
 
     Returns:
         DataFrame `part, size_control, statement, column, value, low, high, pvalue, n, note`, one statement a row, NaN
@@ -73,7 +71,7 @@ def summarize_sweep(
         scale, parts = _scale(table.attrs, small), table["part"].unique()
         for part in parts:
             measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, scale, seed)
+            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, scale)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
     return named(pd.DataFrame(rows, columns=list(COLUMNS)), SUMMARIZE_SWEEP)
@@ -102,7 +100,7 @@ def _scale(attrs: Any, small: float | None) -> _Scale:
 
 
 def _part_rows(
-    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, scale: _Scale, seed: int
+    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, scale: _Scale
 ) -> Iterator[dict[str, Any]]:
     if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
@@ -125,7 +123,7 @@ def _part_rows(
         usable_heads = joined.iloc[np.flatnonzero(usable)]
         for statement in _ranks(usable_heads, heads, scale.harm * effect[usable]):
             yield start | statement
-        for statement in _correlations(usable_heads, heads, effect[usable], seed):
+        for statement in _correlations(usable_heads, heads, effect[usable]):
             yield start | statement
 
 
@@ -185,7 +183,7 @@ def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: s
     return {"statement": statement, "column": detector, "value": rank, "pvalue": rank / n, "n": n, "note": head}
 
 
-def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray, seed: int) -> Iterator[dict[str, Any]]:
+def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
     spectral = [column.name for column in HEAD_COLUMNS if column.name not in _NOT_SPECTRAL]
     for name in [*spectral, *DETECTORS]:
         if name not in heads or not pd.api.types.is_numeric_dtype(heads[name]):
@@ -197,29 +195,20 @@ def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray,
         x, y, layers = values[usable], effect[usable], joined["layer"].to_numpy()[usable]
         if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:
             agreement: Any = scipy.stats.spearmanr(x, y)
-            low, high = _over_layers(scipy.stats.rankdata(x), scipy.stats.rankdata(y), layers, seed)
-            row |= {"value": float(agreement.statistic), "low": low, "high": high, "pvalue": float(agreement.pvalue)}
+            value = float(agreement.statistic)
+            (low, high), pvalue = jackknife(value, _left_out(x, y, layers), 0.95)
+            row |= {"value": value, "low": low, "high": high, "pvalue": pvalue}
         yield row
 
 
-def _over_layers(
-    x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray, seed: int
-) -> tuple[float, float]:
-    """Percentile interval of the correlation of x and y under resampling of whole layers; NaN with a single layer."""
-    _, layer_index = np.unique(layers, return_inverse=True)
-    n_layers = int(layer_index.max()) + 1
-    if n_layers < 2:
-        return float("nan"), float("nan")
-    drawn = np.random.default_rng(seed).multinomial(n_layers, np.full(n_layers, 1 / n_layers), size=_RESAMPLES)
-    weights = drawn[:, layer_index].astype(float)  # [resamples, heads]: how often each head is in a resample
-    total = weights.sum(1)
+def _left_out(
+    x: Float64[np.ndarray, "heads"], y: Float64[np.ndarray, "heads"], layers: np.ndarray
+) -> Float64[np.ndarray, "layers"]:
+    """Rank correlation without each layer, by the ranks of the whole table; NaN where the others do not vary."""
+    ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
+    others = [ranks[:, layers != layer] for layer in np.unique(layers)]
+    return np.array([np.corrcoef(pair)[0, 1] if _varies(pair) else np.nan for pair in others])
 
-    def mean(values: np.ndarray) -> np.ndarray:
-        return weights @ values / total
 
-    covariance = mean(x * y) - mean(x) * mean(y)
-    spread = (mean(x * x) - mean(x) ** 2) * (mean(y * y) - mean(y) ** 2)
-    usable = spread > 0
-    correlations = covariance[usable] / np.sqrt(spread[usable])
-    low, high = np.percentile(correlations, [2.5, 97.5]) if len(correlations) else (np.nan, np.nan)
-    return float(low), float(high)
+def _varies(pair: Float64[np.ndarray, "2 others"]) -> bool:
+    return bool((pair != pair[:, :1]).any(axis=1).all())

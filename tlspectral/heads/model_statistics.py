@@ -13,6 +13,7 @@ from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pse
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
+    PartialCorrelation,
     attenuation,
     hypergeometric_overlap,
     layer_bootstrap,
@@ -24,6 +25,7 @@ from tlspectral.stats.values import reasons_as_objects
 from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")
+_WITHIN = "partial correlation within layers"
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def another_model(
     Returns:
         DataFrame, one row per statistic: `statistic, method, value, low, high` (95 %, layers resampled), `pvalue` and
         `pvalue_of` (what it tests), `noise_sd` (over rounding), `n, function, reason`. Statistics: the partial
-        correlation of D_head and prev given dir_frac; the median D_head percentile of the top k; the share of the
-        partial correlation that RoPE-phase controls take; and that share under the placebo (mean of its draws).
+        correlation of D_head and prev given dir_frac; the same among heads of one layer; the median D_head percentile
+        of the top k; the share of the partial correlation that RoPE-phase controls take; and that share under the
+        placebo (mean of its draws).
 
     Raises:
         ValueError: columns are missing, k is even, or model and table do not belong together.
@@ -82,6 +85,7 @@ def another_model(
         require_table_of(model, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
     rows = [_partial(heads, method, bootstrap_draws, seed) for method in _METHODS]
+    rows += [_within_layers(heads, method) for method in _METHODS]
     rows.append(_percentile(heads, k))
     shares: dict[str, Callable[[pd.DataFrame], Any]] = {
         method: partial(attenuation, method=method, draws=0, seed=seed) for method in _METHODS
@@ -101,6 +105,9 @@ def another_model(
         }
         for method in _METHODS:
             statistics[f"partial correlation/{method}"] = partial(_partial_alone, method=method)
+            statistics[f"{_WITHIN}/{method}"] = lambda moved, method=method: (
+                _partial_within_layers(moved, method).statistic
+            )
             if rotary:
                 statistics[f"attenuation/{method}"] = partial(_share_alone, share=shares[method])
         spread = statistic_noise(heads, perturbed, statistics).set_index("statistic")["sd"]
@@ -125,10 +132,24 @@ def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> _Row
         bootstrap.statistic,
         interval=bootstrap.interval,
         pvalue=bootstrap.pvalue,
-        pvalue_of="no correlation, layers resampled",
+        pvalue_of="no correlation, layers independent of each other",
         n=bootstrap.n,
         function="tlspectral.stats.layer_bootstrap",
         reason=bootstrap.reason,
+    )
+
+
+def _within_layers(heads: pd.DataFrame, method: Method) -> _Row:
+    result = _partial_within_layers(heads, method)
+    return _Row(
+        _WITHIN,
+        method,
+        result.statistic,
+        pvalue=result.pvalue,
+        pvalue_of="no correlation among the heads of a layer",
+        n=result.n,
+        function="tlspectral.stats.partial_spearman",
+        reason=result.reason,
     )
 
 
@@ -178,6 +199,10 @@ def _placebo(heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: 
 
 def _partial_alone(heads: pd.DataFrame, method: Method) -> float:
     return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
+
+
+def _partial_within_layers(heads: pd.DataFrame, method: Method) -> PartialCorrelation:
+    return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method, layers=heads["layer"])
 
 
 def _share_alone(heads: pd.DataFrame, share: Callable[[pd.DataFrame], Any]) -> float:

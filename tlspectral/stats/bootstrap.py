@@ -13,6 +13,7 @@ from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
 from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
+from tlspectral.stats.jackknife import jackknife
 from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -23,9 +24,9 @@ class LayerBootstrap:
 
     Attributes:
         statistic: the correlation of the table itself.
-        interval: low and high end of the percentile interval.
-        pvalue: two-sided, from the same resamples: twice the share (with one added to both counts) on the far side of
-            0. No finer than 2 / (draws + 1); below 1 - level where the interval leaves 0 out.
+        interval: low and high end of the percentile interval, the paper's.
+        interval_jackknife: by Student's t, from leaving out one cluster after another.
+        pvalue: two-sided, of the same t: below 1 - level where `interval_jackknife` leaves 0 out.
         stderr: standard deviation over resamples.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
@@ -42,6 +43,7 @@ class LayerBootstrap:
 
     statistic: float
     interval: tuple[float, float]
+    interval_jackknife: tuple[float, float]
     pvalue: float
     stderr: float
     n: int
@@ -100,12 +102,19 @@ def layer_bootstrap(
     if observed.reason is not None:
         interval, reason = (math.nan, math.nan), observed.reason
     usable = resampled[~np.isnan(resampled)]
-    far_side = min((usable <= 0).sum(), (usable >= 0).sum())
+    stderr = float(usable.std(ddof=1)) if reason is None else math.nan
+    left_out = [residual_correlation(variables[clusters != cluster], method)[0] for cluster in np.unique(clusters)]
+    interval_jackknife, pvalue = jackknife(
+        observed.statistic if reason is None else math.nan, np.array(left_out), level
+    )
+    if reason is None and math.isnan(pvalue):
+        reason = "without one of the clusters there is no correlation, so interval_jackknife and pvalue are NaN"
     return LayerBootstrap(
         statistic=observed.statistic,
         interval=interval,
-        pvalue=min(1.0, float(2 * (far_side + 1) / (len(usable) + 1))) if reason is None else math.nan,
-        stderr=float(usable.std(ddof=1)) if reason is None else math.nan,
+        interval_jackknife=interval_jackknife,
+        pvalue=pvalue,
+        stderr=stderr,
         n=observed.n,
         n_dropped=len(heads) - observed.n,
         n_clusters=n_clusters,

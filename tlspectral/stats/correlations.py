@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import scipy.stats
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
+from tlspectral.stats.clusters import cluster_indices
 from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.residuals import residual_ranks, residuals
 from tlspectral.stats.values import (
@@ -25,6 +26,7 @@ from tlspectral.stats.values import (
     require_columns,
     table_columns,
 )
+from tlspectral.stats.within_layers import correlation_within_layers
 from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 
@@ -37,12 +39,14 @@ class PartialCorrelation:
 
     Attributes:
         statistic: the correlation, -1 to 1; NaN where it has no meaning.
-        pvalue: two-sided, of Student's t with `n - 2 - n_controls` degrees of freedom, rows taken as independent.
+        pvalue: two-sided, of Student's t. With `n - 2 - n_controls` degrees of freedom and rows taken as independent;
+            within layers with `n_layers - 1`, layers taken as independent.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
         n_controls: linearly independent controls; a constant or repeated one is not counted.
         method: `"hybrid"` or `"rank"`.
         reason: why the statistic is NaN, else None.
+        n_layers: layers with two or more heads; None where rows were not compared within layers.
     """
 
     _repr_html_ = html_summary
@@ -54,10 +58,16 @@ class PartialCorrelation:
     n_controls: int
     method: str
     reason: str | None = None
+    n_layers: int | None = None
 
 
 def partial_spearman(
-    x: Values, y: Values, controls: Values | pd.DataFrame, *, method: Method = "hybrid"
+    x: Values,
+    y: Values,
+    controls: Values | pd.DataFrame,
+    *,
+    method: Method = "hybrid",
+    layers: Values | None = None,
 ) -> PartialCorrelation:
     """Rank correlation of x and y after the controls have been taken out of both (FP sections 5 to 7, Tables 2 and 3).
 
@@ -68,39 +78,54 @@ def partial_spearman(
         method: `"hybrid"`, FP's default: least squares with intercept of the raw x and y on the raw controls, then
             Spearman of the residuals. `"rank"`: x, y and every control as ranks first, least squares, then Pearson;
             unchanged by monotone maps of any variable. The two can differ materially where a variable has a heavy tail.
+        layers: the layer of each row, [rows]. Heads are then compared with heads of their own layer: the statistic is
+            the correlation within layers, and its p does not take heads as independent.
 
     Returns:
-        `PartialCorrelation`. Rows with a NaN are left out and counted. NaN with a reason where x or y is constant, is
-        a linear function of the controls, or too few rows are left.
+        `PartialCorrelation`. Rows with a NaN, or without a layer, are left out and counted. NaN with a reason where x
+        or y is constant, is a linear function of the controls, or too few rows or layers are left.
 
     Raises:
         ValueError: different lengths, not numbers, an infinite value under `"hybrid"`, an unknown method, or pandas
             objects with the same index in different orders.
 
-    What it does not establish: significance where rows depend on each other, as heads of a layer do
-    (`layer_bootstrap`); nor causation, nor that controls which are themselves noisy have been taken out in full.
+    What it does not establish: significance without `layers`: p is the paper's and takes heads as independent. RATES.
+    Nor causation, nor that controls which are themselves noisy have been taken out in full.
     """
     if method not in ("hybrid", "rank"):
         raise ValueError(f"method must be 'hybrid' or 'rank', not {method!r}")
-    require_aligned(x=x, y=y, controls=controls)
+    require_aligned(x=x, y=y, controls=controls, layers=layers)
     columns = as_values(x, "x"), as_values(y, "y"), as_controls(controls)
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"x, y and controls must have as many rows each, found {[len(column) for column in columns]}")
-    return partial_correlation(np.column_stack(columns), method)
+    if layers is None:
+        return partial_correlation(np.column_stack(columns), method)
+    if len(layers) != len(columns[0]):
+        raise ValueError(f"layers must have a label for each of {len(columns[0])} rows, found {len(layers)}")
+    index = cluster_indices(pd.DataFrame({"layer": np.asarray(layers)}), "layer")
+    return partial_correlation(np.column_stack(columns), method, index)
 
 
-def partial_correlation(variables: Float64[np.ndarray, "rows variables"], method: Method) -> PartialCorrelation:
-    """Compute `partial_spearman` of a matrix whose columns are x, y and then the controls."""
+def partial_correlation(
+    variables: Float64[np.ndarray, "rows variables"], method: Method, layers: Int64[np.ndarray, "rows"] | None = None
+) -> PartialCorrelation:
+    """Compute `partial_spearman` of a matrix whose columns are x, y and then the controls. A layer of -1 is none."""
     complete = complete_rows(variables)
+    if layers is not None:
+        complete &= layers >= 0
     used, n = variables[complete], int(complete.sum())
     if method == "hybrid" and np.isinf(used).any():
         raise ValueError(
             f"{int(np.isinf(used).any(1).sum())} rows hold an infinite value, to which no line can be fitted: "
             "leave them out, or use method='rank'"
         )
+    counts: dict[str, Any] = {"n": n, "n_dropped": len(complete) - n, "method": method}
+    if layers is not None:
+        statistic, pvalue, n_controls, n_layers, reason = correlation_within_layers(used, layers[complete], method)
+        return PartialCorrelation(statistic, pvalue, n_controls=n_controls, n_layers=n_layers, reason=reason, **counts)
     statistic, n_controls, reason = residual_correlation(used, method)
-    counts = {"n": n, "n_dropped": len(complete) - n, "n_controls": n_controls, "method": method}
-    return PartialCorrelation(statistic, student_pvalue(statistic, n - 2 - n_controls), **counts, reason=reason)
+    pvalue = student_pvalue(statistic, n - 2 - n_controls)
+    return PartialCorrelation(statistic, pvalue, n_controls=n_controls, reason=reason, **counts)
 
 
 def residual_correlation(

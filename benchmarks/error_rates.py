@@ -1,0 +1,340 @@
+"""How often each test rejects where there is nothing to find, and each interval leaves out the truth.
+
+Run `python benchmarks/error_rates.py` (some five minutes of an idle core, one seed). It writes
+`docs/results/error_rates.csv` and puts the rates into `docs/statistics.md`; `--page` does the latter alone. Nominal is
+5 %. With 1,000 tables a rate of 5 % has a Monte-Carlo standard error of 0.7 %.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import typer
+from null_tables import (
+    DEPTH,
+    INDEPENDENT,
+    LIKENESSES,
+    SHAPES,
+    VERY_ALIKE,
+    Likeness,
+    column,
+    columns,
+    flat,
+    partial_correlations,
+    resampled,
+    student,
+    within_layers,
+    without_layers,
+)
+from tlspectral.positional.averages import median_tests
+
+from tlspectral.ablation import summarize_sweep
+from tlspectral.heads import model_statistics
+from tlspectral.stats import (
+    benjamini_hochberg,
+    class_test,
+    intraclass_correlation,
+    mann_whitney,
+    model_permutation_test,
+    top_head_percentile,
+    triage,
+)
+from tlspectral.stats.jackknife import jackknife
+from tlspectral.tables.published import PUBLISHED_HEADS, published_heads
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results" / "error_rates.csv"
+PAGE = ROOT / "docs" / "statistics.md"
+LEVEL = 0.05
+TABLES = 1_000
+DRAWS = 200
+SEED = 0
+SMALL = SHAPES[0]
+CORRELATION = 0.4
+SEQUENCES = 16
+Row = dict[str, str | int | float]
+
+
+def row(test: str, heads: str, size: str, wrong: np.ndarray | list[bool]) -> Row:
+    """One rate with its standard error; `wrong` says of each table whether the truth was rejected."""
+    rate = float(np.mean(wrong))
+    return {
+        "test": test,
+        "heads": heads,
+        "size": size,
+        "tables": len(wrong),
+        "rate": round(rate, 4),
+        "stderr": round(float(np.sqrt(rate * (1 - rate) / len(wrong))), 4),
+    }
+
+
+def size_of(shape: tuple[int, int]) -> str:
+    """Layers and heads in words."""
+    return f"{shape[0]} x {shape[1]}"
+
+
+def correlations(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Partial correlations whose truth is 0, by every p and interval over the same tables."""
+    x, y, control = columns(rng, tables, shape, likeness)
+    where = likeness.name, size_of(shape)
+    controls, freedom = [flat(control)], shape[0] * shape[1] - 3
+    for method in ("hybrid", "rank"):
+        pvalues = student(partial_correlations(flat(x), flat(y), controls, method), freedom)
+        yield row(f"partial_spearman, {method}", *where, pvalues <= LEVEL)
+        pvalues = within_layers(x, y, control, method)
+        yield row(f"partial_spearman(layers=), {method}", *where, pvalues <= LEVEL)
+    # x and y share the control, so the plain correlation is tested on columns that do not.
+    own = column(rng, tables, shape, likeness)
+    pvalues = student(partial_correlations(flat(own), flat(y), [], "rank"), freedom + 1)
+    yield row("spearman_table", *where, pvalues <= LEVEL)
+    yield from intervals(x, y, control, 0.0, *where, methods=("hybrid", "rank") if shape == SMALL else ("hybrid",))
+
+
+def intervals(
+    x: np.ndarray, y: np.ndarray, control: np.ndarray, truth: float, heads: str, size: str, methods: tuple[str, ...]
+) -> Iterator[Row]:
+    """Both intervals of `layer_bootstrap`; its p is below the level where the jackknife interval leaves out 0."""
+    layers = x.shape[1]
+    for method in methods:
+        values = partial_correlations(flat(x), flat(y), [flat(control)], method)
+        drawn = resampled(flat(x), flat(y), [flat(control)], method, layers, DRAWS)
+        low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2], axis=1)
+        yield row(f"layer_bootstrap.interval, {method}", heads, size, (truth < low) | (truth > high))
+        left_out = without_layers(flat(x), flat(y), [flat(control)], method, layers)
+        ends = [jackknife(*one, 1 - LEVEL)[0] for one in zip(values, left_out, strict=True)]
+        low, high = np.transpose(ends)
+        yield row(
+            f"layer_bootstrap.interval_jackknife and .pvalue, {method}", heads, size, (truth < low) | (truth > high)
+        )
+
+
+def true_correlations(shape: tuple[int, int], rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Intervals of a partial correlation that is not 0; the truth is that of a model of 20,000 layers."""
+    x, y, control = columns(rng, 1, (20_000, shape[1]), VERY_ALIKE, CORRELATION)
+    truth = float(partial_correlations(flat(x), flat(y), [flat(control)], "hybrid")[0])
+    drawn = columns(rng, tables, shape, VERY_ALIKE, CORRELATION)
+    yield from intervals(*drawn, truth, f"{VERY_ALIKE.name}, correlation {truth:.2f}", size_of(shape), ("hybrid",))
+
+
+def shares(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """The interval of `attenuation` where the added control is what x and y share, so that the truth is 1."""
+    carrier, control, x, y = (flat(column(rng, tables, shape, likeness)) for _ in range(4))
+    x, y = x + carrier + 0.5 * control, y + carrier + 0.5 * control
+    before, after = (resampled(x, y, used, "hybrid", shape[0], DRAWS) for used in ([control], [control, carrier]))
+    low, high = np.quantile(before, [LEVEL / 2, 1 - LEVEL / 2], axis=1)
+    bounded = (low > 0) | (high < 0)  # elsewhere `attenuation` gives no interval
+    low, high = np.quantile(1 - after / before, [LEVEL / 2, 1 - LEVEL / 2], axis=1)
+    yield row("attenuation.interval", likeness.name, size_of(shape), ((low > 1) | (high < 1))[bounded])
+
+
+def frames(rng: np.random.Generator, shape: tuple[int, int], likeness: Likeness, tables: int) -> Iterator[pd.DataFrame]:
+    """Head tables: `D_head`, `prev` and `dir_frac`, independent of each other."""
+    layers, heads = shape
+    drawn = {name: flat(column(rng, tables, shape, likeness)) for name in ("D_head", "prev", "dir_frac")}
+    for table in range(tables):
+        frame = pd.DataFrame({"layer": np.arange(layers).repeat(heads), "head": np.tile(np.arange(heads), layers)})
+        yield frame.assign(**{name: values[table] for name, values in drawn.items()})
+
+
+def tables_of_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Tests over the heads of one model, by the functions themselves."""
+    wrong: dict[str, list[bool]] = {}
+    for heads in frames(rng, shape, likeness, tables):
+        strong = float(np.sort(heads["prev"])[-12])  # eleven heads lie above
+        area = triage(heads, scores=("D_head",), threshold=strong, ks=(5,)).iloc[0]
+        early = median_tests(heads.rename(columns={"D_head": "s_pos", "dir_frac": "s_sym"}), shape[0])
+        chance = model_statistics._percentile(heads, 5)
+        for name, pvalue in {
+            "class_test": class_test(heads, threshold=strong).pvalue,
+            "tlspectral statistics, p of the top-5 percentile": chance["pvalue"],
+            "positional median tests of early and late layers": early["pvalue"].iloc[0],
+        }.items():
+            wrong.setdefault(name, []).append(pvalue <= LEVEL)
+        if area["auc_low"] == area["auc_low"]:  # elsewhere there is no interval
+            wrong.setdefault("triage, interval of the area", []).append(not area["auc_low"] <= 0.5 <= area["auc_high"])
+        if likeness is INDEPENDENT:
+            pvalue = intraclass_correlation(heads, "D_head").pvalue
+            wrong.setdefault("intraclass_correlation", []).append(pvalue <= LEVEL)
+    yield from (row(name, likeness.name, size_of(shape), found) for name, found in wrong.items())
+
+
+def sweeps(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`summarize_sweep`: effects that have nothing to do with the columns, and a sum of effects that is known."""
+    wrong: dict[str, list[bool]] = {"sum, interval": [], "detector_rank": [], "rank_correlation": []}
+    for heads in frames(rng, shape, likeness, tables):
+        effects = np.exp(flat(column(rng, 1, shape, likeness))[0])
+        shared = rng.standard_t(3, SEQUENCES)  # what the same sequences do to all heads
+        deltas = effects[:, None] + shared + rng.standard_t(3, (len(effects), SEQUENCES))
+        sweep = heads[["layer", "head"]].assign(
+            part="rope_phase",
+            value=deltas.mean(1),
+            delta=deltas.mean(1),
+            delta_stderr=scipy.stats.sem(deltas, axis=1),
+            score_rms=np.nan,
+        )
+        sweep.attrs = {"task": "t", "higher_is_better": False, "sums_per_sequence": {"delta": deltas.sum(0).tolist()}}
+        found = summarize_sweep(sweep, heads[["layer", "head", "prev"]], small=0.1).set_index("statement")
+        total = found.loc["sum"]
+        wrong["sum, interval"].append(not total["low"] <= effects.sum() <= total["high"])
+        wrong["detector_rank"].append(found.loc["detector_rank", "pvalue"] <= LEVEL)
+        wrong["rank_correlation"].append(found.loc["rank_correlation", "pvalue"] <= LEVEL)
+    yield from (row(f"summarize_sweep, {name}", likeness.name, size_of(shape), found) for name, found in wrong.items())
+
+
+def differences(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Differences of mean 0: `normal`, `heavy tails` (t with 3 degrees of freedom) or `skewed` (exponential)."""
+    draw = {"normal": rng.standard_normal, "heavy tails": lambda size: rng.standard_t(3, size)}
+    return draw[kind](shape) if kind in draw else rng.standard_exponential(shape) - 1
+
+
+def sign_flips(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`delta_p` of one head."""
+    for kind in ("normal", "heavy tails", "skewed"):
+        for count in (5, 8, 16, 64):
+            drawn = differences(rng, kind, (count, tables))
+            wrong = [all_sign_flips(part, np.random.default_rng(SEED)) <= LEVEL for part in np.split(drawn, 20, axis=1)]
+            yield row("delta_p, paired_effect", f"{kind} differences", f"{count} sequences", np.concatenate(wrong))
+
+
+def whole_sweeps(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Sign flips for all heads of a model on the same sequences, of which none has an effect."""
+    heads = SMALL[0] * SMALL[1]
+    for count in (8, 16):
+        wrong: dict[str, list[bool]] = {"of all heads, smallest as it is": [], "of all heads, any q": []}
+        for _ in range(tables):
+            drawn = differences(rng, "heavy tails", (count, heads)) + differences(rng, "heavy tails", (count, 1))
+            pvalues = all_sign_flips(drawn, np.random.default_rng(SEED))
+            wrong["of all heads, smallest as it is"].append(pvalues.min() <= LEVEL)
+            wrong["of all heads, any q"].append(benjamini_hochberg(pvalues).q.min() <= LEVEL)
+        for name, found in wrong.items():
+            yield row(f"delta_p {name}", f"{heads} heads", f"{count} sequences", found)
+
+
+def all_sign_flips(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """`sign_flip_p` of every column of [sequences, heads], with the same flips for all."""
+    count = len(drawn)
+    if count <= 13:
+        signs = 1 - 2 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
+        extra = 0
+    else:
+        signs, extra = rng.choice([-1, 1], size=(9_999, count)), 1
+    observed = np.abs(drawn.sum(0)) * (1 - 1e-12)
+    return (np.count_nonzero(np.abs(signs @ drawn) >= observed, axis=0) + extra) / (len(signs) + extra)
+
+
+def models(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Tests over models, each with a head table whose heads are very alike."""
+    percentiles = []
+    for index in range(7):
+        drawn = frames(rng, SHAPES[index % len(SHAPES)], VERY_ALIKE, tables)
+        percentiles.append([top_head_percentile(heads) for heads in drawn])
+    medians = np.array([[found.statistic_midrank for found in model] for model in percentiles])
+    wrong = [model_permutation_test(of_table[:3], of_table[3:]).pvalue <= LEVEL for of_table in medians.T]
+    yield row("model_permutation_test of top_head_percentile", VERY_ALIKE.name, "3 and 4 models", wrong)
+    drawn = rng.standard_normal((tables, 9))
+    wrong = [model_permutation_test(of_table[:5], of_table[5:]).pvalue <= LEVEL for of_table in drawn]
+    yield row("model_permutation_test", "independent models", "5 and 4 models", wrong)
+    wrong = []
+    for table in range(tables):
+        pooled = [np.array(of_model[table].percentiles) for of_model in percentiles]
+        wrong.append(mann_whitney(np.concatenate(pooled[:3]), np.concatenate(pooled[3:])).pvalue <= LEVEL)
+    yield row("mann_whitney of the top five heads, pooled", VERY_ALIKE.name, "3 and 4 models", wrong)
+    steps = np.round(rng.normal(1000, 200, (tables, 10)), -2)  # evaluated every 100 steps: ties
+    wrong = [mann_whitney(runs[:5], runs[5:]).pvalue <= LEVEL for runs in steps]
+    yield row("mann_whitney of runs", "independent runs with ties", "5 and 5 runs", wrong)
+
+
+def bands(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`compare_heads`: share of heads outside twice a standard deviation that 20 draws per model give."""
+    change = rng.standard_normal((tables, 2)).sum(1)
+    noise = rng.standard_normal((tables, 2, 20)).std(axis=2, ddof=1)
+    yield row(
+        "compare_heads, outside of the band", "rounding alone", "20 draws", np.abs(change) > 2 * np.hypot(*noise.T)
+    )
+
+
+def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
+    """List what is measured; each takes a generator of its own and the number of tables."""
+    found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
+    for shape in SHAPES:
+        found += [partial(correlations, shape, likeness) for likeness in LIKENESSES]
+        found.append(partial(true_correlations, shape))
+    for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
+        found += [partial(measure, SMALL, likeness) for measure in (tables_of_heads, sweeps, shares)]
+    return [*found, sign_flips, whole_sweeps, models, bands]
+
+
+def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:
+    """Return all rates: `test, heads, size, tables, rate, stderr`."""
+    to_measure = blocks()
+    streams = np.random.default_rng(seed).spawn(len(to_measure))
+    return pd.DataFrame([one for measure, rng in zip(to_measure, streams, strict=True) for one in measure(rng, tables)])
+
+
+def percent(rates: pd.Series) -> str:
+    """One rate, or the lowest and highest of several, in percent."""
+    low, high = (f"{100 * rate:.1f}" for rate in (rates.min(), rates.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def published_likeness() -> str:
+    """How much heads and layers resemble each other in the published tables, in a sentence."""
+    layers, neighbours = [], []
+    for name in PUBLISHED_HEADS:
+        heads = published_heads(name)
+        for variable in ("D_head", "dir_frac", "prev"):
+            layers.append(intraclass_correlation(heads, variable).statistic)
+            means = heads.assign(ranks=heads[variable].rank()).groupby("layer")["ranks"].mean().to_numpy()
+            means = means - means.mean()
+            neighbours.append((means[1:] * means[:-1]).sum() / (means**2).sum())
+    return (
+        f"In the {len(PUBLISHED_HEADS)} published tables `D_head`, `dir_frac` and `prev` have intra-class correlations "
+        f"of {min(layers):.2f} to {max(layers):.2f} (median {np.median(layers):.2f}); the mean ranks of neighbouring "
+        f"layers correlate by {min(neighbours):.2f} to {max(neighbours):.2f} (median {np.median(neighbours):.2f})."
+    )
+
+
+def page_tables(results: pd.DataFrame) -> str:
+    """The rates as two Markdown tables: over heads by how alike they are, and all others."""
+    kinds = [likeness.name for likeness in LIKENESSES]
+    over_heads = results[results["heads"].isin(kinds) & results["size"].isin([size_of(shape) for shape in SHAPES])]
+    lines = ["| test | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for test, found in over_heads.groupby("test", sort=False):
+        cells = [found.loc[found["heads"] == kind, "rate"] for kind in kinds]
+        lines.append(f"| `{test}` | " + " | ".join(percent(cell) if len(cell) else "" for cell in cells) + " |")
+    lines += ["", "| test | of | size | rate |", "|---|---|---|---|"]
+    for found in results.drop(over_heads.index).itertuples():
+        lines.append(f"| `{found.test}` | {found.heads} | {found.size} | {100 * found.rate:.1f} |")
+    return "\n".join([*lines, "", published_likeness()])
+
+
+def with_rates(page: str, results: pd.DataFrame) -> str:
+    """The page with the rates between its two marks."""
+    marks = "<!-- rates -->", "<!-- end of rates -->"
+    between = f"{marks[0]}\n{page_tables(results)}\n{marks[1]}"
+    return re.sub(f"{marks[0]}.*{marks[1]}", lambda _: between, page, flags=re.DOTALL)
+
+
+def main(page: bool = False) -> None:
+    """Measure, write and print all rates; `--page`: only put the file's rates into the page."""
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        # BLAS reads its thread count when it is loaded.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    if not page:
+        start = time.process_time()
+        results = measured()
+        results.to_csv(RESULTS, index=False)
+        print(results.to_string(index=False))
+        print(f"{time.process_time() - start:.0f} CPU seconds")
+    PAGE.write_text(with_rates(PAGE.read_text(encoding="utf-8"), pd.read_csv(RESULTS)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

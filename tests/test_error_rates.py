@@ -1,0 +1,113 @@
+"""The simulation of error rates: it tells a right test from a wrong one, and the page gives what it measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tlspectral import stats
+from tlspectral.stats.jackknife import jackknife
+from tlspectral.tasks import sign_flip_p
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import error_rates
+
+    return error_rates
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import null_tables
+
+    return null_tables
+
+
+@pytest.fixture
+def results(benchmark):
+    return pd.read_csv(benchmark.RESULTS)
+
+
+@pytest.mark.parametrize("method", ["hybrid", "rank"])
+def test_many_tables_at_once_are_the_functions_table_by_table(tables, method):
+    for shape in tables.SHAPES:
+        drawn = tables.columns(np.random.default_rng(0), 2, shape, tables.GROUPS, 0.3)
+        x, y, control = (tables.flat(values) for values in drawn)
+        pooled = tables.partial_correlations(x, y, [control], method)
+        within = tables.within_layers(*drawn, method)
+        resampled = tables.resampled(x, y, [control], method, shape[0], 20)
+        left_out = tables.without_layers(x, y, [control], method, shape[0])
+        for table in range(2):
+            heads = pd.DataFrame({"D_head": x[table], "prev": y[table], "dir_frac": control[table]})
+            heads["layer"] = np.arange(shape[0]).repeat(shape[1])
+            columns = heads["D_head"], heads["prev"], heads["dir_frac"]
+            found = stats.partial_spearman(*columns, method=method)
+            assert pooled[table] == pytest.approx(found.statistic, abs=1e-12)
+            assert tables.student(pooled, len(heads) - 3)[table] == pytest.approx(found.pvalue, rel=1e-9)
+            found = stats.partial_spearman(*columns, method=method, layers=heads["layer"])
+            assert within[table] == pytest.approx(found.pvalue, rel=1e-9)
+            found = stats.layer_bootstrap(heads, method=method, draws=20)
+            np.testing.assert_allclose(np.quantile(resampled[table], [0.025, 0.975]), found.interval, atol=1e-12)
+            interval, pvalue = jackknife(pooled[table], left_out[table], 0.95)
+            assert interval == pytest.approx(found.interval_jackknife, abs=1e-12)
+            assert pvalue == pytest.approx(found.pvalue, rel=1e-9)
+
+
+def test_flips_of_many_heads_are_those_of_one(benchmark):
+    rng = np.random.default_rng(0)
+    for count, close in ((5, 1e-12), (8, 1e-12), (16, 0.02)):  # above 13 sequences flips are sampled: sd .005
+        drawn = np.round(rng.standard_normal((count, 12)), 1)  # rounded, so that some sums are tied
+        found = benchmark.all_sign_flips(drawn, np.random.default_rng(0))
+        assert found == pytest.approx([sign_flip_p(differences, 0) for differences in drawn.T], abs=close)
+
+
+def test_heads_resemble_each_other_as_much_as_they_should(tables):
+    for likeness in tables.LIKENESSES:
+        drawn = tables.column(np.random.default_rng(1), 400, (24, 16), likeness)
+        assert drawn.var() == pytest.approx(1, abs=0.03)  # sd .01
+        pairs = [np.corrcoef(drawn[..., 0].ravel(), drawn[..., head].ravel())[0, 1] for head in (1, 8)]
+        # sd .01 over 9,600 layers
+        assert pairs == pytest.approx([likeness.layer + likeness.group, likeness.layer], abs=0.04)
+        neighbours = np.corrcoef(drawn.mean(2)[:, :-1].ravel(), drawn.mean(2)[:, 1:].ravel())[0, 1]
+        of_means = likeness.layer + likeness.group / 4 + (1 - likeness.layer - likeness.group) / 16
+        assert neighbours == pytest.approx(likeness.neighbour * likeness.layer / of_means, abs=0.04)
+
+
+def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmark, tables):
+    rng = np.random.default_rng(2)
+    exact = [stats.model_permutation_test(drawn[:5], drawn[5:]).pvalue <= 0.05 for drawn in rng.normal(size=(1000, 9))]
+    # 6 of 126 labelings lie at or below .05; standard error .0067.
+    assert benchmark.row("exact", "", "", exact)["rate"] == pytest.approx(6 / 126, abs=0.027)
+    right, wrong = (
+        {row["test"]: row for row in benchmark.correlations((12, 12), likeness, np.random.default_rng(3), 300)}
+        for likeness in (tables.INDEPENDENT, tables.VERY_ALIKE)
+    )
+    # 300 tables: standard error .013 at 5 %. Heads taken as independent, where they are not: 15 % and more.
+    assert right["partial_spearman, hybrid"]["rate"] < 0.09
+    assert wrong["partial_spearman, hybrid"]["rate"] > 0.1
+    assert wrong["partial_spearman(layers=), hybrid"]["rate"] < 0.09
+    assert wrong["partial_spearman, hybrid"]["stderr"] == pytest.approx(
+        np.sqrt(wrong["partial_spearman, hybrid"]["rate"] * (1 - wrong["partial_spearman, hybrid"]["rate"]) / 300),
+        abs=1e-4,
+    )
+
+
+def test_the_file_holds_what_the_command_measures(benchmark, results):
+    measured = benchmark.measured(tables=20)
+    names = ["test", "heads", "size"]
+    pd.testing.assert_frame_equal(measured[names], results[names])
+    assert (results["tables"] <= 10 * benchmark.TABLES).all()
+    assert (results.loc[results["rate"].between(0.04, 0.06), "stderr"] < 0.008).all()
+
+
+def test_the_page_holds_the_rates_of_the_file(benchmark, results):
+    page = benchmark.PAGE.read_text(encoding="utf-8")
+    assert benchmark.page_tables(results) in page
+    changed = results.assign(rate=results["rate"] + 0.01)
+    assert benchmark.with_rates(page, results) == page != benchmark.with_rates(page, changed)
