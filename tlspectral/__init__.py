@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlspectral.history import head_history
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
-    from tlspectral.operators import qk_operators, verify_scores
+    from tlspectral.operators import qk_operators, qk_penalty, verify_scores
     from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
     from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral
     from tlspectral.stats import (
@@ -63,6 +63,7 @@ _HOMES = {
     "positional_symbolic": "positional",
     "positional_symbolic_profile": "positional",
     "qk_operators": "operators",
+    "qk_penalty": "operators",
     "read_table": "tables",
     "relative_position_kernel": "detectors",
     "summarize_sweep": "ablation",
@@ -126,6 +127,7 @@ __all__ = [
     "positional_symbolic",
     "positional_symbolic_profile",
     "qk_operators",
+    "qk_penalty",
     "read_table",
     "relative_position_kernel",
     "summarize_sweep",

@@ -1,6 +1,7 @@
-"""Query-key and output-value operators of heads, norm-folded and factored, and the check that they are the model's."""
+"""Query-key and output-value operators of heads, norm-folded and factored, their self-check, a penalty on a part."""
 
 from tlspectral.operators.output_value import OVOperator, ov_operators
+from tlspectral.operators.penalty import qk_penalty
 from tlspectral.operators.query_key import PhaseFactors, QKOperator, QKOperators, qk_operators
 from tlspectral.operators.verification import ScoreCheck, check_scores, verify_scores
 
@@ -13,5 +14,6 @@ __all__ = [
     "check_scores",
     "ov_operators",
     "qk_operators",
+    "qk_penalty",
     "verify_scores",
 ]

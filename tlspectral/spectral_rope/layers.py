@@ -96,8 +96,13 @@ def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
-def spectral_geometry(geometry: RotaryGeometry | None, module: SpectralRoPE | None) -> RotaryGeometry | None:
-    """A layer's geometry with what its module adds; without a module the model's own."""
+def spectral_geometry(
+    geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
+) -> RotaryGeometry | None:
+    """A layer's geometry with what its module adds; without a module the model's own.
+
+    With `live`, gradients pass through its gain and phase to the module's parameters.
+    """
     if geometry is None or module is None:
         return geometry
     return RotaryGeometry(
@@ -107,8 +112,8 @@ def spectral_geometry(geometry: RotaryGeometry | None, module: SpectralRoPE | No
         d_head=geometry.d_head,
         attention_scaling=geometry.attention_scaling,
         valid_up_to=geometry.valid_up_to,
-        gain=module.gain_by_head(),
-        phase=module.phase_by_head(),
+        gain=module.gain_by_head(live=live),
+        phase=module.phase_by_head(live=live),
     )
 
 
