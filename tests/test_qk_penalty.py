@@ -134,6 +134,18 @@ def test_a_model_that_is_processed_in_place_is_read_as_it_is_then():
     assert after.item() == pytest.approx(before, abs=1e-6)
 
 
+@every_model
+def test_in_float64_the_factors_are_those_of_the_head_table(backend, name):
+    view = attention_view(in_double(backend, name))
+    for layer in range(view.n_layers):
+        live = view.live_factors(layer, None, folded=True)
+        some = view.live_factors(layer, [2, 1], folded=True)
+        for own, chosen, expected in zip(live, some, view.layer(layer).operator_factors(), strict=False):
+            # Equal to the bit, but for LayerNorm's mean, which sums in the order of memory: measured 2e-16.
+            torch.testing.assert_close(own.detach(), expected, rtol=0, atol=1e-14)
+            torch.testing.assert_close(chosen.detach(), expected[[2, 1]], rtol=0, atol=1e-14)
+
+
 # --- gradients ---
 
 
