@@ -112,6 +112,26 @@ def test_the_stand_in_refuses_what_a_device_refuses():
         assert weight.grad.device == torch.device(DEVICE)
 
 
+# --- penalties ---
+
+
+@every_model
+def test_a_penalty_and_its_gradients_stay_on_the_device(backend, name, device):
+    cpu, model = zoo.shared(backend, name), on_device(backend, name)
+    for part in ("antisymmetric", "rope_phase"):
+        if part not in parts_of(name):
+            continue
+        there, here = (tls.qk_penalty(one, part) for one in (model, cpu))
+        assert there.device == torch.device(device)
+        assert torch.equal(there.cpu(), here)
+        gradients = [
+            [g for g in torch.autograd.grad(share, list(one.parameters()), allow_unused=True) if g is not None]
+            for share, one in ((here, cpu), (there, model))
+        ]
+        assert all(gradient.device == torch.device(device) for gradient in gradients[1])
+        same_gradients(*gradients)
+
+
 # --- hooks ---
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tlspectral.history import head_history
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
-    from tlspectral.operators import qk_operators, verify_scores
+    from tlspectral.operators import qk_operators, qk_penalty, verify_scores
     from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
     from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral
     from tlspectral.stats import (
@@ -43,7 +43,7 @@ _ROOMS = {
     "history": ("head_history",),
     "hooks": ("ablate", "ablation_hooks"),
     "models.loading": ("load_model",),
-    "operators": ("qk_operators", "verify_scores"),
+    "operators": ("qk_operators", "qk_penalty", "verify_scores"),
     "positional": ("BlockPrompt", "positional_symbolic", "positional_symbolic_profile"),
     "spectral_rope": ("SpectralHookedTransformer", "SpectralRoPE", "to_spectral"),
     "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),
@@ -81,6 +81,7 @@ __all__ = [
     "positional_symbolic",
     "positional_symbolic_profile",
     "qk_operators",
+    "qk_penalty",
     "read_table",
     "relative_position_kernel",
     "summarize_sweep",

@@ -161,7 +161,7 @@ def with_gain_and_phase(
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
-    gain, phase = (value[:, None].to(queries) for value in (geometry.gain, geometry.phase))
+    gain, phase = (value[:, None].to(queries.dtype).to(queries.device) for value in (geometry.gain, geometry.phase))
     return rotate(queries, gain * phase.cos(), gain * phase.sin(), geometry)
 
 
@@ -205,16 +205,27 @@ def phase_norms(
     The norms leave out `attention_scaling`, which multiplies every `M_t` alike. Of a spectral layer, `w_q` must
     contain gain and phase already (`with_gain_and_phase`), which mix real and imaginary parts.
     """
+    re, im = phase_squares(w_q, w_k, geometry)
+    return PhaseNorms(re.clamp_min(0).sqrt(), im.clamp_min(0).sqrt())
+
+
+def phase_squares(
+    w_q: Float[Tensor, "heads d_model d_head"],
+    w_k: Float[Tensor, "heads d_model d_head"],
+    geometry: RotaryGeometry,
+) -> tuple[Float[Tensor, "heads pairs"], Float[Tensor, "heads pairs"]]:
+    """Return the squared norms of the real and the imaginary part of each `M_t`, as `phase_norms` does; differentiable.
+
+    Where a part vanishes, its square is rounding of either sign.
+    """
     aa, cc, ac = _pair_products(w_q, geometry)
     bb, dd, bd = _pair_products(w_k, geometry)
-    re = (aa * bb + cc * dd + 2 * ac * bd).clamp_min(0).sqrt()
-    im = (cc * bb + aa * dd - 2 * ac * bd).clamp_min(0).sqrt()
-    return PhaseNorms(re, im)
+    return aa * bb + cc * dd + 2 * ac * bd, cc * bb + aa * dd - 2 * ac * bd
 
 
 def _pair_products(
-    w: Float64[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
-) -> tuple[Float64[Tensor, "heads pairs"], ...]:
+    w: Float[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
+) -> tuple[Float[Tensor, "heads pairs"], ...]:
     """Return inner products real.real, imag.imag and real.imag of each pair's columns, one head in memory at a time."""
     products = []
     for head in w:

@@ -1,4 +1,4 @@
-"""Query-key and output-value operators of heads, norm-folded and factored, and the check that they are the model's."""
+"""Query-key and output-value operators of heads, norm-folded and factored, their self-check, a penalty on a part."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         ov_operators,
         qk_operators,
     )
+    from tlspectral.operators.penalty import qk_penalty
 
 __all__ = [
     "OVOperator",
@@ -24,12 +25,14 @@ __all__ = [
     "check_scores",
     "ov_operators",
     "qk_operators",
+    "qk_penalty",
     "verify_scores",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # The check does not need the operators, so they are imported when they are asked for.
+    # The check needs neither the operators nor the penalty, so they are imported when they are asked for.
     if name not in __all__:
         raise AttributeError(f"module 'tlspectral.operators' has no attribute {name!r}")
-    return getattr(import_module("tlspectral.operators.factored"), name)
+    home = "penalty" if name == "qk_penalty" else "factored"
+    return getattr(import_module(f"tlspectral.operators.{home}"), name)

@@ -83,12 +83,17 @@ def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
-def spectral_geometry(geometry: RotaryGeometry | None, module: SpectralRoPE | None) -> RotaryGeometry | None:
-    """A layer's geometry with what its module adds; without a module the model's own."""
+def spectral_geometry(
+    geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
+) -> RotaryGeometry | None:
+    """A layer's geometry with what its module adds; without a module the model's own.
+
+    With `live`, gradients pass through its gain and phase to the module's parameters.
+    """
     if geometry is None or module is None:
         return geometry
     theta = geometry.theta + module.shift_by_head()
-    return replace(geometry, theta=theta, gain=module.gain_by_head(), phase=module.phase_by_head())
+    return replace(geometry, theta=theta, gain=module.gain_by_head(live=live), phase=module.phase_by_head(live=live))
 
 
 def _tie(layers: nn.ModuleDict) -> None:

@@ -122,9 +122,13 @@ class SpectralModel(nn.Module):
         """The learnable frequencies, phases and gains alone."""
         return self.spectral.parameters()
 
-    def spectral_geometry(self, layer: int) -> RotaryGeometry | None:
-        """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary."""
-        return spectral_geometry(attention_view(self.base).rotary(layer), by_layer(self.spectral).get(layer))
+    def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
+        """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary.
+
+        With `live`, gradients pass through gain and phase to the spectral parameters.
+        """
+        own = attention_view(self.base).rotary(layer)
+        return spectral_geometry(own, by_layer(self.spectral).get(layer), live=live)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

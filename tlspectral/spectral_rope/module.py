@@ -149,15 +149,17 @@ class SpectralRoPE(nn.Module):
         """Frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
         return self.theta.cpu().double() + self.shift_by_head()
 
-    def phase_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """Phase of the query against its key, radians, by query head: 0 under `shared_phase`."""
+    def phase_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
+        """Phase of the query against its key, radians, by query head: 0 under `shared_phase`. `live`: with gradient."""
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
-        return torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0).detach().cpu().double()
+        phase = torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0)
+        return (phase if live else phase.detach()).cpu().double()
 
-    def gain_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """Amplitude on the query, by query head."""
-        return torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0).detach().cpu().double()
+    def gain_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
+        """Amplitude on the query, by query head. `live`: with gradient."""
+        gain = torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0)
+        return (gain if live else gain.detach()).cpu().double()
 
     def extra_repr(self) -> str:
         """Sizes and choices, for `repr`."""

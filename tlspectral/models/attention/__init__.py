@@ -7,6 +7,7 @@ from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.bridge import stated_context
 from tlspectral.models.attention.layer import (
     AttentionLayer,
+    LiveFactors,
     OutputFactors,
     RawAttention,
     digest_of_named,
@@ -24,6 +25,7 @@ __all__ = [
     "Alibi",
     "AttentionLayer",
     "AttentionView",
+    "LiveFactors",
     "Normalization",
     "OutputFactors",
     "QueryKeyNorm",

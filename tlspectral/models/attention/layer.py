@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,7 +13,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.records import one_line
-from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, widened, with_gain_and_phase
 
 
 class _Limited:
@@ -265,15 +265,58 @@ def folded_bias(
     return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
 
 
+def _folded_weight(
+    weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
+) -> Float[Tensor, "heads d_model d_head"]:
+    """Return a projection times the gain of the norm in front of it, centred under LayerNorm; differentiable."""
+    if norm.gain is not None:
+        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
+        weight = weight * norm.gain.to(weight.dtype).to(weight.device)[:, None]
+    return weight - weight.mean(1, keepdim=True) if norm.kind == "LN" else weight
+
+
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
     weight, bias = _double(weight), None if bias is None else _double(bias)
-    norm_bias = None if norm.bias is None else _double(norm.bias)
-    bias = folded_bias(weight, bias, Normalization(norm.kind, None, norm_bias, norm.eps))
-    if norm.gain is not None:
-        weight = weight * _double(norm.gain)[:, None]
-    if norm.kind == "LN":
-        weight = weight - weight.mean(1, keepdim=True)
-    return weight, bias
+    gain, norm_bias = (None if value is None else _double(value) for value in (norm.gain, norm.bias))
+    norm = Normalization(norm.kind, gain, norm_bias, norm.eps)
+    return _folded_weight(weight, norm), folded_bias(weight, bias, norm)
+
+
+class LiveFactors(NamedTuple):
+    """W_Q and W_K of some query heads, through which gradients reach the model's parameters, and their rotary geometry.
+
+    They are on the model's device, in the type that it stores them in, float32 at least. Grouped keys are repeated.
+    """
+
+    w_q: Float[Tensor, "heads d_model d_head"]
+    w_k: Float[Tensor, "heads d_model d_head"]
+    rotary: RotaryGeometry | None
+
+
+def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
+    """Return the factors of some heads (None: all), folded as `fold_attention` and `operator_factors` do, or as stored.
+
+    Raises:
+        BadWeights: a weight is not floating point or has no data. That it is finite is not checked: in a training step
+            it would cost as much as the products of the factors.
+    """
+    for role, value in _query_key_parameters(raw).items():
+        _require_floating(value, f"layer {layer}, {role}")
+    groups = len(raw.w_q) // len(raw.w_k)
+    queries = list(range(len(raw.w_q))) if heads is None else heads
+    keys = sorted({head // groups for head in queries})
+    w_q, w_k = widened(_of_heads(raw.w_q, queries)), widened(_of_heads(raw.w_k, keys))
+    rotary = None if raw.rotary is None else raw.rotary.of_heads(queries)
+    if folded:
+        w_q, w_k = _folded_weight(w_q, raw.norm), _folded_weight(w_k, raw.norm)
+        w_q = w_q if raw.q_norm is None else raw.q_norm.of_heads(queries).folded_into(w_q)
+        w_k = w_k if raw.k_norm is None else raw.k_norm.of_heads(keys).folded_into(w_k)
+        w_q = w_q if rotary is None else with_gain_and_phase(w_q, rotary)
+    return LiveFactors(w_q, _of_heads(w_k, [keys.index(head // groups) for head in queries]), rotary)
+
+
+def _of_heads(weight: Tensor, heads: list[int]) -> Tensor:
+    return weight if heads == list(range(len(weight))) else weight[heads]  # all of them without a copy
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
@@ -299,11 +342,17 @@ def require_readable(value: Tensor | None, where: str) -> None:
     """Refuse weights without data (meta device), quantised, NaN or infinite: BadWeights; `where` is layer and role."""
     if value is None:
         return
-    if value.device.type == "meta":
-        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
-    if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
-        raise BadWeights(f"{where}: stored as {value.dtype}, a quantised format; load de-quantised weights instead")
+    _require_floating(value, where)
     finite = torch.isfinite(value)
     if not bool(finite.all()):
         bad = int((~finite).sum())
         raise BadWeights(f"{where}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again")
+
+
+def _require_floating(value: Tensor | None, where: str) -> None:
+    if value is None:
+        return
+    if value.device.type == "meta":
+        raise BadWeights(f"{where}: the weight is on the meta device; load the model with its weights")
+    if not value.dtype.is_floating_point or value.dtype.itemsize < 2:
+        raise BadWeights(f"{where}: stored as {value.dtype}, a quantised format; load de-quantised weights instead")

@@ -74,7 +74,7 @@ class QueryKeyNorm:
         weight = self._without_mean(weight)
         if self.gain is None:
             return weight
-        return weight * self._gain_of(len(weight)).to(weight)[..., None, :]
+        return weight * self._gain_of(len(weight)).to(weight.dtype).to(weight.device)[..., None, :]
 
     def of_heads(self, heads: list[int] | slice) -> "QueryKeyNorm":
         """Return the norm of some of the heads, in the given order. A mean over all heads still needs all of them."""

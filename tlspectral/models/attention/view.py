@@ -17,6 +17,7 @@ from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.layer import (
     AttentionLayer,
+    LiveFactors,
     OutputFactors,
     RawAttention,
     digest_of,
@@ -24,6 +25,7 @@ from tlspectral.models.attention.layer import (
     fold_attention,
     fold_output,
     layer_digest,
+    live_factors,
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
@@ -58,7 +60,7 @@ class AttentionView:
         return import_module(f"tlspectral.models.attention.{self.backend}")
 
     @property
-    def _spectral_geometry(self) -> Callable[[int], RotaryGeometry | None] | None:
+    def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
         return getattr(self.model, "spectral_geometry", None)
 
     @property
@@ -111,6 +113,34 @@ class AttentionView:
             UnsupportedArchitecture, BadWeights: the layer cannot be read; the message names it.
         """
         return fold_attention(self.raw(index), index)
+
+    def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
+        """Return W_Q and W_K of some heads of a layer (None: all), folded or as stored, with gradients.
+
+        Raises:
+            BadHead: no such layer.
+            UnsupportedArchitecture, BadWeights: the layer cannot be read, or is read in a way that passes no gradient.
+        """
+        raw = self._reader.read_attention(self.model, self._checked(index))
+        if folded and self._spectral_geometry is not None:
+            raw = replace(raw, rotary=self._spectral_geometry(index, live=True))
+        factors = live_factors(raw, index, heads, folded=folded)
+        for role, weight in (("W_Q", raw.w_q), ("W_K", raw.w_k)):
+            self._require_gradient(weight, index, role)
+        return factors
+
+    def _require_gradient(self, weight: Tensor, index: int, role: str) -> None:
+        """Refuse a weight without gradient, unless it is a frozen parameter or the attention has no trainable one."""
+        if weight.requires_grad or not torch.is_grad_enabled():
+            return
+        trainable = {True: [], False: []}
+        for parameter in self.model.blocks[index].attn.parameters():
+            trainable[parameter.requires_grad].append(parameter.untyped_storage().data_ptr())
+        if trainable[True] and weight.untyped_storage().data_ptr() not in trainable[False]:
+            raise UnsupportedArchitecture(
+                f"layer {index}, {role}: it is read as a copy that passes no gradient to the parameters of this "
+                f"{type(self.model).__name__}; load the model unprocessed, or read the number inside torch.no_grad()"
+            )
 
     def output(self, index: int) -> OutputFactors:
         """Return the value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
