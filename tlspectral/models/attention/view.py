@@ -100,10 +100,13 @@ class AttentionView:
 
         The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
         """
+        raw = self._stored(index)
+        return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
+
+    def _stored(self, index: int) -> RawAttention:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
-        raw = self._reader.read_attention(self.model, index)
-        return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
+        return self._reader.read_attention(self.model, index)
 
     def layer(self, index: int) -> AttentionLayer:
         """Return the query-key side of one layer, folded in float64 on the CPU.
@@ -121,7 +124,7 @@ class AttentionView:
             BadHead: no such layer.
             UnsupportedArchitecture, BadWeights: the layer cannot be read, or is read in a way that passes no gradient.
         """
-        raw = self._reader.read_attention(self.model, self._checked(index))
+        raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
             raw = replace(raw, rotary=self._spectral_geometry(index, live=True))
         factors = live_factors(raw, index, heads, folded=folded)
