@@ -296,7 +296,7 @@ def published_likeness() -> str:
             neighbours.append((means[1:] * means[:-1]).sum() / (means**2).sum())
     return (
         f"In the {len(PUBLISHED_HEADS)} published tables `D_head`, `dir_frac` and `prev` have intra-class correlations "
-        f"of {min(layers):.2f} to {max(layers):.2f} (median {np.median(layers):.2f}); the mean ranks of neighbouring "
+        f"of {max(min(layers), 0):.2f} to {max(layers):.2f} (median {np.median(layers):.2f}); the mean ranks of neighbouring "
         f"layers correlate by {min(neighbours):.2f} to {max(neighbours):.2f} (median {np.median(neighbours):.2f})."
     )
 
