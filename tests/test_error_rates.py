@@ -65,7 +65,7 @@ def test_many_tables_at_once_are_the_functions_table_by_table(tables, method):
 
 def test_flips_of_many_heads_are_those_of_one(benchmark):
     rng = np.random.default_rng(0)
-    for count, close in ((5, 1e-12), (8, 1e-12), (16, 0.02)):  # above 13 sequences flips are sampled: sd .005
+    for count, close in ((5, 1e-12), (8, 1e-12), (16, 0.04)):  # above 13 sequences flips are sampled: sd .01
         drawn = np.round(rng.standard_normal((count, 12)), 1)  # rounded, so that some sums are tied
         found = benchmark.all_sign_flips(drawn, np.random.default_rng(0))
         assert found == pytest.approx([sign_flip_p(differences, 0) for differences in drawn.T], abs=close)
@@ -103,7 +103,7 @@ def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmar
 
 
 def test_the_file_holds_what_the_command_measures(benchmark, results):
-    measured = benchmark.measured(tables=20)
+    measured = benchmark.measured(tables=8)
     names = ["test", "heads", "size"]
     pd.testing.assert_frame_equal(measured[names], results[names])
     assert (results["tables"] <= benchmark.TABLES).all()
