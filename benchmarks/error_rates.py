@@ -296,7 +296,8 @@ def published_likeness() -> str:
             means = means - means.mean()
             neighbours.append((means[1:] * means[:-1]).sum() / (means**2).sum())
     of_layers, of_neighbours = (
-        f"{round(min(found), 2) + 0:.2f} to {max(found):.2f} (median {np.median(found):.2f})" for found in (layers, neighbours)
+        f"{round(min(found), 2) + 0:.2f} to {max(found):.2f} (median {np.median(found):.2f})"
+        for found in (layers, neighbours)
     )
     return (
         f"In the {len(PUBLISHED_HEADS)} published tables `D_head`, `dir_frac` and `prev` have intra-class correlations "
