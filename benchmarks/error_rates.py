@@ -199,7 +199,8 @@ def sign_flips(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     for kind in ("normal", "heavy tails", "skewed"):
         for count in (5, 8, 16, 64):
             drawn = differences(rng, kind, (count, tables))
-            wrong = [all_sign_flips(part, np.random.default_rng(SEED)) <= LEVEL for part in np.split(drawn, 20, axis=1)]
+            parts = np.array_split(drawn, 20, axis=1)  # for memory
+            wrong = [all_sign_flips(part, np.random.default_rng(SEED)) <= LEVEL for part in parts]
             yield row("delta_p, paired_effect", f"{kind} differences", f"{count} sequences", np.concatenate(wrong))
 
 
@@ -294,10 +295,13 @@ def published_likeness() -> str:
             means = heads.assign(ranks=heads[variable].rank()).groupby("layer")["ranks"].mean().to_numpy()
             means = means - means.mean()
             neighbours.append((means[1:] * means[:-1]).sum() / (means**2).sum())
+    of_layers, of_neighbours = (
+        f"{round(min(found), 2) + 0:.2f} to {max(found):.2f} (median {np.median(found):.2f})"
+        for found in (layers, neighbours)
+    )
     return (
         f"In the {len(PUBLISHED_HEADS)} published tables `D_head`, `dir_frac` and `prev` have intra-class correlations "
-        f"of {min(layers):.2f} to {max(layers):.2f} (median {np.median(layers):.2f}); the mean ranks of neighbouring "
-        f"layers correlate by {min(neighbours):.2f} to {max(neighbours):.2f} (median {np.median(neighbours):.2f})."
+        f"of {of_layers}; the mean ranks of neighbouring layers correlate by {of_neighbours}."
     )
 
 

@@ -5,8 +5,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tlspectral.positional.averages import median_tests
 
 from tlspectral import stats
+from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
+from tlspectral.heads.statistics_columns import ANOTHER_MODEL
+from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tasks import sign_flip_p
 
@@ -61,7 +65,7 @@ def test_many_tables_at_once_are_the_functions_table_by_table(tables, method):
 
 def test_flips_of_many_heads_are_those_of_one(benchmark):
     rng = np.random.default_rng(0)
-    for count, close in ((5, 1e-12), (8, 1e-12), (16, 0.02)):  # above 13 sequences flips are sampled: sd .005
+    for count, close in ((5, 1e-12), (8, 1e-12), (16, 0.04)):  # above 13 sequences flips are sampled: sd .01
         drawn = np.round(rng.standard_normal((count, 12)), 1)  # rounded, so that some sums are tied
         found = benchmark.all_sign_flips(drawn, np.random.default_rng(0))
         assert found == pytest.approx([sign_flip_p(differences, 0) for differences in drawn.T], abs=close)
@@ -99,10 +103,10 @@ def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmar
 
 
 def test_the_file_holds_what_the_command_measures(benchmark, results):
-    measured = benchmark.measured(tables=20)
+    measured = benchmark.measured(tables=8)
     names = ["test", "heads", "size"]
     pd.testing.assert_frame_equal(measured[names], results[names])
-    assert (results["tables"] <= 10 * benchmark.TABLES).all()
+    assert (results["tables"] <= benchmark.TABLES).all()
     assert (results.loc[results["rate"].between(0.04, 0.06), "stderr"] < 0.008).all()
 
 
@@ -111,3 +115,50 @@ def test_the_page_holds_the_rates_of_the_file(benchmark, results):
     assert benchmark.page_tables(results) in page
     changed = results.assign(rate=results["rate"] + 0.01)
     assert benchmark.with_rates(page, results) == page != benchmark.with_rates(page, changed)
+
+
+def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
+    independent, alike, very_alike, groups, depth = (likeness.name for likeness in tables.LIKENESSES)
+    layers_apart = (independent, alike, very_alike, groups)
+    another, summary = (
+        {column.name: column.does_not_establish for column in table.columns}
+        for table in (ANOTHER_MODEL, SUMMARIZE_SWEEP)
+    )
+    sweep = {column.name: column.does_not_establish for column in ABLATION_SWEEP.columns}
+    spearman = {column.name: column.does_not_establish for column in SPEARMAN_TABLE.columns}
+    interval, jackknifed = "layer_bootstrap.interval, hybrid", "layer_bootstrap.interval_jackknife and .pvalue, hybrid"
+    medians = "positional median tests of early and late layers"
+    for text, test, kinds in (
+        (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [alike]),
+        (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [very_alike]),
+        (stats.partial_spearman.__doc__, "partial_spearman(layers=), hybrid", [*layers_apart, depth]),
+        (stats.spearman_table.__doc__, "spearman_table", [very_alike]),
+        (spearman["pvalue"], "spearman_table", [very_alike]),
+        (stats.layer_bootstrap.__doc__, interval, layers_apart),
+        (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),
+        (stats.layer_bootstrap.__doc__, jackknifed, [depth]),
+        (stats.class_test.__doc__, "class_test", [very_alike]),
+        (stats.attenuation.__doc__, "attenuation.interval", [independent, very_alike]),
+        (another["low"], interval, layers_apart),
+        (another["low"], interval, [depth]),
+        (another["pvalue"], jackknifed, [depth]),
+        (another["pvalue"], "tlspectral statistics, p of the top-5 percentile", [very_alike, depth]),
+        (median_tests.__doc__, medians, [very_alike]),
+        (summary["pvalue"], "summarize_sweep, rank_correlation", [depth]),
+    ):
+        rates = results.loc[(results["test"] == test) & results["heads"].isin(kinds), "rate"]
+        assert f"{benchmark.percent(rates)} %" in " ".join(text.split()), (test, kinds)
+    flips = results[(results["test"] == "delta_p, paired_effect") & (results["heads"] == "skewed differences")]
+    few = flips.loc[flips["size"].isin(["8 sequences", "16 sequences"]), "rate"]
+    assert f"{benchmark.percent(few)} %" in sweep["delta_p"]
+
+
+def test_what_is_recommended_keeps_its_level(tables, results):
+    """1,000 tables: standard error 0.7 %; the largest of thirty such rates lies near 6.5 %."""
+    recommended = results["test"].str.contains(r"layers=|interval_jackknife|triage|rank_correlation|sum, interval")
+    together = results["heads"] == tables.DEPTH.name
+    assert results.loc[recommended & ~together, "rate"].max() < 0.07
+    assert results.loc[results["test"].str.contains("layers=") & together, "rate"].max() < 0.07
+    # What the papers print does not keep it: these are the cautions' reason.
+    wrong = (results["test"] == "partial_spearman, hybrid") & (results["heads"] == tables.VERY_ALIKE.name)
+    assert results.loc[wrong, "rate"].min() > 0.1

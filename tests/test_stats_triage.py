@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.special
+import scipy.stats
 from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +100,8 @@ def test_the_interval_is_delongs_where_every_head_is_a_layer():
     high, low = (heads["rope_imag_frac"].to_numpy()[at] for at in (positive, ~positive))
     wins = (high[:, None] > low) + 0.5 * (high[:, None] == low)
     variance = wins.mean(1).var(ddof=1) / len(high) + wins.mean(0).var(ddof=1) / len(low)
-    half = 1.959964 * np.sqrt(variance) / (found.auc * (1 - found.auc))
+    quantile = scipy.stats.t.ppf(0.975, min(len(high), len(low)) - 1)
+    half = quantile * np.sqrt(variance) / (found.auc * (1 - found.auc))
     expected = scipy.special.expit(scipy.special.logit(found.auc) + np.array([-half, half]))
     np.testing.assert_allclose([found.auc_low, found.auc_high], expected, rtol=1e-6)
 
@@ -126,7 +128,8 @@ def test_the_variance_is_the_sum_over_pairs_of_heads_of_a_layer():
         + within_layers(negatives, negatives)
         + 2 * within_layers(positives, negatives)
     )
-    half = 1.959964 * np.sqrt(variance) / (found.auc * (1 - found.auc))
+    fewer = min(len({row.layer for row in group}) for group in (positives, negatives))
+    half = scipy.stats.t.ppf(0.975, fewer - 1) * np.sqrt(variance) / (found.auc * (1 - found.auc))
     expected = scipy.special.expit(scipy.special.logit(found.auc) + np.array([-half, half]))
     np.testing.assert_allclose([found.auc_low, found.auc_high], expected, rtol=1e-6)
 

@@ -264,7 +264,8 @@ def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, footnote 2).
 
-    What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test assumes.
+    What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test assumes:
+    at nominal 5 % it rejects 29.7 % of simulated tables with an intra-class correlation of 0.4 (docs/statistics.md).
     """
     rows = []
     for score in ("s_pos", "s_sym"):

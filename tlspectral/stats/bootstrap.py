@@ -71,8 +71,10 @@ def layer_bootstrap(
 ) -> LayerBootstrap:
     """Partial rank correlation of two columns with an interval over layers ("Fingerprint, Not Blueprint", Table 2).
 
-    Layers are drawn with replacement, as many as there are. Controls are taken out again in each resample. The interval
-    is the percentile interval. Residuals computed once on the whole table would make it too narrow.
+    Layers are drawn with replacement, as many as there are. Controls are taken out again in each resample. `interval`
+    is the percentile interval, as in the paper. Residuals computed once on the whole table would make it too narrow. It
+    is too narrow as it is: of simulated tables with 12 to 30 layers it leaves out the truth in 6.0 to 9.1 %, where 5 %
+    is nominal. `interval_jackknife` and p, from leaving out one layer after another, do so in 3.8 to 6.1 %.
 
     Args:
         heads: one row per head.
@@ -91,8 +93,9 @@ def layer_bootstrap(
         ValueError: a column that the table lacks, infinite values under `"hybrid"`, fewer than two draws, a level
             outside (0, 1), or `"kv_head"` as the only cluster column.
 
-    What it does not establish: anything about other models: layers of one network were trained together. With fewer
-    than some ten layers percentile intervals are too narrow.
+    What it does not establish: anything about other models: layers of one network were trained together. Nor
+    significance where columns drift with depth: layers are taken as independent. If neighbouring ones correlate by 0.7,
+    p rejects 9.6 to 14.6 % at nominal 5 %, and `partial_spearman(layers=)` does not (docs/statistics.md).
     """
     _check_resampling(draws, level)
     variables, clusters = _complete(heads, [x, y, *controls], cluster)
@@ -193,8 +196,9 @@ def attenuation(
         ValueError: no control to add, a column that the table lacks, infinite values under `"hybrid"`, one draw or
             fewer than none, or a level outside (0, 1).
 
-    What it does not establish: mediation. All these columns come from the same weights: it says how much variance they
-    share, not which of them does the work.
+    What it does not establish: mediation, nor an exact interval: of simulated tables with 12 layers it leaves out the
+    truth in 5.9 to 7.1 %, where 5 % is nominal (docs/statistics.md). All these columns come from the same weights: it
+    says how much variance they share, not which of them does the work.
     """
     if not controls:
         raise ValueError("name at least one control to add")

@@ -6,7 +6,11 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 from tlspectral.tables.column import Column, Table
 
 # fmt: off
-_INDEPENDENT = "Significance: p takes heads as independent, and those of a layer are not (see layer_bootstrap)."
+_INDEPENDENT = (
+    "Significance: p takes heads as independent, and those of a layer are not. At nominal 5 % it rejects "
+    "17.4 to 26.6 % of simulated tables with an intra-class correlation of 0.4; partial_spearman with layers "
+    "does not."
+)
 
 REASON = Column("reason", "Why a number of the row is NaN; None where none is.", "text", range="any text, or None")
 _N_DROPPED = Column("n_dropped", "Heads left out because a value is NaN.", "count", range="0 .. heads",
@@ -51,8 +55,9 @@ _TRIAGE = (
         "Share of pairs of a positive and another head in which the positive scores higher, ties counted half.",
         "share", range="0 .. 1", source="FP 11", also_known_as="area under the ROC curve",
         does_not_establish=_OTHER_MODEL + " A positive is a head above a threshold, which is a choice."),
-    Column("auc_low", "Lower end of its 95 % interval: DeLong's variance with layers as clusters, on the logit scale.",
-        "share", range="0 .. 1", source="DeLong 1988; Obuchowski 1997", does_not_establish=_AUC_END),
+    Column("auc_low", "Lower end of its 95 % interval: DeLong's variance with layers as clusters, on the logit scale, "
+        "Student's t over the layers that have positives.", "share", range="0 .. 1",
+        source="DeLong 1988; Obuchowski 1997", does_not_establish=_AUC_END),
     Column("auc_high", "Upper end of that interval.", "share", range="0 .. 1", source="DeLong 1988; Obuchowski 1997",
         does_not_establish=_AUC_END),
     *map(_precision, (5, 10, 20)),

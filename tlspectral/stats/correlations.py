@@ -89,8 +89,10 @@ def partial_spearman(
         ValueError: different lengths, not numbers, an infinite value under `"hybrid"`, an unknown method, or pandas
             objects with the same index in different orders.
 
-    What it does not establish: significance without `layers`: p is the paper's and takes heads as independent. RATES.
-    Nor causation, nor that controls which are themselves noisy have been taken out in full.
+    What it does not establish: significance without `layers`. That p is the paper's and takes heads as independent: at
+    nominal 5 % it rejects 8.2 to 9.9 % of simulated tables with an intra-class correlation of 0.2, and
+    14.9 to 26.3 % with 0.4; with `layers` 3.4 to 6.3 % (docs/statistics.md). Nor causation, nor that controls
+    which are themselves noisy have been taken out in full.
     """
     if method not in ("hybrid", "rank"):
         raise ValueError(f"method must be 'hybrid' or 'rank', not {method!r}")
@@ -205,8 +207,9 @@ def spearman_table(
     Raises:
         ValueError: a column that the table lacks or that holds no numbers, or alpha outside (0, 1).
 
-    What it does not establish: significance with heads of a layer depending on each other: p takes them as
-    independent (`layer_bootstrap`).
+    What it does not establish: significance with heads of a layer depending on each other: p takes them as independent,
+    and at nominal 5 % rejects 17.4 to 26.6 % of tables with an intra-class correlation of 0.4 (docs/statistics.md).
+    `partial_spearman(x, y, np.empty((len(x), 0)), layers=)` does not.
     """
     columns, against = ([names] if isinstance(names, str) else list(names) for names in (columns, against))
     if not 0 < alpha < 1:

@@ -222,7 +222,8 @@ def class_test(
         ValueError: a column that the table lacks, or infinite values.
 
     What it does not establish: a trend within the class; nor significance with heads of a layer depending on each
-    other, which p takes as independent.
+    other, which p takes as independent: at nominal 5 % it rejects 10.6 % of simulated tables with an intra-class
+    correlation of 0.4 (docs/statistics.md).
     """
     variables = table_columns(heads, [by, x, *controls])
     complete = complete_rows(variables)

@@ -43,7 +43,8 @@ def triage(
 
         * `score, direction`: `"higher"` where positives score higher (AUC above 1/2), `"lower"`, or `"none"`.
         * `auc, auc_low, auc_high`: U / (n_positive n_negative) with ties counted half, and its 95 % interval: variance
-          of DeLong, with heads of a layer depending on each other (Obuchowski 1997), on the logit scale.
+          of DeLong, with heads of a layer depending on each other (Obuchowski 1997), on the logit scale, and Student's
+          t with one degree of freedom less than layers that have positives (or negatives, where those are fewer).
         * `precision_at_k` for each k: share of positives among the k highest, equal scores by layer, then head.
         * `base_rate`: share of positives, which is the precision of picking at random.
         * `n, n_positive, n_dropped`: heads used, positives among them, heads left out because a value was NaN.
@@ -137,7 +138,7 @@ def _auc(
     if variance <= 0:
         return auc, math.nan, math.nan, "the variance between layers vanishes: no interval"
     centre, half = scipy.special.logit(auc), math.sqrt(variance) / (auc * (1 - auc))
-    half *= scipy.stats.norm.ppf((1 + _LEVEL) / 2)
+    half *= scipy.stats.t.ppf((1 + _LEVEL) / 2, min(with_positive, with_negative) - 1)
     low, high = scipy.special.expit([centre - half, centre + half])
     return auc, float(low), float(high), None
 
