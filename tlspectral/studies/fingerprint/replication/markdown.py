@@ -56,10 +56,11 @@ def markdown(table: pd.DataFrame) -> str:
 
 def reading(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
     """One reading of a sentence in words: whether it holds, what it asks for, the number that decides."""
-    if not row[name]:
-        return "the tables hold nothing for it"
+    asks: Any = row[name]
     holds: Any = row[f"{name}_holds"]
-    return f"{'yes' if holds else 'no'}: {row[name]}: {row[f'{name}_value']:.3g}"
+    if not asks:
+        return "the tables hold nothing for it"
+    return f"{'yes' if holds else 'no'}: {asks}: {row[f'{name}_value']:.3g}"
 
 
 def _header(*names: str) -> list[str]:

@@ -53,7 +53,7 @@ def no_scalar_predicts(tables: PublishedTables) -> list[Sentence]:
             Reading(
                 "none of the three is significant (Holm over 3); smallest p",
                 float(pvalues[list(_LISTED)].min()),
-                not significant(pvalues[list(_LISTED)].to_numpy()).any(),
+                not significant(np.asarray(pvalues[list(_LISTED)])).any(),
             ),
             f"of columns that the text does not list, significant (Holm over {len(table)}): {others or 'none'}; the "
             "norm of M_A needs the weights",
