@@ -33,10 +33,10 @@ from null_tables import (
     within_layers,
     without_layers,
 )
-from tlspectral.positional.averages import median_tests
 
 from tlspectral.ablation import summarize_sweep
 from tlspectral.heads import model_statistics
+from tlspectral.positional.profile import median_tests
 from tlspectral.stats import (
     benjamini_hochberg,
     class_test,

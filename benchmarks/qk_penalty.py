@@ -13,12 +13,12 @@ import pandas as pd
 import torch
 import typer
 from measuring import seconds
-from tlspectral.tasks.text import text_tokens
 from tqdm.auto import tqdm
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import head_name, head_pair
+from tlspectral.tasks.prompts import text_tokens
 
 SHOWN = ["dir_frac", "D_head", "rope_imag_frac", "prev", "dup", "ind"]
 BEHAVIOUR = ["prev", "dup", "ind", "copying", "positivity", "outside_m"]

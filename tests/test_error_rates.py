@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from tlspectral.positional.averages import median_tests
 
 from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
 from tlspectral.heads.statistics_columns import ANOTHER_MODEL
+from tlspectral.positional.profile import median_tests
 from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tasks import sign_flip_p

@@ -139,7 +139,7 @@ def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_pa
     assert failures["model"].tolist() == [str(late), str(cut_off)]
     assert failures["error"].tolist() == ["FileNotFoundError", "BadWeights"]
     assert failures["message"][0] == f"There is no folder or file {late}."
-    assert "source.py" in failures["raised_in"][0]
+    assert "hub.py" in failures["raised_in"][0]
     assert_described(failures, read_table(folder / "failures.parquet"))
     pd.testing.assert_frame_equal(read_table(folder / "failures.parquet"), failures)
     done = parts(folder)

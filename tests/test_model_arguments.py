@@ -19,6 +19,7 @@ MORE = {
     "k_composition": ((1, 0),),
     "positional_symbolic": (PROMPT,),
     "positional_symbolic_profile": ("binding",),
+    "qk_penalty": ("symmetric",),
     "relative_position_kernel": ("L0H1",),
 }
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
