@@ -153,7 +153,7 @@ def tables_of_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.G
         chance = model_statistics._percentile(heads, 5)
         for name, pvalue in {
             "class_test": class_test(heads, threshold=strong).pvalue,
-            "tlspectral statistics, p of the top-5 percentile": chance["pvalue"],
+            "tlspectral statistics, p of the top-5 percentile": chance.pvalue,
             "positional median tests of early and late layers": early["pvalue"].iloc[0],
         }.items():
             wrong.setdefault(name, []).append(pvalue <= LEVEL)
