@@ -113,6 +113,14 @@ def test_in_16_bits_it_is_computed_in_float32(part):
 
 
 @pytest.mark.parametrize("part", PARTS)
+def test_mixed_precision_does_not_reach_it(part):
+    model = shared("bridge", "llama")
+    plain = tls.qk_penalty(model, part)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(tls.qk_penalty(model, part), plain)
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_as_stored_nothing_is_folded(part):
     model = in_double("bridge", "qwen3")
     for layer in range(2):

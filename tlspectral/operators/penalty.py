@@ -5,6 +5,7 @@ From thin factors: `||M||^2 = <W_Q^T W_Q, W_K^T W_K>`, `||M_A||^2 = (||M||^2 - t
 take inner products of columns, O(d_model d_head).
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -59,8 +60,8 @@ def qk_penalty(
             the part, and does not enlarge the rest of M. The value is the same. It is not the gradient of the share.
 
     Returns:
-        A scalar on the model's device, in float32, or float64 for a model in float64. In float32 the rounding is some
-        1e-7. It requires a gradient where one of the parameters does.
+        A scalar on the model's device, in float32, or float64 for a model in float64; `torch.autocast` does not lower
+        that. In float32 the rounding is some 1e-7. It requires a gradient where one of the parameters does.
 
     Raises:
         TypeError: a name or path: files have no parameters to train.
@@ -79,18 +80,28 @@ def qk_penalty(
     if not chosen:
         raise BadHead("no heads to penalise: heads is empty; None means every head")
     shares = []
-    for layer, indices in chosen.items():
-        factors = view.live_factors(layer, indices, folded=folded)
-        if name == "rope_phase" and factors.rotary is None:
-            if indices is None:
-                continue
-            raise UnsupportedArchitecture(f"{head_name(layer, indices[0])}: no rotary positions, so it has no phase")
-        part_square, whole = _squares(factors, name)
-        _require_a_share(view, whole, layer, indices)
-        shares.append((part_square / (whole.detach() if detach_denominator else whole)).to(view.device))
+    with _without_autocast(view.device):
+        for layer, indices in chosen.items():
+            factors = view.live_factors(layer, indices, folded=folded)
+            if name == "rope_phase" and factors.rotary is None:
+                if indices is None:
+                    continue
+                raise UnsupportedArchitecture(
+                    f"{head_name(layer, indices[0])}: no rotary positions, so it has no phase"
+                )
+            part_square, whole = _squares(factors, name)
+            _require_a_share(view, whole, layer, indices)
+            shares.append((part_square / (whole.detach() if detach_denominator else whole)).to(view.device))
     if not shares:
         raise UnsupportedArchitecture("no layer of the model has rotary positions, so no head has phase")
     return torch.cat(shares).mean()
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without mixed precision, in which the products would have three digits."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def antisymmetric_squares(
