@@ -1,6 +1,6 @@
 """`qk_penalty` on SmolLM2-135M: what it costs beside a forward pass, and what it does to one head during training.
 
-Run `python benchmarks/qk_penalty.py`; some minutes on an idle core. The queries of one head (its rows of W_Q, nothing
+Run `python benchmarks/qk_penalty.py`; some ten minutes of one core. The queries of one head (its rows of W_Q, nothing
 else: SmolLM2's keys are shared by three heads) are trained on the packaged book twice from the same start, with the
 same rows in the same order, once with the language loss alone and once with the penalty added. Held-out rows are the
 last of the book, which the model may have met in its pretraining. Costs are CPU seconds (process_time), medians.
