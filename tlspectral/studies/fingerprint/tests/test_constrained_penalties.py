@@ -6,8 +6,7 @@ from test_constrained_models import PAPER, hooked, model
 
 import tlspectral as tls
 from tlspectral.nulls import one_thread
-from tlspectral.studies.common import AttentionOnlyTransformer
-from tlspectral.studies.common.trainer import held_out_sequences, training_steps
+from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.measures import measure
 from tlspectral.tables.published import published_constrained
@@ -35,13 +34,13 @@ def test_the_paper_preset_follows_a_published_run_under_a_penalty(arm):
     """100 steps: a minute of one core each."""
     runs = published_constrained().evaluations
     published = runs.query("arm == @arm and strength == 10 and seed == 0 and step == 100")
-    built = AttentionOnlyTransformer(PAPER.config_of(ARMS[arm]), seed=0)
     settings, weight = PAPER.training_of(0), ARMS[arm].penalty_weight
+    training = begin_training(PAPER.config_of(ARMS[arm]), settings)
     with one_thread():
-        for done in training_steps(built, PAPER.task, settings, penalty=ARMS[arm].penalty, penalty_weight=weight):
+        for done in training_steps(training, PAPER.task, settings, penalty=ARMS[arm].penalty, penalty_weight=weight):
             if done == 100:
                 break
-        found = measure(built, held_out_sequences(PAPER.task, PAPER.training), ARMS[arm].penalty).evaluation
+        found = measure(training.model, held_out_sequences(PAPER.task, PAPER.training), ARMS[arm].penalty).evaluation
     # Measured: 0, to the last digit that is published. Without the penalty ce_pred of ape_sym differs by 4e-2.
     for name in ("ce_pred", "ce_unpred", "penalty"):
         assert found[name] == pytest.approx(published[name].item(), abs=1e-5), name
