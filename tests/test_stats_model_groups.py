@@ -4,27 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from described import assert_described
+from test_stats_models import MEDIANS, SCHEMES, heads_of
 
 from tlspectral.stats import leave_one_model_out, model_permutation_test, top_head_percentile, top_k_sensitivity
-
-# Top-5 medians of FP's Table 2, last column.
-MEDIANS = {
-    "gpt2": 0.2083, "opt": 0.2305, "neo": 0.1406, "bloom": 0.2630, "410m": 0.8854, "1.4b": 0.8490, "llama": 0.7900,
-}  # fmt: skip
-SCHEMES = {model: "rope" if model in ("410m", "1.4b", "llama") else "other" for model in MEDIANS}
-
-
-def heads_of(seed=0, layers=4, per_layer=5):
-    rng = np.random.default_rng(seed)
-    n = layers * per_layer
-    return pd.DataFrame(
-        {
-            "layer": np.repeat(np.arange(layers), per_layer),
-            "head": np.tile(np.arange(per_layer), layers),
-            "D_head": rng.uniform(size=n),
-            "prev": rng.beta(0.3, 2, n),
-        }
-    )
 
 
 def test_leaving_out_each_of_the_seven_models():

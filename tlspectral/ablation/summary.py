@@ -178,7 +178,7 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
 
 
 def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
-    """Rank of one head's value among all, from the largest, with the share of heads that rank as high as p."""
+    """Return the rank of one head's value among `values`, 1 for the largest; p is rank / n."""
     rank, n = int((values > own).sum()) + 1, len(values)
     return {"statement": statement, "column": detector, "value": rank, "pvalue": rank / n, "n": n, "note": head}
 

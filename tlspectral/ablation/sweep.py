@@ -71,7 +71,7 @@ def ablation_sweep(
         part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"`, `"output"` or
             `"long_range"`.
         heads: as in `ablate`; None is every head (for `rope_phase`: of layers with rotary positions). On SmolLM2-135M
-            they take 20 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
+            they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
         task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
             tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would take
             hours; FP used 128 to 300 sequences.

@@ -6,7 +6,7 @@ take inner products of columns, O(d_model d_head).
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from tlspectral.rotary import phase_squares
 from tlspectral.selection import Heads, Symbol, chosen_part, head_name
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
-PENALIZED_PARTS: tuple[PenalizedPart, ...] = ("symmetric", "antisymmetric", "rope_phase")
+PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)
 
 
 def qk_penalty(

@@ -1,7 +1,4 @@
-"""Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7), and plain ones in a table.
-
-Constant, explained and tied values are found in spite of rounding.
-"""
+"""Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7), and plain ones in a table."""
 
 import math
 from collections.abc import Sequence

@@ -18,10 +18,10 @@ def correlation_within_layers(
 ) -> tuple[float, float, int, int, str | None]:
     """Return statistic, p, independent controls, layers used, and why the numbers are NaN. Rows have no NaN.
 
-    The columns are x, y and then the controls. Means of layers are taken out of all of them, so what lies between
-    layers cannot act. Each layer contributes the sum of its products of ranks. Under the null these sums have mean 0
-    and are independent if layers are, however the heads of a layer depend on each other: p is that of a t test over
-    them.
+    The columns are x, y and then the controls. The mean of each layer is subtracted from every column, so that
+    differences between layers do not count. Each layer contributes the sum over its heads of the product of both ranks.
+    Without a correlation these sums have mean 0. They are independent if layers are, however the heads of a layer
+    depend on each other. p is that of a t test over the sums.
     """
     layers = np.unique(layers, return_inverse=True)[1]
     sizes = np.bincount(layers)

@@ -76,7 +76,7 @@ def finish_runs(
     Args:
         folder: where each run is written as soon as it is finished.
         runs: by name, the seed and the function that makes the tables.
-        store: whether the tables that are made are those of finished runs; if not, they are returned and not written.
+        store: whether to write the tables that are made. False where runs may be unfinished: they are only returned.
         n_jobs: processes; the tables do not depend on it.
         show_progress: a bar over the runs.
     """

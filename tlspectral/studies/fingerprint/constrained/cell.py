@@ -1,5 +1,6 @@
 """One cell of the grid: a model of one arm and one seed, trained and measured as it learns."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +97,10 @@ def train_cell(
 
 
 def _has_stopped(preset: Preset, evaluations: list[dict[str, Any]]) -> bool:
-    """Whether the last evaluation is `stop_after` steps or more behind the first that meets both criteria."""
-    if preset.stop_after is None:
-        return False
-    formed = [
+    """Whether the last evaluation is at the step at which the cell ends, or behind it."""
+    formed = (
         row["step"]
         for row in evaluations
         if row["ce_pred"] < preset.loss_threshold and row["ind_best"] > INDUCTION_THRESHOLD
-    ]
-    return bool(formed) and evaluations[-1]["step"] >= formed[0] + preset.stop_after
+    )
+    return evaluations[-1]["step"] >= preset.last_step(next(formed, math.nan))

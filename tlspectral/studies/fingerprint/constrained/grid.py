@@ -114,11 +114,7 @@ def _cell_tables(
 
 def _finished(formation: pd.DataFrame, preset: Preset) -> pd.Series:
     """Whether each run went to its end: all steps, or those after formation."""
-    last = formation["last_step"]
-    at_the_end = last == preset.training.steps
-    return (
-        at_the_end if preset.stop_after is None else at_the_end | (last >= formation["formed_both"] + preset.stop_after)
-    )
+    return formation["last_step"] >= formation["formed_both"].map(preset.last_step)
 
 
 def _in_grid_order(order: dict[str, int], column: pd.Series) -> pd.Series:

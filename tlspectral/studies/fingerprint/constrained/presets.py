@@ -85,6 +85,12 @@ class Preset:
         """Level of formation for the task's vocabulary, in nats."""
         return loss_threshold(self.task.vocabulary)
 
+    def last_step(self, formed: int | float) -> int | float:
+        """Return the step at which a cell ends; `formed` is where both criteria of formation were met first, or NaN."""
+        if self.stop_after is None or math.isnan(formed):
+            return self.training.steps
+        return min(self.training.steps, formed + self.stop_after)
+
     def config_of(self, arm: Arm) -> TransformerConfig:
         """The architecture with the arm's positions."""
         return replace(self.config, positional_embedding_type=arm.positional_embedding_type)

@@ -1,6 +1,6 @@
 """The table of `replicate` as Markdown: sentences with both readings, verdicts on numbers, what differs or is open."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -18,13 +18,8 @@ def markdown(table: pd.DataFrame) -> str:
         Four Markdown tables under headings.
     """
     sentences, numbers = (table.loc[table["kind"] == kind] for kind in ("sentence", "number"))
-    lines = [
-        "### Sentences",
-        "",
-        *_header("where", "sentence", "strictest reading", "kindest reading", "verdict", "why"),
-    ]
-    lines += [
-        _row(
+    said = [
+        (
             row["where"],
             f'"{row["published"]}"',
             reading(row, "strict"),
@@ -38,20 +33,20 @@ def markdown(table: pd.DataFrame) -> str:
     counts = pd.crosstab(section, numbers["verdict"]).reindex(
         index=pd.unique(section), columns=list(VERDICTS), fill_value=0
     )
-    lines += ["", "### Verdicts on numbers", "", *_header("where", *VERDICTS)]
-    lines += [
-        _row(where, *map(str, of_verdict)) for where, of_verdict in zip(counts.index, counts.to_numpy(), strict=True)
-    ]
+    by_section = [(where, *map(str, row)) for where, row in zip(counts.index, counts.to_numpy(), strict=True)]
     differs, unchecked = (numbers.loc[numbers["verdict"] == verdict] for verdict in VERDICTS[1:])
-    lines += ["", "### What differs", "", *_header("where", "what", "printed", "here", "why")]
-    for where, what, published, ours, why in zip(
-        *(differs[name] for name in ("where", "what", "published", "ours", "why")), strict=True
-    ):
-        lines.append(_row(where, what, published, f"{ours:.4g}", why))
-    lines += ["", "### What needs weights", "", *_header("where", "what", "printed", "measured by")]
-    for row in zip(*(unchecked[name] for name in ("where", "what", "published", "function")), strict=True):
-        lines.append(_row(*row[:3], f"`{row[3]}`"))
-    return "\n".join([*lines, ""])
+    differing = [
+        (row["where"], row["what"], row["published"], f"{row['ours']:.4g}", row["why"]) for _, row in differs.iterrows()
+    ]
+    of_weights = [
+        (row["where"], row["what"], row["published"], f"`{row['function']}`") for _, row in unchecked.iterrows()
+    ]
+    headings = ("where", "sentence", "strictest reading", "kindest reading", "verdict", "why")
+    lines = ["### Sentences", "", *markdown_table(headings, said)]
+    lines += ["### Verdicts on numbers", "", *markdown_table(("where", *VERDICTS), by_section)]
+    lines += ["### What differs", "", *markdown_table(("where", "what", "printed", "here", "why"), differing)]
+    lines += ["### What needs weights", "", *markdown_table(("where", "what", "printed", "measured by"), of_weights)]
+    return "\n".join(lines)
 
 
 def reading(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
@@ -63,9 +58,11 @@ def reading(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
     return f"{'yes' if holds else 'no'}: {asks}: {row[f'{name}_value']:.3g}"
 
 
-def _header(*names: str) -> list[str]:
-    return [_row(*names), "|---" * len(names) + "|"]
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table, and an empty one behind it; bars and tildes in cells are escaped."""
+    names = list(header)
+    return [_row(names), "|---" * len(names) + "|", *map(_row, rows), ""]
 
 
-def _row(*cells: str) -> str:
+def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("~", "\\~") for cell in cells) + " |"

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tlspectral.selection import head_name
 from tlspectral.studies.fingerprint.columns import BESIDE_PUBLISHED
 from tlspectral.studies.fingerprint.constrained import PRESETS, formation, previous_token_heads
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
+from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 from tlspectral.tables import named
 from tlspectral.tables.published import ConstrainedTables, published_constrained
 from tlspectral.tables.required import require
@@ -142,44 +144,50 @@ def beside_markdown(found: BesidePublished) -> str:
     Returns:
         Three Markdown tables.
     """
-    lines = _table(
-        "arm | seed | steps | `ce_pred` within 1e-5 until | largest difference, nats | formed by the loss (published) "
-        "| by both (published)",
+    runs = [
         (
-            (
-                f"`{row['arm']}` | {row['seed']} | {row['last_step']} | {_step(row['same_until'])} | "
-                f"{row['largest_difference']:.2g} at {row['largest_at']} | "
-                + " | ".join(f"{_step(row[name])} ({_step(row[f'{name}_published'])})" for name in _CRITERIA)
-            )
-            for row in found.runs.to_dict(orient="records")
-        ),
-    )
-    lines += _table(
-        "arm | seed | step | previous-token head (published) | `prev` | `dir_frac_raw` | `D_head_raw` | "
-        "`rope_imag_frac_raw`",
+            f"`{row['arm']}`",
+            str(row["seed"]),
+            str(row["last_step"]),
+            _step(row["same_until"]),
+            f"{row['largest_difference']:.2g} at {row['largest_at']}",
+            *(f"{_step(row[name])} ({_step(row[f'{name}_published'])})" for name in _CRITERIA),
+        )
+        for row in found.runs.to_dict(orient="records")
+    ]
+    heads = [
         (
-            (
-                f"`{row['arm']}` | {row['seed']} | {row['step']} | L{row['layer']}H{row['head']} "
-                f"(L{row['layer_published']}H{row['head_published']}) | "
-                + " | ".join(_pair(row[name], row[f"{name}_published"]) for name in ("prev", *SPECTRA))
-            )
-            for row in found.heads.to_dict(orient="records")
-        ),
-    )
-    losses = found.steps.loc[(found.steps["measure"] == "ce_pred") & (found.steps["step"] % _SHOWN_EVERY == 0)]
-    lines += _table(
-        "arm | seed | step | `ce_pred` (published) | difference | sd over published seeds",
+            f"`{row['arm']}`",
+            str(row["seed"]),
+            str(row["step"]),
+            f"{head_name(row['layer'], row['head'])} ({head_name(row['layer_published'], row['head_published'])})",
+            *(_pair(row[name], row[f"{name}_published"]) for name in ("prev", *SPECTRA)),
+        )
+        for row in found.heads.to_dict(orient="records")
+    ]
+    shown = found.steps.loc[(found.steps["measure"] == "ce_pred") & (found.steps["step"] % _SHOWN_EVERY == 0)]
+    losses = [
         (
-            f"`{row['arm']}` | {row['seed']} | {row['step']} | {_pair(row['here'], row['published'])} | "
-            f"{row['difference']:+.1e} | {row['published_sd']:.1e}"
-            for row in losses.to_dict(orient="records")
+            f"`{row['arm']}`",
+            str(row["seed"]),
+            str(row["step"]),
+            _pair(row["here"], row["published"]),
+            f"{row['difference']:+.1e}",
+            f"{row['published_sd']:.1e}",
+        )
+        for row in shown.to_dict(orient="records")
+    ]
+    lines = markdown_table(
+        (
+            "arm", "seed", "steps", "`ce_pred` within 1e-5 until", "largest difference, nats",
+            "formed by the loss (published)", "by both (published)",
         ),
-    )
-    return "\n".join(lines)
-
-
-def _table(header: str, rows: Any) -> list[str]:
-    return [f"| {header} |", "|---" * (header.count("|") + 1) + "|", *(f"| {row} |" for row in rows), ""]
+        runs,
+    )  # fmt: skip
+    spectra = [f"`{name}`" for name in ("prev", *SPECTRA)]
+    lines += markdown_table(("arm", "seed", "step", "previous-token head (published)", *spectra), heads)
+    columns = ("arm", "seed", "step", "`ce_pred` (published)", "difference", "sd over published seeds")
+    return "\n".join([*lines, *markdown_table(columns, losses)])
 
 
 def _pair(here: float, published: float) -> str:

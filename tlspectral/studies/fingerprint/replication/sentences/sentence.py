@@ -19,7 +19,7 @@ class Reading:
     Attributes:
         asks: the condition, with what `value` is.
         value: the number that decides.
-        holds: whether the condition is met. A comparison with NaN is not.
+        holds: whether the condition is met; False where a number that it compares is NaN.
     """
 
     asks: str
