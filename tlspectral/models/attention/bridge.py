@@ -87,6 +87,23 @@ def stated_context(config: Any) -> int | None:
     return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
 
 
+def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
+    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the residual stream."""
+    block = model.blocks[layer]
+    norm = block._modules.get("ln1_post")
+    if norm is None and _is_behind(getattr(block, "ln1", None)):
+        norm = block.ln1
+    where = f"layer {layer}, norm behind the attention"
+    behind = NO_NORM if norm is None else _normalization(norm.original_component, model, (model.cfg.d_model,), where)
+    multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
+    return getattr(block.attn, "b_O", None), behind, float(multiplier)
+
+
+def _is_behind(norm: Any) -> bool:
+    # OLMo 2 has no norm in front of its attention; TransformerLens 3 calls the one behind it ln1.
+    return getattr(norm, "name", None) == "post_attention_layernorm"
+
+
 def final_normalization(model: Any) -> Normalization:
     """Return the norm in front of the unembedding."""
     norm = getattr(model, "ln_final", None)
@@ -209,10 +226,10 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
     norm = getattr(block, "ln1", None)
     layer_module = getattr(block, "original_component", None)
-    # OLMo 2 has none; TransformerLens 3 calls the norm behind its attention ln1. So are those of GPT and OPT 350M.
+    # In GPT and OPT 350M the norm called ln1 stands behind the attention too.
     if (
         norm is None
-        or getattr(norm, "name", None) == "post_attention_layernorm"
+        or _is_behind(norm)
         or model.cfg.architecture == "OpenAIGPTLMHeadModel"
         or getattr(layer_module, "do_layer_norm_before", None) is False
     ):

@@ -52,6 +52,14 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     )
 
 
+def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
+    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add, which is 1 here."""
+    block, cfg = model.blocks[layer], model.cfg
+    norm = block.ln1 if cfg.original_architecture in _POST_NORM else block._modules.get("ln1_post")
+    behind = NO_NORM if norm is None else _normalization(norm, cfg, f"layer {layer}, norm behind the attention")
+    return block.attn.b_O, behind, 1.0
+
+
 def final_normalization(model: Any) -> Normalization:
     """Return the norm in front of the unembedding."""
     if not hasattr(model, "ln_final"):

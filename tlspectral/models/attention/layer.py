@@ -265,7 +265,7 @@ def folded_bias(
     return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
 
 
-def _folded_weight(
+def folded_weight(
     weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
 ) -> Float[Tensor, "heads d_model d_head"]:
     """Return a projection times the gain of the norm in front of it, centred under LayerNorm; differentiable."""
@@ -279,7 +279,7 @@ def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Ten
     weight, bias = _double(weight), None if bias is None else _double(bias)
     gain, norm_bias = (None if value is None else _double(value) for value in (norm.gain, norm.bias))
     norm = Normalization(norm.kind, gain, norm_bias, norm.eps)
-    return _folded_weight(weight, norm), folded_bias(weight, bias, norm)
+    return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
 
 class LiveFactors(NamedTuple):
@@ -308,7 +308,7 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
     w_q, w_k = widened(_of_heads(raw.w_q, queries)), widened(_of_heads(raw.w_k, keys))
     rotary = None if raw.rotary is None else raw.rotary.of_heads(queries)
     if folded:
-        w_q, w_k = _folded_weight(w_q, raw.norm), _folded_weight(w_k, raw.norm)
+        w_q, w_k = folded_weight(w_q, raw.norm), folded_weight(w_k, raw.norm)
         w_q = w_q if raw.q_norm is None else raw.q_norm.of_heads(queries).folded_into(w_q)
         w_k = w_k if raw.k_norm is None else raw.k_norm.of_heads(keys).folded_into(w_k)
         w_q = w_q if rotary is None else with_gain_and_phase(w_q, rotary)

@@ -149,6 +149,14 @@ class AttentionView:
         """Return the value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
         return fold_output(self.raw(index), index)
 
+    def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
+        """Return what follows W_O in a layer: b_O, the norm behind the attention, a factor on what the layer adds.
+
+        Raises BadHead for no such layer, UnsupportedArchitecture for a norm that cannot be read.
+        """
+        self._stored(index)
+        return self._reader.read_output(self.model, index)
+
     def n_heads(self, index: int) -> int:
         """Return the number of query heads of a layer. Raises as `layer`."""
         return self.raw(index).w_q.shape[0]
@@ -186,6 +194,9 @@ class AttentionView:
         attention = f"blocks.{index}.attn"
         names = {
             "residual": f"blocks.{index}.hook_resid_pre",
+            "residual_after": f"blocks.{index}.hook_resid_post",
+            "attention_out": f"blocks.{index}.hook_attn_out",
+            "mlp_out": f"blocks.{index}.hook_mlp_out",
             "query": f"{attention}.hook_q",
             "key": f"{attention}.hook_k",
             "value": f"{attention}.hook_v",

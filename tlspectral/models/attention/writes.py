@@ -1,0 +1,176 @@
+"""What the heads of a layer write to the residual stream, and what a layer reads from it.
+
+A layer adds `multiplier * N(sum_h z_h W_O + b_O)` of its attention and the output of its MLP, N the norm behind the
+attention where there is one (Gemma 2 and 3, OLMo 2), else the identity. With the scale of N as the run has it, that is
+a sum over heads.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention.layer import RawAttention, folded_weight
+from tlspectral.models.attention.norms import Normalization
+from tlspectral.models.attention.view import AttentionView
+
+Input = Literal["q", "k", "v"]
+"""What a head computes from the residual stream: its queries, keys or values."""
+
+INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
+"""The hook point of each input, by its name in `AttentionView.hook_names`."""
+
+Cast = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class HeadWrites:
+    """How the heads of a layer write to the residual stream.
+
+    Attributes:
+        w_o, b_o: as stored; b_o None where there is none. It belongs to no head.
+        norm: behind the attention; of kind "none" where there is none.
+        multiplier: factor on what the layer adds (Granite), else 1.
+        cast: of parameters and activations that are computed with: `widened` or `in_float64`.
+    """
+
+    w_o: Float[Tensor, "heads d_head d_model"]
+    b_o: Float[Tensor, "d_model"] | None
+    norm: Normalization
+    multiplier: float
+    cast: Cast
+
+    def token_scale(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos"]:
+        """Return the scale of the norm behind the attention, 1/rms of each token; 1 without such a norm.
+
+        `z` is of all heads, since the norm runs over their sum.
+        """
+        if self.norm.kind == "none":
+            return self.cast(z).new_ones(z.shape[:2])
+        total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
+        total = self._centred(total if self.b_o is None else total + self.b_o)
+        return (total.square().mean(-1) + self.norm.eps).rsqrt()
+
+    def of(
+        self,
+        z: Float[Tensor, "batch pos chosen d_head"],
+        scale: Float[Tensor, "batch pos"],
+        heads: list[int] | None = None,
+    ) -> Float[Tensor, "chosen batch pos d_model"]:
+        """Return what these heads (None: all) add to the residual stream, linear in `z` at a given `token_scale`."""
+        w_o = self.w_o if heads is None else self.w_o[heads]
+        return self._added(torch.einsum("bphd,hdm->hbpm", self.cast(z), w_o), scale)
+
+    def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
+        zero = scale.new_zeros(*scale.shape, self.w_o.shape[-1])
+        added = self._added(zero if self.b_o is None else zero + self.b_o, scale)
+        return added if self.norm.bias is None else added + self.multiplier * self.cast(self.norm.bias)
+
+    def _added(self, written: Tensor, scale: Tensor) -> Tensor:
+        written = self._centred(written) * (self.multiplier * scale)[..., None]
+        return written if self.norm.gain is None else written * self.cast(self.norm.gain)
+
+    def _centred(self, written: Tensor) -> Tensor:
+        return written - written.mean(-1, keepdim=True) if self.norm.kind == "LN" else written
+
+
+def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
+    """Return how the heads of a layer write; differentiable where `cast` is. Raises as `AttentionView.raw`."""
+    b_o, norm, multiplier = view.behind(index)
+    return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
+
+
+def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
+    """Return z head by head; some bridges hand on all heads side by side."""
+    return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
+
+
+@torch.no_grad()
+def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str, Tensor], writes: HeadWrites) -> None:
+    """Refuse a layer whose residual stream is not what it read plus what heads, biases and MLP write.
+
+    `captured` is of a run, as of `AttentionView.capture`, with the points `residual`, `residual_after`,
+    `attention_out`, `mlp_out` and `z`. Raises UnsupportedArchitecture.
+    """
+    names = view.hook_names(index)
+    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
+    missing = [names[point] for point in points if names[point] not in captured]
+    if missing:
+        raise UnsupportedArchitecture(
+            f"layer {index}: {missing[0]} does not fire, so what heads write cannot be checked"
+        )
+    before, after, attention, mlp, z = (writes.cast(captured[names[point]]) for point in points)
+    z = z_of(z, writes.w_o)
+    scale = writes.token_scale(z)
+    rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
+    stored = captured[names["residual"]].dtype
+    # Measured over the zoo: 4e-7 of the largest value in float32. A norm behind that is left out, a multiplier or a
+    # bias that is not read, or a normalised residual stream is off by 1e-2 and more.
+    allowed = 1e-4 if stored.itemsize >= 4 else 0.1
+    for found, expected, what in (
+        (rebuilt, attention, "the attention adds something else than what its heads and biases write"),
+        (before + attention + mlp, after, "the residual stream is no sum of what attention and MLP add"),
+    ):
+        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        if not error <= allowed:
+            raise UnsupportedArchitecture(
+                f"layer {index}: {what} (relative difference {error:.1e}), so the share of one head is not defined; "
+                "look for hooks that edit the residual stream"
+            )
+
+
+@dataclass(frozen=True)
+class LayerReads:
+    """The queries, keys or values of some heads of a layer, before a query/key norm, as a function of what they read.
+
+    Attributes:
+        norm: of the layer's input.
+        weight: projection with the norm's gain folded in, centred under LayerNorm.
+    """
+
+    norm: Normalization
+    weight: Float[Tensor, "heads d_model d_head"]
+
+    def of(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
+        """Return the projection of a residual stream, without biases."""
+        x = self._centred(x)
+        return self._projected(x * self._scale(x.square().sum(-1), x.shape[-1])[..., None])
+
+    def change(
+        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
+    ) -> Float[Tensor, "*copies heads d_head"]:
+        """Return the projection of `x - removed` less that of `x`, the norm taken again; 0 where 0 is removed.
+
+        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`, r'
+        from `||x||^2 - 2 x . removed + ||removed||^2`. `removed` has the axes of `x` behind those of its own.
+        """
+        x, removed = self._centred(x), self._centred(removed)
+        if self.norm.kind == "none":
+            return -self._projected(removed)
+        square = x.square().sum(-1)
+        changed = (square - 2 * (x * removed).sum(-1) + removed.square().sum(-1)).clamp_min(0)
+        before, after = (self._scale(value, x.shape[-1]) for value in (square, changed))
+        stretched = (after - before)[..., None, None] * self._projected(x)
+        return stretched - after[..., None, None] * self._projected(removed)
+
+    def _scale(self, square: Tensor, d_model: int) -> Tensor:
+        if self.norm.kind == "none":
+            return torch.ones_like(square)
+        return (square / d_model + self.norm.eps).rsqrt()
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.norm.kind == "LN" else x
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return torch.einsum("...m,hmd->...hd", x, self.weight)
+
+
+def layer_reads(raw: RawAttention, what: Input, cast: Cast, heads: list[int] | None = None) -> LayerReads:
+    """Return the reading side of some heads of a layer (key/value heads for `"k"` and `"v"`; None: all)."""
+    weight = {"q": raw.w_q, "k": raw.w_k, "v": raw.w_v}[what]
+    return LayerReads(raw.norm, folded_weight(cast(weight if heads is None else weight[heads]), raw.norm))
