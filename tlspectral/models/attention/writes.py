@@ -62,18 +62,21 @@ class HeadWrites:
         heads: list[int] | None = None,
     ) -> Float[Tensor, "chosen batch pos d_model"]:
         """Return what these heads (None: all) add to the residual stream, linear in `z` at a given `token_scale`."""
-        w_o = self.w_o if heads is None else self.w_o[heads]
-        return self._added(torch.einsum("bphd,hdm->hbpm", self.cast(z), w_o), scale)
+        return torch.einsum("bphd,hdm->hbpm", self.cast(z) * scale[..., None, None], self.effective(heads))
+
+    def effective(self, heads: list[int] | None = None) -> Float[Tensor, "chosen d_head d_model"]:
+        """Return W_O of these heads (None: all) with the gain of the norm behind and the multiplier, centred under LN."""
+        return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
-        zero = scale.new_zeros(*scale.shape, self.w_o.shape[-1])
-        added = self._added(zero if self.b_o is None else zero + self.b_o, scale)
-        return added if self.norm.bias is None else added + self.multiplier * self.cast(self.norm.bias)
+        bias = self.w_o.new_zeros(self.w_o.shape[-1]) if self.b_o is None else self.b_o
+        added = self._added(bias) * scale[..., None]
+        return added if self.norm.bias is None else added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
 
-    def _added(self, written: Tensor, scale: Tensor) -> Tensor:
-        written = self._centred(written) * (self.multiplier * scale)[..., None]
-        return written if self.norm.gain is None else written * self.cast(self.norm.gain)
+    def _added(self, written: Tensor) -> Tensor:
+        written = self._centred(written) * self.multiplier
+        return written if self.norm.gain is None else written * self.norm.gain.to(written.dtype).to(written.device)
 
     def _centred(self, written: Tensor) -> Tensor:
         return written - written.mean(-1, keepdim=True) if self.norm.kind == "LN" else written
