@@ -20,7 +20,8 @@ from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.replay import hooks_on, intact_run, logits_at
+from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tasks import ScoredSequences, Task, induction, next_token_loss, scored_sequences
 
 PART = "rope_phase"

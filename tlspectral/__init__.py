@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, induction_loss, language_loss, logit_difference
+    from tlspectral.wiring import edge_effects
 
 
 _ROOMS = {
@@ -49,6 +50,7 @@ _ROOMS = {
     "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),
     "tables": ("read_table", "write_table"),
     "tasks": ("Task", "evaluate", "induction_loss", "language_loss", "logit_difference"),
+    "wiring": ("edge_effects",),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 _SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "report", "rotary", "spectra", "studies"}
@@ -67,6 +69,7 @@ __all__ = [
     "compare_heads",
     "copying_scores",
     "detect_heads",
+    "edge_effects",
     "evaluate",
     "frequency_table",
     "head_history",

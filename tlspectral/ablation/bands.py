@@ -17,8 +17,9 @@ from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.parts import Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
-from tlspectral.models.attention.replay import IntactRun, hooks_on
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.threads import hooks_on
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named

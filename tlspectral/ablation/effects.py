@@ -16,7 +16,8 @@ from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun, hooks_on, intact_run
+from tlspectral.models.attention.replay import IntactRun, intact_run
+from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tasks import ScoredSequences, Scores
 
 

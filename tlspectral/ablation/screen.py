@@ -11,7 +11,8 @@ from tlspectral.ablation.effects import root_mean_square, unpadded
 from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import hooks_on, logits_at
+from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients

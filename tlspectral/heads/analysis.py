@@ -12,7 +12,7 @@ import pandas as pd
 import scipy.stats
 from tqdm.auto import tqdm
 
-from tlspectral.composition import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
+from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
 from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries

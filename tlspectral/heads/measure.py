@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.composition import EmbeddingMoments
+from tlspectral.composition.copying import EmbeddingMoments
 from tlspectral.heads.extras import position_shares
 from tlspectral.models.attention import AttentionLayer
 from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics

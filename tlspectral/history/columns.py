@@ -5,7 +5,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.composition import COMPOSITION
+from tlspectral.composition.paths import COMPOSITION
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS
 from tlspectral.tables.published_columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.composition import k_composition
+from tlspectral.composition.paths import k_composition
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
 from tlspectral.history.result import Head

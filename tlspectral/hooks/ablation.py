@@ -25,9 +25,8 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
 )
-from tlspectral.models.attention.replay import hooks_on
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import exclusive
+from tlspectral.models.attention.threads import exclusive, hooks_on
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
 from tlspectral.selection import Heads, Symbol, chosen_part
 

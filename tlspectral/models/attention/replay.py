@@ -8,58 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.errors import EditNotHonored
-from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive, model_name
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView, _evaluating
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
 _LAST = slice(-1, None)
-_levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
-
-
-@contextmanager
-def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
-    """Put hooks on a model until the context ends, for this thread alone.
-
-    It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
-    raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs.
-
-    Raises:
-        EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
-            there); or a hook was taken off before the end (not raised over another exception).
-    """
-    level = next(_levels)
-    with exclusive(model):
-        placed: list[tuple[str, Any, Any]] = []
-        try:
-            for name, hook in hooks:
-                point = points[name]
-                point.add_hook(HookOfThread(model, hook), level=level)
-                handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
-                placed.append((name, point, handle))
-            yield
-            lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
-        finally:
-            for _, point, handle in placed:
-                handle.hook.remove()
-                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-    if lost:
-        raise EditNotHonored(
-            f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
-            f"the block (the first at {lost[0]}), so that later runs in it were without them; do not call reset_hooks "
-            "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
-            "hooks alone"
-        )
 
 
 @dataclass(frozen=True)

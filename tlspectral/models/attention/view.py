@@ -29,7 +29,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, HookOfThread, exclusive, user_hooks
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -278,8 +278,8 @@ class AttentionView:
         def stop(activation: Tensor, hook: Any) -> None:
             raise _ForwardStopped
 
-        thread_hooks = [(name, HookOfThread(self.model, hook)) for name, hook in [*hooks, (last, stop)]]
-        with torch.no_grad(), _evaluating(self.model), self.model.hooks(fwd_hooks=thread_hooks):
+        placed = hooks_on(self.model, self.model.hook_dict, [*hooks, (last, stop)])
+        with torch.no_grad(), _evaluating(self.model), placed:
             try:
                 self.model(tokens.to(self.device), return_type=None)
             except _ForwardStopped:
@@ -296,7 +296,8 @@ class AttentionView:
         def keep(name: str, activation: Tensor, hook: Any) -> None:
             captured[name] = activation.detach()
 
-        self.run(tokens, [(name, partial(keep, name)) for name in names], last=last)
+        known = self.model.hook_dict
+        self.run(tokens, [(name, partial(keep, name)) for name in names if name in known], last=last)
         return captured
 
     def _require_positions(self, tokens: Tensor) -> None:

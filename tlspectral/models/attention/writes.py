@@ -65,14 +65,18 @@ class HeadWrites:
         return torch.einsum("bphd,hdm->hbpm", self.cast(z) * scale[..., None, None], self.effective(heads))
 
     def effective(self, heads: list[int] | None = None) -> Float[Tensor, "chosen d_head d_model"]:
-        """Return W_O of these heads (None: all) with the gain of the norm behind and the multiplier, centred under LN."""
+        """Return W_O of these heads (None: all) with multiplier and gain of the norm behind, centred under LN."""
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
         bias = self.w_o.new_zeros(self.w_o.shape[-1]) if self.b_o is None else self.b_o
         added = self._added(bias) * scale[..., None]
-        return added if self.norm.bias is None else added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
+        return (
+            added
+            if self.norm.bias is None
+            else added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
+        )
 
     def _added(self, written: Tensor) -> Tensor:
         written = self._centred(written) * self.multiplier
@@ -98,16 +102,17 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     """Refuse a layer whose residual stream is not what it read plus what heads, biases and MLP write.
 
     `captured` is of a run, as of `AttentionView.capture`, with the points `residual`, `residual_after`,
-    `attention_out`, `mlp_out` and `z`. Raises UnsupportedArchitecture.
+    `attention_out`, `z` and, where the layer has an MLP, `mlp_out`. Raises UnsupportedArchitecture.
     """
     names = view.hook_names(index)
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
+    points = ("residual", "residual_after", "attention_out", "z")
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
-            f"layer {index}: {missing[0]} does not fire, so what heads write cannot be checked"
+            f"layer {index}: {missing[0]} never fires, so it cannot be checked what heads write"
         )
-    before, after, attention, mlp, z = (writes.cast(captured[names[point]]) for point in points)
+    before, after, attention, z = (writes.cast(captured[names[point]]) for point in points)
+    mlp = writes.cast(captured[names["mlp_out"]]) if names["mlp_out"] in captured else 0.0  # a layer without MLP
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
     rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)

@@ -1,0 +1,122 @@
+"""`edge_effects` on SmolLM2-135M: CPU time of an edge, and beside a forward pass per edge on TransformerLens 3.9.
+
+Run `python benchmarks/edges.py`; some two minutes of one core. The sequences are four of `[BOS, r, r]` with segments of
+64 tokens. The other route is a HookedTransformer after `set_ungroup_grouped_query_attention(True)` and
+`set_use_split_qkv_input(True)`, on which a hook takes the source's write out of the key input of the heads that share
+the target's keys, one forward pass per edge. Both cut the same edges, and their effects on the induction loss are
+compared. Costs are CPU seconds (process_time) of one run.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from measuring import peak, seconds
+
+import tlspectral as tls
+from tlspectral.detectors.sequences import repeated_sequences
+from tlspectral.models.attention import attention_view
+from tlspectral.selection import head_pair
+
+TARGET = "L18H6"
+SOURCES = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]
+
+
+def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> None:
+    """Print the time of an edge into one head, and of all edges into the heads of some layers."""
+    one = {}
+
+    def into_one() -> None:
+        one["table"] = tls.edge_effects(model, TARGET, tokens=tokens, show_progress=False)
+
+    into_one()  # the first call reads the weights from disk
+    spent = seconds(into_one)
+    n_edges = len(one["table"])
+    typer.echo(
+        f"effect='attention', keys of {TARGET}: {n_edges} edges in {spent:.1f} s, {1000 * spent / n_edges:.1f} ms each"
+    )
+    heads = [(layer, head) for layer in layers for head in range(attention_view(model).n_heads(layer))]
+
+    def into_all() -> None:
+        one["table"] = tls.edge_effects(model, heads, tokens=tokens, show_progress=False)
+
+    spent = seconds(into_all)
+    n_edges = len(one["table"])
+    each, span = 1000 * spent / n_edges, f"{layers[0]} to {layers[-1]}"
+    typer.echo(f"effect='attention', keys of layers {span}: {n_edges} edges in {spent:.0f} s, {each:.1f} ms each")
+    view = attention_view(model)
+    names = [name for layer in range(view.n_layers) for name in view.hook_names(layer).values()]
+    cache = view.capture(tokens, [name for name in names if not name.endswith("resid_post")], last=names[-1])
+    size = sum(value.numel() * value.element_size() for value in cache.values()) / 2**20
+    del cache
+    typer.echo(f"memory: {peak(into_one):.0f} MiB at most beside the model; a cache of one pass has {size:.0f} MiB")
+
+
+def by_forward_passes(hooked: Any, tokens: torch.Tensor, writes: dict[str, torch.Tensor]) -> list[float]:
+    """Return the induction loss with each edge cut, by one forward pass per edge of the ungrouped model."""
+    layer, head = head_pair(TARGET)
+    group = [head // 3 * 3 + i for i in range(3)]
+    length = (tokens.shape[1] - 1) // 2
+    losses = []
+    for write in writes.values():
+
+        def cut(value: torch.Tensor, hook: Any, write: torch.Tensor = write) -> torch.Tensor:
+            edited = value.clone()
+            edited[:, :, group] -= write[:, :, None]
+            return edited
+
+        with torch.no_grad():
+            logits = hooked.run_with_hooks(tokens, fwd_hooks=[(f"blocks.{layer}.hook_k_input", cut)])
+        scored = logits[:, length + 1 : 2 * length].float().flatten(0, 1)
+        losses.append(float(torch.nn.functional.cross_entropy(scored, tokens[:, length + 2 :].flatten())))
+    return losses
+
+
+def edges_by_task(model: Any, tokens: torch.Tensor) -> None:
+    """Print both routes' times and how far their effects differ."""
+    hooked = tls.load_model("smollm2-135m", backend="hooked")
+    hooked.set_ungroup_grouped_query_attention(True)
+    hooked.set_use_split_qkv_input(True)
+    results: dict[str, Any] = {}
+
+    def ours() -> None:
+        results["ours"] = tls.edge_effects(
+            model, TARGET, sources=SOURCES, tokens=tokens, effect="task", replace="zero", show_progress=False
+        )
+
+    def theirs() -> None:
+        names = {source: f"blocks.{head_pair(source)[0]}.attn.hook_z" for source in SOURCES}
+        with torch.no_grad():
+            _, cache = hooked.run_with_cache(tokens, names_filter=lambda name: name in set(names.values()))
+        writes = {
+            source: cache[names[source]][:, :, head_pair(source)[1]] @ hooked.W_O[head_pair(source)]
+            for source in SOURCES
+        }
+        results["theirs"] = by_forward_passes(hooked, tokens, writes)
+
+    task = tls.tasks.induction(tokens=tokens)
+    intact = float(tls.evaluate(model, task))
+    times = {"ours": seconds(ours), "theirs": seconds(theirs)}
+    delta = results["ours"]["delta"].to_numpy()
+    off = float(np.abs(delta - (np.array(results["theirs"]) - intact)).max())
+    each = {name: 1000 * spent / len(SOURCES) for name, spent in times.items()}
+    typer.echo(
+        f"effect='task', {len(SOURCES)} key edges into {TARGET}: {each['ours']:.0f} ms each; a forward pass per edge "
+        f"takes {each['theirs']:.0f} ms, {times['theirs'] / times['ours']:.1f} times as long; effects differ by at "
+        f"most {off:.1e} nats of {np.abs(delta).max():.2f}"
+    )
+
+
+def main(layers: str = "16-18", all_layers: bool = False) -> None:
+    """Print what edges cost. `--all-layers` measures every key edge of the model."""
+    torch.set_num_threads(1)
+    model = tls.load_model("smollm2-135m")
+    tokens = repeated_sequences(attention_view(model), 4, 64)
+    first, last = (1, attention_view(model).n_layers - 1) if all_layers else map(int, layers.split("-"))
+    edges_by_attention(model, tokens, list(range(first, last + 1)))
+    edges_by_task(model, tokens)
+
+
+if __name__ == "__main__":
+    typer.run(main)
