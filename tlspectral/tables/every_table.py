@@ -17,6 +17,7 @@ _MODULES = (
     "detectors.columns",
     "composition",
     "ablation.columns",
+    "wiring.columns",
     "heads.statistics_columns",
     "stats.columns",
     "history.columns",

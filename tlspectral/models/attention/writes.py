@@ -95,16 +95,17 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     """Refuse a layer whose residual stream is not what it read plus what heads, biases and MLP write.
 
     `captured` is of a run, as of `AttentionView.capture`, with the points `residual`, `residual_after`,
-    `attention_out`, `mlp_out` and `z`. Raises UnsupportedArchitecture.
+    `attention_out`, `z` and, where the layer has an MLP, `mlp_out`. Raises UnsupportedArchitecture.
     """
     names = view.hook_names(index)
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
+    points = ("residual", "residual_after", "attention_out", "z")
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
-            f"layer {index}: {missing[0]} does not fire, so what heads write cannot be checked"
+            f"layer {index}: {missing[0]} never fires, so it cannot be checked what heads write"
         )
-    before, after, attention, mlp, z = (writes.cast(captured[names[point]]) for point in points)
+    before, after, attention, z = (writes.cast(captured[names[point]]) for point in points)
+    mlp = writes.cast(captured[names["mlp_out"]]) if names["mlp_out"] in captured else 0.0  # a layer without MLP
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
     rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
