@@ -67,10 +67,10 @@ def qk_attribution(
         DataFrame `query_source, key_source[, frequency], symmetric, antisymmetric, phase, outside_m, total[, measured,
         attention_predicted, attention_measured]`, largest |total| first, `rest` last. Scores are in logits. `attrs`:
         `head`, `query`, `key`, `query_token`, `key_token`; `score`, the model's own; `remainder`, by how much it
-        exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap` (None without one); `norm_behind_held`:
-        True where a norm stands behind the attention of an earlier layer (Gemma 2 and 3, OLMo 2), whose scale is then
-        held as a number, a head's write being its share; with `remove`, `removed_key_sources`, `joint_score_...` and
-        `joint_attention_...`; and the model's origin.
+        exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap` (None without one);
+        `norm_behind_held`: True where a norm stands behind the attention of an earlier layer (Gemma 2 and 3, OLMo 2),
+        whose scale is then held as a number, a head's write being its share; with `remove`, `removed_key_sources`,
+        `joint_score_...` and `joint_attention_...`; and the model's origin.
 
     Raises:
         BadHead: no such head.

@@ -21,7 +21,7 @@ def removed_pairs(
     """
     queries = _without(form.query, residual[0], written[0], pairs[:, 0])
     keys = _without(form.key, residual[1], written[1], pairs[:, 1])
-    query, key = form.query.of(residual[0])[None], form.key.of(residual[1])[None]
+    query, key = form.query.of(residual[0]).expand_as(queries), form.key.of(residual[1]).expand_as(keys)
     score = form.score
     return score(query, key) - score(queries, key) - score(query, keys) + score(queries, keys)
 
