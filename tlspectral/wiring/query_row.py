@@ -87,7 +87,8 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
     score, alibi = float(scores[key] if form.softcap is None else of_run[key]), None
     if form.slope is not None:
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
-    # Measured over the zoo in float32: see tests/test_attribution.py. A norm or a source that is left out is off by
-    # tenths. 16-bit models round scores, queries, keys and, at each addition, the stream.
+    # Measured: at most 1.6e-2 of it over the zoo in float32 and 3.4e-2 in SmolLM2-135M; in 16 bits 0.41 over six tiny
+    # models and 0.18 in SmolLM2, as scores, queries, keys and, at each addition, the stream are rounded. A norm or a
+    # source that is left out is off by tenths.
     tolerance = 1e-4 + 1e-5 * abs(score) if wide else 4 * torch.finfo(raw.w_q.dtype).eps * largest
     return QueryRow(form, layer, key, scores, unmasked, score, alibi, tolerance)

@@ -59,8 +59,8 @@ def trace(
     hooks: list[tuple[str, Callable[..., None]]] = []
     for earlier in range(layer):
         points = view.hook_names(earlier)
-        wanted = (points[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z"))
-        hooks += [(name, partial(_keep, kept, name, places)) for name in wanted]
+        wanted = [points[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
+        hooks += [(name, partial(_keep, kept, name, places)) for name in wanted if name in view.model.hook_dict]
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], places)))
     whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
     hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
