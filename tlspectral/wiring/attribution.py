@@ -45,7 +45,9 @@ def qk_attribution(
     (M_S) and `antisymmetric` (M_A) of what is even in the offset, `phase` (Im(M_t)), and `outside_m` (biases and
     ALiBi). All is computed in float64 from one run.
 
-        table = tls.qk_attribution(model, "to be or not to be", "L5H1", query=-1, key=1, top=20, remove=5)
+        model = tls.load_model("tiny-rope")
+        tokens = torch.arange(3, 20).repeat(2)
+        table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
 
     With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
     a decomposition alone proves nothing. `measured` of a row is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b)
