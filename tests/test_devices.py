@@ -199,6 +199,8 @@ def test_tables_are_those_of_the_cpu(backend, name, device):
     if "scores" in attention_view(cpu).hook_names(0):
         kernels = (tls.relative_position_kernel(one, [(0, 1), (1, 0)]) for one in (cpu, model))
         same(*kernels)
+    options = {"prompt": zoo.prompt(1, 12), "head": "L1H1", "query": -1, "key": 8, "remove": 3}
+    same(tls.qk_attribution(cpu, **options), tls.qk_attribution(model, **options))
     if name not in NO_ROPE:
         same(tls.frequency_table(cpu), tls.frequency_table(model))
 

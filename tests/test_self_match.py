@@ -8,7 +8,7 @@ import zoo
 from reference_circuits import NAMES, bridge, dense_model, dense_self_match, edited, edited_hf, reference
 
 import tlspectral as tls
-from tlspectral.composition import copying
+from tlspectral.composition import copying as copying_room
 from tlspectral.composition.copying import EmbeddingMoments
 from tlspectral.models.attention import attention_view
 
@@ -65,8 +65,8 @@ def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
             seen.append(piece.shape[axis])
             yield piece
 
-    whole = copying.vocabulary_chunks
-    monkeypatch.setattr(copying, "vocabulary_chunks", pieces)
+    whole = copying_room.vocabulary_chunks
+    monkeypatch.setattr(copying_room, "vocabulary_chunks", pieces)
     # Measured: 1e-14, the order of sums in float64; a lost piece moves both by 1e-3 and more.
     pd.testing.assert_frame_equal(tls.copying_scores(model), copying, rtol=0, atol=1e-11)
     np.testing.assert_allclose(self_match(model), matching, rtol=0, atol=1e-11)
@@ -76,7 +76,7 @@ def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
 
 def test_a_vocabulary_of_several_pieces_by_default():
     weight = torch.arange(2 * 10_000, dtype=torch.float32).reshape(2, 10_000)
-    pieces = list(copying.vocabulary_chunks(weight, axis=1))
+    pieces = list(copying_room.vocabulary_chunks(weight, axis=1))
     assert [piece.shape[1] for piece in pieces] == [4096, 4096, 1808]
     assert {piece.dtype for piece in pieces} == {torch.float64}
     assert torch.equal(torch.cat(pieces, dim=1), weight.double())

@@ -105,3 +105,14 @@ def test_both_backends_agree(model, heads):
     np.testing.assert_allclose(table[relative], heads[relative], rtol=1e-5)
     # Measured: 2e-9, the final norm folded in float32. Our own loading does not centre W_U.
     np.testing.assert_allclose(table[["copying", "positivity"]], heads[["copying", "positivity"]], rtol=0, atol=1e-6)
+
+
+def test_the_previous_token_head_writes_the_keys_of_the_induction_head(model):
+    # L16H0 attends to the token before, L18H6 to the one that followed the last occurrence of the query's token.
+    tokens = torch.randint(0, 49152, (24,), generator=torch.Generator().manual_seed(1))
+    tokens = torch.cat([torch.tensor([0]), tokens, tokens])
+    table = tls.qk_attribution(model, tokens, "L18H6", query=40, key=17, remove=3)
+    assert abs(table.attrs["remainder"]) <= 0.2 * table.attrs["tolerance"]  # measured 0.03
+    by_key = table.groupby("key_source")["total"].sum()
+    assert by_key.idxmax() == "L16H0"
+    assert by_key["L16H0"] > 0.5 * table.attrs["score"] > 0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, induction_loss, language_loss, logit_difference
-    from tlspectral.wiring import edge_effects
+    from tlspectral.wiring import edge_effects, qk_attribution
 
 
 _ROOMS = {
@@ -50,7 +50,7 @@ _ROOMS = {
     "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),
     "tables": ("read_table", "write_table"),
     "tasks": ("Task", "evaluate", "induction_loss", "language_loss", "logit_difference"),
-    "wiring": ("edge_effects",),
+    "wiring": ("edge_effects", "qk_attribution"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 _SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "report", "rotary", "spectra", "studies"}
@@ -83,6 +83,7 @@ __all__ = [
     "partial_spearman",
     "positional_symbolic",
     "positional_symbolic_profile",
+    "qk_attribution",
     "qk_operators",
     "qk_penalty",
     "read_table",

@@ -4,6 +4,7 @@ A figure of one panel draws into `ax`, axes of the caller's, and returns their f
 themselves out and take none.
 """
 
+from tlspectral.plots.attribution import qk_attribution
 from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.head_changes import head_changes
 from tlspectral.plots.head_grid import head_grid
@@ -37,6 +38,7 @@ __all__ = [
     "percentile_strip",
     "plane_by_query",
     "positional_symbolic_plane",
+    "qk_attribution",
     "rotary_plane",
     "score_agreement",
     "score_heatmaps",

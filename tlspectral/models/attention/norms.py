@@ -26,9 +26,20 @@ class Normalization:
         """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
         if self.kind == "none":
             return x
-        if self.kind == "LN":
-            x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        x = self._centred(x)
+        return x / self._root(x)
+
+    def token_scale(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch"]:
+        """Return the factor `1 / sqrt(var + eps)` of each token; 1 without a norm."""
+        if self.kind == "none":
+            return x.new_ones(x.shape[:-1])
+        return self._root(self._centred(x)).squeeze(-1).reciprocal()
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True) if self.kind == "LN" else x
+
+    def _root(self, centred: Tensor) -> Tensor:
+        return (centred.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 NO_NORM = Normalization("none", None, None, 0.0)

@@ -1,0 +1,83 @@
+"""The figure of one score: each bar is the row of the table, its parts end to end."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from figure_parts import part, said
+
+from tlspectral.plots import qk_attribution
+
+PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
+
+
+def terms(count: int = 5, **more) -> pd.DataFrame:
+    values = np.random.default_rng(0).normal(size=(count, 4))
+    frame = pd.DataFrame(values, columns=PARTS)
+    frame.insert(0, "query_source", "embedding")
+    frame.insert(1, "key_source", [f"L0H{index}" for index in range(count)])
+    frame["total"] = values.sum(1)
+    frame = frame.assign(**more)
+    frame.attrs = {"head": "L5H1", "query": 7, "key": 2, "query_token": " be", "key_token": " or", "score": -1.5}
+    return frame
+
+
+def bars(figure, name):
+    """Left end and length of the bars of a part, top to bottom."""
+    patches = sorted(part(figure, name), key=lambda bar: -bar.get_y())
+    return np.array([(bar.get_x(), bar.get_width()) for bar in patches])
+
+
+def test_bars_are_the_parts_stacked_away_from_zero():
+    table = terms()
+    figure = qk_attribution(table)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"embedding × L0H{index}" for index in range(5)]  # noqa: RUF001
+    ends = {"right": np.zeros(5), "left": np.zeros(5)}
+    for name in PARTS:
+        start, length = bars(figure, name).T
+        np.testing.assert_allclose(length, table[name])
+        side = np.where(table[name] >= 0, ends["right"], ends["left"])
+        np.testing.assert_allclose(start, side)
+        ends["right"] += length.clip(min=0)
+        ends["left"] += length.clip(max=0)
+    (dots,) = part(figure, "total")
+    np.testing.assert_allclose(dots.get_xdata(), table["total"])
+    assert "logits" in axes.get_xlabel()
+    assert axes.get_title(loc="left") == "L5H1: ' be' (7) to ' or' (2), score \N{MINUS SIGN}1.50"
+    assert not part(figure, "measured")
+
+
+def test_what_was_measured_is_a_ring():
+    measured = [0.5, -0.5, np.nan, np.nan, np.nan]
+    (rings,) = part(qk_attribution(terms(measured=measured)), "measured")
+    np.testing.assert_array_equal(rings.get_xdata(), measured)
+
+
+def test_small_terms_are_counted_and_the_rest_is_last():
+    table = terms(20)
+    last = pd.DataFrame({"query_source": ["rest"], "key_source": ["rest"], **dict.fromkeys([*PARTS, "total"], 0.25)})
+    figure = qk_attribution(pd.concat([table, last], ignore_index=True))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(labels) == 17
+    assert labels[-1] == "rest"
+    left_out = f"{table['total'][16:].sum():.2f}".replace("-", "\N{MINUS SIGN}")
+    assert f"4 smaller terms are not drawn; they sum to {left_out}" in said(figure)
+    assert "not drawn" not in said(qk_attribution(terms(3)))
+
+
+def test_frequencies_of_a_pair_are_one_bar():
+    table = pd.concat([terms(3).assign(frequency=0), terms(3).assign(frequency=1)]).sort_index(kind="stable")
+    np.testing.assert_allclose(bars(qk_attribution(table), "phase")[:, 1], 2 * terms(3)["phase"])
+
+
+def test_another_table_is_refused():
+    with pytest.raises(ValueError, match="no column antisymmetric, total: give a table of qk_attribution"):
+        qk_attribution(terms().drop(columns=["antisymmetric", "total"]))
+
+
+def test_axes_of_the_caller_are_used():
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    assert qk_attribution(terms(), ax=axes) is axes.figure
+    assert axes.patches

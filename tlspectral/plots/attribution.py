@@ -1,0 +1,81 @@
+"""One attention score as a sum of terms, each divided into its four parts."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel, two_decimals
+from tlspectral.tables.required import require
+
+_PARTS = {"symmetric": BLUE, "antisymmetric": ORANGE, "phase": "#5b8f5a", "outside_m": PALE}
+_MOST_BARS = 16
+
+
+def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Draw the largest terms of one attention score, each a bar stacked by its four parts.
+
+    Parts above 0 are stacked to the right of 0 and those below to its left; a dot marks their sum, and a ring what
+    removing the pair measured, where the table has it. At most 16 terms are drawn. Rows of several frequencies are
+    summed. The row `rest` is drawn last.
+
+    Args:
+        table: of `tlspectral.qk_attribution`.
+        ax: matplotlib Axes to draw into; None makes a new figure.
+
+    Raises:
+        ValueError: a missing column, or no rows.
+
+    What it does not establish: that a term is a cause; the rings are what bears on that.
+    """
+    sources = ["query_source", "key_source"]
+    require(table, (*sources, *_PARTS, "total"), "qk_attribution")
+    numbers = [*_PARTS, "total", *(["measured"] if "measured" in table else [])]
+    # min_count: the sum of missing values is missing.
+    terms = pd.DataFrame(table.groupby(sources, sort=False)[numbers].sum(min_count=1)).reset_index()
+    is_rest = terms["query_source"] == "rest"
+    left_out = terms.loc[~is_rest, "total"].iloc[_MOST_BARS:]
+    shown = pd.concat([terms.loc[~is_rest].iloc[:_MOST_BARS], terms.loc[is_rest]], ignore_index=True)
+    figure, axes = one_panel(ax, 6.8, 1.6 + 0.3 * len(shown))
+    heights = np.arange(len(shown))[::-1]
+    right, left = np.zeros(len(shown)), np.zeros(len(shown))
+    for part, colour in _PARTS.items():
+        values = shown[part].to_numpy(float)
+        start = np.where(values >= 0, right, left)
+        axes.barh(heights, values, 0.62, left=start, color=colour, gid=part)
+        right, left = right + values.clip(min=0), left + values.clip(max=0)
+    axes.axvline(0, color=GREY, linewidth=0.8)
+    axes.margins(x=0.04)
+    handles: list[tuple[Artist, str]] = [(Patch(facecolor=colour), part) for part, colour in _PARTS.items()]
+    handles.append(_draw_points(axes, shown["total"], heights, "total", INK))
+    if "measured" in shown:
+        handles.append(_draw_points(axes, shown["measured"], heights, "measured", "none"))
+    names = [
+        f"{query} \N{MULTIPLICATION SIGN} {key}" for query, key in zip(*(shown[at] for at in sources), strict=True)
+    ]
+    axes.set_yticks(heights, ["rest" if name.startswith("rest ") else name for name in names])
+    axes.set_xlabel("term of the score, before the softmax (logits)")
+    dress(axes)
+    axes.set_title(_title(table), fontsize=12, color=INK, loc="left")
+    note = f"{len(left_out)} smaller terms are not drawn; they sum to {two_decimals(left_out.sum())}"
+    legend_below(figure, handles, ["query source \N{MULTIPLICATION SIGN} key source", note if len(left_out) else None],
+        columns=3, ax=ax)  # fmt: skip
+    return figure
+
+
+def _draw_points(axes: Axes, values: Any, heights: np.ndarray, gid: str, face: str) -> tuple[Artist, str]:
+    (line,) = axes.plot(values, heights, "o", color=INK, markerfacecolor=face, markersize=4 if face == INK else 7,
+        linestyle="none", gid=gid, zorder=4)  # fmt: skip
+    return line, gid
+
+
+def _title(table: pd.DataFrame) -> str:
+    attrs = table.attrs
+    if "head" not in attrs:
+        return "one attention score"
+    query, key = (f"{attrs[f'{side}_token']!r} ({attrs[side]})" for side in ("query", "key"))
+    return f"{attrs['head']}: {query} to {key}, score {two_decimals(attrs['score'])}"

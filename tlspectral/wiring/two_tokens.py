@@ -1,0 +1,143 @@
+"""The residual stream at two tokens of a run as a sum of what was written there, and how a head attended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
+from tlspectral.rotary import in_float64
+from tlspectral.selection import head_name
+
+
+@dataclass(frozen=True)
+class TwoTokens:
+    """What a run of one prompt says about one head at a query and a key.
+
+    Attributes:
+        sources: names of what wrote to the residual stream before the head's layer.
+        written: what each of them wrote at the query token and at the key token.
+        residual: what enters the head's layer there.
+        norm_behind: some earlier layer has a norm behind its attention, whose scale was held.
+        captured: whole activations of the head's layer: queries, keys and rotation tables, by hook point.
+        scores: the model's own scores of the query, as it has them before the softmax; None where it exposes none.
+        unmasked: keys that `scores` do not mask; None without scores.
+        largest: the largest |score| of the layer outside its mask; None without scores.
+        pattern: the query's attention.
+    """
+
+    sources: list[str]
+    written: Float64[Tensor, "two sources d_model"]
+    residual: Float64[Tensor, "two d_model"]
+    norm_behind: bool
+    captured: dict[str, Tensor]
+    scores: Float64[Tensor, "pos"] | None
+    unmasked: Bool[Tensor, "pos"] | None
+    largest: float | None
+    pattern: Float64[Tensor, "pos"]
+
+
+@torch.no_grad()
+def trace(
+    view: AttentionView, tokens: Int[Tensor, "one pos"], layer: int, head: int, query: int, key: int
+) -> TwoTokens:
+    """Run one prompt and return what was written at two of its tokens before `layer`, in float64 on the CPU.
+
+    Activations of earlier layers are kept at the two tokens alone.
+
+    Raises:
+        UnsupportedArchitecture: the residual stream is not the sum of what is written to it.
+        BadWeights: a layer cannot be read.
+    """
+    places, kept, names = [query, key], {}, view.hook_names(layer)
+    hooks: list[tuple[str, Callable[..., None]]] = []
+    for earlier in range(layer):
+        points = view.hook_names(earlier)
+        wanted = [points[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
+        hooks += [(name, partial(_keep, kept, name, places)) for name in wanted if name in view.model.hook_dict]
+    hooks.append((names["residual"], partial(_keep, kept, names["residual"], places)))
+    whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
+    hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
+    if "scores" in names:
+        hooks.append((names["scores"], partial(_keep_row, kept, head, query)))
+    hooks.append((names["pattern"], partial(_keep_pattern, kept, head, query)))
+    view.run(tokens, hooks, last=names["pattern"])
+    residual = in_float64(kept[names["residual"]])[0].cpu()
+    sources, written, norm_behind = _sources(view, tokens, layer, places, kept)
+    _require_sum(written.sum(1), residual, kept[names["residual"]].dtype, layer)
+    return TwoTokens(
+        sources,
+        written,
+        residual,
+        norm_behind,
+        {name: kept[name] for name in whole if name in kept},
+        kept.get("row"),
+        kept.get("unmasked"),
+        kept.get("largest"),
+        kept["pattern"],
+    )
+
+
+def _keep(kept: dict[str, Any], name: str, places: Any, activation: Tensor, hook: Any) -> None:
+    kept[name] = activation[:, places].detach()
+
+
+def _keep_row(kept: dict[str, Any], head: int, query: int, scores: Tensor, hook: Any) -> None:
+    # Masks are -inf or the lowest number of the scores' own type.
+    lowest = torch.finfo(scores.dtype).min / 2
+    kept["largest"] = float(scores.detach().where(scores > lowest, 0.0).abs().max())
+    row = scores[0, head, query].detach().cpu()
+    kept["row"], kept["unmasked"] = row.double(), (row > lowest) & (torch.arange(len(row)) <= query)
+
+
+def _keep_pattern(kept: dict[str, Any], head: int, query: int, pattern: Tensor, hook: Any) -> None:
+    kept["pattern"] = pattern[0, head, query].detach().cpu().double()
+
+
+def _sources(
+    view: AttentionView, tokens: Tensor, layer: int, places: list[int], kept: dict[str, Tensor]
+) -> tuple[list[str], Float64[Tensor, "two sources d_model"], bool]:
+    first = kept[view.hook_names(0)["residual"]]
+    entered = in_float64(first)[0].cpu()
+    names, written, norm_behind = ["embedding"], [entered], False
+    positions = view.position_embedding()
+    if positions is not None:
+        positions = in_float64(positions[places].detach()).cpu()
+        embedded = in_float64(view.embedding()[tokens[0, places].to(view.device)].detach()).cpu()
+        _require_sum(embedded + positions, entered, first.dtype, 0)
+        names, written = ["embedding", "positions"], [entered - positions, positions]
+    biases = torch.zeros_like(entered)
+    for earlier in range(layer):
+        points, writes = view.hook_names(earlier), head_writes(view, earlier, in_float64)
+        require_sum_of_writes(view, earlier, kept, writes)
+        norm_behind |= writes.norm.kind != "none"
+        z = z_of(in_float64(kept[points["z"]]), writes.w_o)
+        scale = writes.token_scale(z)
+        heads = writes.of(z, scale)[:, 0].detach().cpu()
+        names += [head_name(earlier, head) for head in range(len(heads))]
+        written += list(heads)
+        if points["mlp_out"] in kept:  # an attention-only layer has none
+            names, written = [*names, f"L{earlier}MLP"], [*written, in_float64(kept[points["mlp_out"]])[0].cpu()]
+        biases = biases + writes.of_biases(scale)[0].detach().cpu()
+    if bool(biases.any()):
+        names, written = [*names, "attention biases"], [*written, biases]
+    return names, torch.stack(written, dim=1), norm_behind
+
+
+def _require_sum(
+    total: Float[Tensor, "two d_model"], residual: Float[Tensor, "two d_model"], stored: torch.dtype, layer: int
+) -> None:
+    error = float((total - residual).abs().max() / residual.abs().max().clamp_min(1e-30))
+    # As for the sum within a layer (`require_sum_of_writes`): 16-bit streams are rounded at each addition.
+    if not error <= (1e-4 if stored.itemsize >= 4 else 0.1):
+        written = "the embedding and the learned positions" if layer == 0 else "what earlier layers wrote"
+        raise UnsupportedArchitecture(
+            f"layer {layer}: what enters it is not the sum of {written} (relative difference {error:.1e}), so a score "
+            "cannot be divided among sources; look for hooks that edit the residual stream"
+        )
