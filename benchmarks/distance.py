@@ -1,7 +1,7 @@
 """Kernels with their prediction for all heads: CPU seconds beside a bare forward pass, and how good the prediction is.
 
-Run `python benchmarks/distance.py`; some six minutes for SmolLM2-135M on one thread. The bare pass runs as many tokens
-up to the last layer's scores, without hooks. Times are CPU seconds (process_time), medians over the repeats,
+Run `python benchmarks/distance.py`; some six minutes of CPU for SmolLM2-135M on one thread. The bare pass runs as many
+tokens up to the last layer's scores, without hooks. Times are CPU seconds (process_time), medians over the repeats,
 alternately. For every head with `prev` above --strong it drops the band that `kernel_prediction` names, and as a
 control the band with the smallest share, and gives the offset of the largest mean score, how far the previous token
 stands above the best other offset (lead, logits) and `prev`.

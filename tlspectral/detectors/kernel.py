@@ -108,7 +108,7 @@ def kernel_prediction(
 
         row = tls.detectors.kernel_prediction(model, "L16H0").iloc[0]
         with tls.ablate(model, row, "rotary_band", frequencies=range(row["first"], row["last"] + 1)):
-            moved = tls.relative_position_kernel(model, row)  # its peak is elsewhere
+            moved = tls.relative_position_kernel(model, row)  # without its peak
 
     Args:
         model, heads, tokens, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
