@@ -16,6 +16,7 @@ MORE = {
     "ablation_sweep": ("symmetric",),
     "band_effects": ("L0H1",),
     "evaluate": ("induction",),
+    "head_directions": ("L0H1",),
     "k_composition": ((1, 0),),
     "positional_symbolic": (PROMPT,),
     "positional_symbolic_profile": ("binding",),

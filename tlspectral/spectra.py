@@ -49,6 +49,18 @@ class ThinProduct:
         return float(torch.linalg.norm(left @ right.T))
 
 
+def thin_svd(
+    product: ThinProduct,
+) -> tuple[Float64[Tensor, "rows r"], Float64[Tensor, " r"], Float64[Tensor, "cols r"]]:
+    """Return left singular vectors, singular values (descending) and right singular vectors, from r x r triangles.
+
+    r is at most the number of rows and of columns. Vectors of a singular value that is 0 are arbitrary.
+    """
+    left, right = (torch.linalg.qr(factor) for factor in (product.left, product.right))
+    u, values, v = torch.linalg.svd(left.R @ right.R.T, full_matrices=False)
+    return left.Q @ u, values, right.Q @ v.T
+
+
 def symmetric_part(w_q: Float64[Tensor, "d_model d_head"], w_k: Float64[Tensor, "d_model d_head"]) -> ThinProduct:
     """Return M_S = (M + M^T) / 2 of M = `w_q @ w_k.T`, as factors of width 2 d_head (FP section 3)."""
     return ThinProduct(torch.cat([w_q, w_k], dim=1) / 2, torch.cat([w_k, w_q], dim=1))

@@ -1,6 +1,7 @@
 """What heads do: attention to the previous token, the duplicate, the token after it (FP section 3), or any pattern.
 
-`relative_position_kernel` gives mean scores by offset. Both take random sequences or prompts of one's own.
+`relative_position_kernel` gives mean scores by offset, beside what a mean query and key predict, and
+`kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ from tlspectral.detectors.heads import detect_heads, split_half_reliability
 from tlspectral.detectors.sequences import chance_level, repeated_sequences
 
 if TYPE_CHECKING:
-    from tlspectral.detectors.kernel import relative_position_kernel
+    from tlspectral.detectors.kernel import kernel_prediction, relative_position_kernel
 
 __all__ = [
     "DETECTORS",
     "chance_level",
     "detect_heads",
+    "kernel_prediction",
     "relative_position_kernel",
     "repeated_sequences",
     "split_half_reliability",
@@ -23,8 +25,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "relative_position_kernel":
+    if name not in ("kernel_prediction", "relative_position_kernel"):
         raise AttributeError(f"module 'tlspectral.detectors' has no attribute {name!r}")
-    from tlspectral.detectors.kernel import relative_position_kernel
+    from tlspectral.detectors import kernel
 
-    return relative_position_kernel
+    return getattr(kernel, name)

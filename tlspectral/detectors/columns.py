@@ -1,4 +1,4 @@
-"""The columns of `detect_heads` and `relative_position_kernel`."""
+"""The columns of `detect_heads`."""
 
 from tlspectral.tables import COLUMNS, Column, Table
 
@@ -13,17 +13,6 @@ _FIRST_COPY = (
         does_not_establish="Its chance level differs from that of prev, since its queries see fewer keys."),
     Column("prev_first_se", "Standard error of prev_first over sequences.", "attention probability", range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
-)  # fmt: skip
-_KERNEL = (
-    Column("offset", "Position of the key less that of the query; -1 is the previous token, 0 the query itself.",
-        "token", range="-20 .. 0, or as far back as prompts reach", source="FP 7, figure 3",
-        also_known_as="relative position"),
-    Column("score",
-        "Mean attention score at the offset, scaled and before the softmax, over sequences and all queries that have "
-        "such a key unmasked. NaN where every such key is masked.", "logit", range="-inf .. inf",
-        source="FP 7, figure 3", also_known_as="relative-position kernel",
-        does_not_establish="That the head attends by position: contents contribute to the mean, and a softmax sees "
-        "only differences within a query's row."),
 )  # fmt: skip
 
 
@@ -63,5 +52,4 @@ DETECT_HEADS = Table("detect_heads", "`tls.detect_heads`", (*_HEAD, *_DETECTOR_C
 DETECT_HEADS_ON_PROMPTS = Table(
     "detect_heads.prompts", "`tls.detect_heads` with `prompts=`", (*_HEAD, *_PROMPT_COLUMNS, *_PATTERN)
 )
-RELATIVE_POSITION_KERNEL = Table("relative_position_kernel", "`tls.relative_position_kernel`", (*_HEAD, *_KERNEL))
-TABLES = (DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, RELATIVE_POSITION_KERNEL)
+TABLES = (DETECT_HEADS, DETECT_HEADS_ON_PROMPTS)

@@ -1,32 +1,39 @@
-"""`relative_position_kernel`: mean attention scores by how far the key lies behind the query."""
+"""`relative_position_kernel`: mean attention scores by how far the key lies behind the query.
 
-from collections.abc import Callable
-from functools import partial
+Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.detectors.columns import RELATIVE_POSITION_KERNEL
-from tlspectral.errors import EditNotHonored, ScoreMismatch
+from tlspectral.detectors.distance import BANDS, band_shares, correlation
+from tlspectral.detectors.kernel_columns import KERNEL_PREDICTION, RELATIVE_POSITION_KERNEL
+from tlspectral.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import user_hooks
-from tlspectral.rotary import in_float64
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables import named
 
-BATCH = 25
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
 
 
-def relative_position_kernel(model: Any, heads: Heads, tokens: Any = None) -> pd.DataFrame:
+def relative_position_kernel(
+    model: Any,
+    heads: Heads | None = None,
+    tokens: Any = None,
+    offsets: Iterable[Any] | None = None,
+    *,
+    reference: Any = None,
+) -> pd.DataFrame:
     """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
 
     Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
@@ -34,67 +41,169 @@ def relative_position_kernel(model: Any, heads: Heads, tokens: Any = None) -> pd
     computes attention itself (GPT-J, OPT, GPT-Neo, tiny-rope), the scores are rebuilt from the weights and the layer's
     input in float64, and their softmax has to be the model's pattern.
 
+        kernels = tls.relative_position_kernel(model, "L16H0", ["Alice was beginning to get very tired", "of sitting"])
+
+    `predicted` is the score of the mean query with the mean key at that distance: `Re sum_t q_t conj(k_t)
+    exp(i theta_t D)` over rotary pairs, plus the columns that do not rotate, times the model's scale. Queries and keys
+    are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
+    are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
+    Hooks on the scores, as those of `ablate` for parts of the scores, leave `predicted` as it is; hooks on queries and
+    keys change it.
+
     Args:
         model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`.
+        heads: as in `ablate`; None is every head. All are measured in one pass, in memory that does not grow with the
+            number of prompts.
         tokens: prompts in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose
             padding is not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
+        offsets: positions of the key less that of the query, 0 or negative; None is -20 (or as far as prompts reach)
+            to 0.
+        reference: prompts that the mean query and key are taken over. None: half of `tokens`, by a fixed seed.
 
     Returns:
-        DataFrame `layer, head, offset, score`; offset = key - query, from -20 (or as far as prompts reach) to 0; NaN
-        where every such key is masked. `attrs` say which model and weights.
+        DataFrame `layer, head, offset, score, predicted`, offsets ascending. Both are NaN where every such key is
+        masked. `predicted` is NaN in layers without rotary positions, whose mean query and key give the same score at
+        every distance (ALiBi's slope and learned positions are left out); where a prompt is longer than frequencies or
+        score scale hold; and for one prompt without a reference. `attrs` say which model and weights, and
+        `n_reference`, how many prompts the means are over.
 
     Raises:
         BadHead: a head that does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern.
         EditNotHonored: a layer whose scores are rebuilt has hooks on z, as those of an ablation there.
-        ValueError, TypeError: tokens that cannot be read; see `Task`.
+        ValueError, TypeError: tokens that cannot be read (see `Task`), or offsets that no prompt has.
 
     What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
-    softmax sees only differences within a query's row.
+    softmax sees only differences within a query's row. That `predicted` follows `score` is nearly an identity of means:
+    they differ only by what queries and keys at a distance have in common beyond their means, and by the dependence
+    of the means on the position. It needs activations, so it says nothing from weights alone.
     """
     view = attention_view(model)
-    chosen = heads_by_layer(view, heads)
-    columns = ["layer", "head", "offset", "score"]
-    if not chosen:
-        return named(pd.DataFrame.from_records([], columns=columns), RELATIVE_POSITION_KERNEL)
-    hooked = user_hooks(view.model)
-    for layer in chosen:
-        names = view.hook_names(layer)
-        if "scores" not in names and names["z"] in hooked:
-            raise EditNotHonored(
-                f"layer {layer}: this bridge computes attention itself and an ablation edits z, so there are no "
-                f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` block)"
-            )
-    prompts = even_rows(_random_prompts(view)) if tokens is None else packed_prompts(view, tokens)
-    n_offsets = min(FARTHEST_OFFSET + 1, prompts.tokens.shape[1])
-    totals = {layer: torch.zeros(2, n_offsets, len(indices), dtype=torch.float64) for layer, indices in chosen.items()}
-    for start in range(0, len(prompts.tokens), BATCH):
-        rows = slice(start, start + BATCH)
-        captured: dict[str, Tensor] = {}
-        hooks: list[tuple[str, Callable[[Tensor, Any], None]]] = []
-        for layer, indices in chosen.items():
-            names, add = view.hook_names(layer), _by_offset(indices, totals[layer], prompts.real[rows])
-            if "scores" in names:
-                hooks.append((names["scores"], add))
-            else:
-                points = [names[point] for point in ("residual", "cos", "sin", "pattern") if point in names]
-                hooks += [(name, partial(_hold, captured, name)) for name in points]
-        view.run(prompts.tokens[rows], hooks, last=hooks[-1][0])
-        for layer, indices in chosen.items():
-            if "scores" not in view.hook_names(layer):
-                _by_offset(indices, totals[layer], prompts.real[rows])(_rebuilt(view, layer, captured), None)
-    table_rows = []
-    for layer, indices in chosen.items():
-        means = (totals[layer][0] / totals[layer][1]).numpy()  # [offsets, heads]; 0 / 0 is NaN
-        table_rows += [
-            (layer, head, -offset, means[offset, column])
-            for column, head in enumerate(indices)
-            for offset in reversed(range(n_offsets))
+    columns = [column.name for column in RELATIVE_POSITION_KERNEL.columns]
+    rows: list[tuple[Any, ...]] = []
+    kernels, back, n_reference = _measured(view, heads, tokens, offsets, reference)
+    for kernel in kernels:
+        score = kernel.score.numpy()  # [distances, heads]
+        predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
+        rows += [
+            (kernel.layer, head, -distance, score[row, column], predicted[row, column])
+            for column, head in enumerate(kernel.heads)
+            for row, distance in enumerate(back)
         ]
-    table = pd.DataFrame.from_records(table_rows, columns=columns)
-    table.attrs = dict[Any, Any](view.origin())
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    if kernels:
+        table.attrs = {**view.origin(), "n_reference": n_reference}
     return named(table, RELATIVE_POSITION_KERNEL)
+
+
+def kernel_prediction(
+    model: Any,
+    heads: Heads | None = None,
+    tokens: Any = None,
+    offsets: Iterable[Any] | None = None,
+    *,
+    reference: Any = None,
+) -> pd.DataFrame:
+    """Judge, per head, how its mean query and key predict its kernel on other prompts, and which frequencies do it.
+
+        row = tls.detectors.kernel_prediction(model, "L16H0").iloc[0]
+        with tls.ablate(model, row, "rotary_band", frequencies=range(row["first"], row["last"] + 1)):
+            moved = tls.relative_position_kernel(model, row)  # without its peak
+
+    Args:
+        model, heads, tokens, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
+            over half of the prompts, and scores are those of the other half.
+
+    Returns:
+        DataFrame, one row per head: `layer, head, r` (Pearson's, over the offsets, between measured and predicted mean
+        score), `peak, predicted_peak` (offset of the largest), `share_high, share_middle, share_low` (shares of thirds
+        of the rotary pairs, from fast to slow, in the variance of the prediction over the offsets; they sum to 1),
+        `band` (the largest of these), `first, last` (its frequencies, as in `band_effects`: indices when sorted from
+        fast to slow, which is the order of an ordinary model's pairs). NaN where there is no prediction. `attrs` as
+        of `relative_position_kernel`, and `n_judged`.
+
+    Raises:
+        ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
+
+    What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
+    It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them.
+    """
+    view = attention_view(model)
+    kernels, back, n_reference = _measured(view, heads, tokens, offsets, reference)
+    if kernels and not n_reference:
+        raise ValueError(
+            "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
+        )
+    rows = [row for kernel in kernels for row in _judged(kernel, back)]
+    table = pd.DataFrame.from_records(rows, columns=[column.name for column in KERNEL_PREDICTION.columns])
+    table = table.astype({"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"})
+    if kernels:
+        table.attrs = {**view.origin(), "n_reference": n_reference, "n_judged": kernels[0].n_judged}
+    return named(table, KERNEL_PREDICTION)
+
+
+def _measured(
+    view: AttentionView, heads: Heads | None, tokens: Any, offsets: Iterable[Any] | None, reference: Any
+) -> tuple[list[LayerKernels], list[int], int]:
+    """Return the kernels by layer, the distances as columns have them (far to near), and the size of the reference."""
+    every = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
+    chosen = heads_by_layer(view, every if heads is None else heads)
+    if not chosen:
+        return [], [], 0
+    prompts = even_rows(_random_prompts(view)) if tokens is None else packed_prompts(view, tokens)
+    back = _distances(offsets, prompts.tokens.shape[1])
+    if reference is None:
+        averaged = torch.zeros(len(prompts.tokens), dtype=torch.bool)
+        averaged[torch.randperm(len(averaged), generator=torch.Generator().manual_seed(0))[: len(averaged) // 2]] = True
+        return measured_kernels(view, chosen, prompts, back, averaged), back, int(averaged.sum())
+    others = packed_prompts(view, reference)
+    return measured_kernels(view, chosen, prompts, back, others), back, len(others.tokens)
+
+
+def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
+    if offsets is None:
+        return list(range(min(FARTHEST_OFFSET, width - 1), -1, -1))
+    given = list(offsets)
+    numbers = [whole_number(offset) for offset in given]
+    known = {number for number in numbers if number is not None and -width < number <= 0}
+    wrong = [offset for offset, number in zip(given, numbers, strict=True) if number not in known]
+    if wrong or not given:
+        raise ValueError(
+            f"offsets are positions of the key less that of the query, {1 - width} to 0 for prompts of {width} tokens; "
+            f"found {wrong[0] if wrong else 'none'}"
+        )
+    return sorted((-number for number in known), reverse=True)
+
+
+def _judged(kernel: LayerKernels, back: list[int]) -> list[tuple[Any, ...]]:
+    """Return the rows of `kernel_prediction` of a layer's heads."""
+    measured, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
+    rows = []
+    for index, head in enumerate(kernel.heads):
+        known = np.isfinite(measured[index])
+        row: tuple[Any, ...] = (kernel.layer, head)
+        peak = -back[int(np.nanargmax(measured[index]))] if known.any() else None
+        known &= np.isfinite(predicted[index])
+        if kernel.preference is None or not known.any():
+            rows.append((*row, np.nan, peak, None, *[np.nan] * len(BANDS), None, None, None))
+            continue
+        theta = kernel.preference.theta[index].numpy()
+        shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
+        best = None if np.isnan(shares).any() else int(np.argmax(shares))
+        ends = np.cumsum([0, *map(len, bands)])
+        rows.append(
+            (
+                *row,
+                correlation(measured[index], predicted[index], known),
+                peak,
+                None if best is None else -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))],
+                *shares.tolist(),
+                None if best is None else BANDS[best],
+                None if best is None else int(ends[best]),
+                None if best is None else int(ends[best + 1] - 1),
+            )
+        )
+    return rows
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
@@ -102,38 +211,3 @@ def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
     tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
     tokens[:, 0] = view.start_token
     return tokens
-
-
-def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
-    captured[name] = activation.detach()
-
-
-def _rebuilt(view: AttentionView, layer: int, captured: dict[str, Tensor]) -> Float64[Tensor, "batch heads pos pos"]:
-    """Return the scores of a layer that exposes only its pattern, -inf where it masks. Raises ScoreMismatch."""
-    pattern = captured[view.hook_names(layer)["pattern"]].cpu()
-    mask = ~view.causal_mask(layer, pattern.shape[-1]).cpu()
-    scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
-    error = float((scores.softmax(-1) - pattern.double()).abs().max())
-    allowed = pattern_tolerance(pattern.dtype, float(scores.masked_fill(mask, 0.0).abs().max()))
-    if not error <= allowed:
-        raise ScoreMismatch(
-            f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own by {error:.2e} "
-            f"(allowed {allowed:.2e}); look for hooks that edit queries, keys or the pattern, or run verify_scores"
-        )
-    return scores
-
-
-def _by_offset(
-    heads: list[int], total: Float64[Tensor, "two offsets heads"], real: Bool[Tensor, "batch pos"]
-) -> Callable[[Tensor, Any], None]:
-    """Return a hook that adds the sum of unmasked scores of real tokens and their number, by offset and head."""
-
-    def add(scores: Tensor, hook: Any) -> None:
-        chosen = scores[:, heads]
-        for offset in range(total.shape[1]):
-            diagonal = in_float64(chosen.diagonal(-offset, dim1=-2, dim2=-1))  # [batch, heads, queries]
-            unmasked = (diagonal > torch.finfo(scores.dtype).min / 2) & real[:, None, offset:].to(diagonal.device)
-            total[0, offset] += diagonal.where(unmasked, 0.0).sum((0, 2)).cpu()
-            total[1, offset] += unmasked.sum((0, 2)).cpu()
-
-    return add

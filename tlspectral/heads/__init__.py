@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tlspectral.heads.analysis import analyze_heads
     from tlspectral.heads.comparison import compare_heads
+    from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
@@ -18,6 +19,7 @@ _HOMES = {
     "analyze_models": "many_models",
     "compare_heads": "comparison",
     "frequency_table": "frequencies",
+    "head_directions": "directions",
     "statistic_noise": "noise",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
@@ -28,6 +30,7 @@ __all__ = [
     "analyze_models",
     "compare_heads",
     "frequency_table",
+    "head_directions",
     "statistic_noise",
     "weight_noise_band",
     "weight_noise_draws",

@@ -13,8 +13,10 @@ from tlspectral.tables.column import Table
 
 _MODULES = (
     "heads.columns",
+    "heads.direction_columns",
     "positional.columns",
     "detectors.columns",
+    "detectors.kernel_columns",
     "composition.paths",
     "composition.copying",
     "ablation.columns",

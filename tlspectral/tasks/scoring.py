@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.positions import attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.rotary import in_float64
@@ -167,47 +168,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
         if bool((lengths == width).all()) and columns.step == 1:
             return slice(columns.start, columns.stop)
         return torch.minimum(torch.tensor(columns)[None], lengths[:, None] - 1)
-    return _positions_in(lengths, predict, "predict")
-
-
-def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> Int[Tensor, "sequences 2"] | None:
-    """Return query and key position of each sequence, counted from its first token; None without.
-
-    Raises as `predicted_positions`; ValueError for a key behind its query.
-    """
-    if attention is None:
-        return None
-    pairs = torch.as_tensor(attention)
-    if pairs.shape not in ((2,), (len(lengths), 2)):
-        raise ValueError(
-            f"attention is a query and a key position per sequence, [{len(lengths)}, 2]; found shape "
-            f"{tuple(pairs.shape)}"
-        )
-    positions = _positions_in(lengths, pairs, "attention")
-    behind = (positions[:, 1] > positions[:, 0]).nonzero().flatten().tolist()
-    if behind:
-        raise ValueError(f"attention of sequence {behind[0]}: its key comes after its query")
-    return positions
-
-
-def _positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
-    positions = torch.as_tensor([given] if isinstance(given, int) else given)
-    if positions.is_floating_point() or positions.dtype is torch.bool or positions.ndim not in (1, 2):
-        raise TypeError(
-            f"{what} are whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200]
-        )
-    if positions.ndim == 1:
-        positions = positions.expand(len(lengths), -1)
-    if len(positions) != len(lengths) or positions.shape[1] == 0:
-        raise ValueError(f"{what} has shape {tuple(positions.shape)} and there are {len(lengths)} prompts")
-    ends = lengths[:, None]
-    wrong = ((positions >= ends) | (positions < -ends)).nonzero().tolist()
-    if wrong:
-        row, column = wrong[0]
-        raise ValueError(
-            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
-        )
-    return torch.where(positions < 0, positions + ends, positions).long().cpu()
+    return positions_in(lengths, predict, "predict")
 
 
 def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:

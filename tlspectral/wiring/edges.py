@@ -15,12 +15,12 @@ from torch import Tensor
 from tlspectral.composition.paths import composition_into
 from tlspectral.detectors.sequences import segment_length_of
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.positions import attention_positions
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences, task_of
-from tlspectral.tasks.scoring import attention_positions
 from tlspectral.wiring.columns import EDGE_EFFECTS
 from tlspectral.wiring.replayed import Replayed, replayed_run
 from tlspectral.wiring.sources import CachedRun, Frames, Replaced, Source, cached_run, chosen_sources

@@ -1,0 +1,247 @@
+"""What a head's mean query and key predict of its kernel: exact cases, a slower route, and the judged summary."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from described import assert_described
+from spectral_zoo import NO_ROPE, moved
+from zoo import shared
+
+import tlspectral as tls
+from tlspectral.detectors import kernel_prediction, relative_position_kernel
+from tlspectral.detectors.distance import band_shares
+from tlspectral.models.attention import attention_view
+
+# Both layouts of pairs, partial rotation, biases, query/key norms, a softcap with windows, scaled frequencies.
+ROTARY = ["llama", "neox", "phi", "gptj", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "yarn", "llama3"]
+MODELS = [("bridge", name) for name in ROTARY]
+MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("llama", "gptj", "qwen3", "phi")]
+
+
+@pytest.fixture(scope="module")
+def spectral():
+    return moved("bridge", "llama")
+
+
+def one_token(rows=4, width=24):
+    """A token repeated: residual streams, queries and keys are the same at every position."""
+    return torch.full((rows, width), 7)
+
+
+def assert_exact(table):
+    known = table["predicted"].notna()
+    assert known.mean() > 0.3
+    # Measured: at most 2.3e-6, float32 scores of up to 8. With the angles negated every model is off by 2 or more.
+    np.testing.assert_allclose(table["predicted"][known], table["score"][known], rtol=2e-6, atol=1e-5)
+    spread = table.groupby(["layer", "head"])["score"].agg(np.ptp)
+    assert spread.max() > 0.1
+
+
+@pytest.mark.parametrize(("backend", "name"), MODELS)
+def test_constant_queries_and_keys_are_predicted_exactly(backend, name):
+    table = relative_position_kernel(shared(backend, name), None, one_token())
+    assert_described(table)
+    assert_exact(table)
+
+
+def test_a_spectral_model_is_predicted_with_its_gain_and_phase(spectral):
+    table = relative_position_kernel(spectral, None, one_token())
+    assert_exact(table)
+    before = relative_position_kernel(spectral.base, None, one_token())
+    assert (table["predicted"] - before["predicted"]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "qwen3", "neox"])
+def test_it_is_the_score_of_the_mean_query_with_the_mean_key(name):
+    """By a slower route: two float64 means, rotated by explicit 2 x 2 rotations."""
+    model, tokens, reference = shared("bridge", name), zoo.prompt(3, 24), zoo.prompt(5, 20, seed=1)
+    view = attention_view(model)
+    layer, head = view.layer(1), 2
+    names = view.hook_names(1)
+    kept = view.capture(reference, [names["query"], names["key"]], last=names["pattern"])
+    q, k = kept[names["query"]].double(), kept[names["key"]].double()
+    q, k = (x if norm is None else norm.applied(x) for x, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+    k = k if k.shape[2] == layer.n_heads else k.repeat_interleave(layer.n_heads // layer.n_kv_heads, dim=2)
+    q, k = (x[:, :, head].reshape(-1, layer.d_head).mean(0).numpy() for x in (q, k))
+    geometry, expected = layer.rotary, []
+    assert geometry is not None
+    for distance in range(20, -1, -1):
+        turned = q.copy()
+        for pair, theta in enumerate(geometry.theta.tolist()):
+            re, im = int(geometry.real_index[pair]), int(geometry.imag_index[pair])
+            c, s = np.cos(theta * distance), np.sin(theta * distance)
+            turned[[re, im]] = c * q[re] - s * q[im], s * q[re] + c * q[im]
+        expected.append(layer.score_scale * turned @ k)
+    found = relative_position_kernel(model, [(1, head)], tokens, reference=reference)
+    # Measured: 7e-9, a float32 norm of queries.
+    np.testing.assert_allclose(found["predicted"], expected, rtol=0, atol=1e-5)
+    assert found.attrs["n_reference"] == 5
+
+
+def test_the_score_is_the_same_with_and_without_a_reference():
+    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
+    split = relative_position_kernel(model, None, tokens)
+    apart = relative_position_kernel(model, None, tokens, reference=zoo.prompt(3, 10, seed=1))
+    np.testing.assert_allclose(split["score"], apart["score"], rtol=0, atol=1e-12)  # the order of a float64 sum
+    assert (split["predicted"] - apart["predicted"]).abs().max() > 0.01
+    assert split.attrs["n_reference"] == 2
+
+
+def test_it_is_judged_on_the_prompts_that_gave_no_means():
+    """The split that a caller makes by hand gives the same numbers, and the halves are disjoint."""
+    model, tokens = shared("bridge", "llama"), zoo.prompt(6, 24)
+    half = torch.randperm(6, generator=torch.Generator().manual_seed(0))[:3]
+    rest = [row for row in range(6) if row not in half.tolist()]
+    split = kernel_prediction(model, None, tokens)
+    by_hand = kernel_prediction(model, None, tokens[rest], reference=tokens[half])
+    # Measured: 0; float32 runs of other batch shapes may round otherwise.
+    pd.testing.assert_frame_equal(split, by_hand, rtol=0, atol=1e-4)
+    assert split.attrs["n_reference"] == split.attrs["n_judged"] == 3
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gemma2"])
+def test_padding_enters_no_mean(name):
+    model, reference, tokens = shared("bridge", name), zoo.prompt(2, 24, seed=1), zoo.prompt(2, 24)
+    mask = torch.ones_like(reference)
+    mask[0, :10] = 0
+    rows = [reference[0, 10:], reference[1]]
+    padded = relative_position_kernel(model, None, tokens, reference={"input_ids": reference, "attention_mask": mask})
+    listed = relative_position_kernel(model, None, tokens, reference=rows)
+    pd.testing.assert_frame_equal(padded, listed)
+    filled = relative_position_kernel(model, None, tokens, reference=reference)
+    assert (padded["predicted"] - filled["predicted"]).abs().max() > 1e-3
+
+
+def test_every_head_is_measured_in_one_pass():
+    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
+    calls = []
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: calls.append(len(x)))]):
+        table = relative_position_kernel(model, tokens=tokens)
+    assert calls == [4]
+    pairs = [(layer, head) for layer in range(zoo.LAYERS) for head in range(zoo.HEADS)]
+    assert table[["layer", "head"]].drop_duplicates().to_records(index=False).tolist() == pairs
+    some = relative_position_kernel(model, [(1, 2)], tokens)
+    chosen = table[(table["layer"] == 1) & (table["head"] == 2)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(chosen, some)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom"])
+def test_without_rotary_positions_there_is_no_prediction(name):
+    model = shared("bridge", name)
+    assert relative_position_kernel(model, None, zoo.prompt(4, 24))["predicted"].isna().all()
+    judged = kernel_prediction(model, None, zoo.prompt(4, 24))
+    assert_described(judged)
+    assert judged.drop(columns=["layer", "head", "peak"]).isna().all(axis=None)
+    assert judged["peak"].notna().all()
+    assert name in NO_ROPE
+
+
+def test_layers_without_positions_beside_rotary_ones():
+    view = attention_view(shared("bridge", "smollm3"))
+    table = relative_position_kernel(view.model, None, zoo.prompt(4, 24))
+    for layer, one in table.groupby("layer"):
+        assert one["predicted"].isna().all() == (view.rotary(layer) is None)
+    assert 0 < table["predicted"].isna().mean() < 1
+
+
+def test_beyond_the_length_that_frequencies_hold_for_there_is_no_prediction():
+    model = shared("bridge", "phi3_longrope")
+    short, long = (relative_position_kernel(model, [(0, 0)], zoo.prompt(4, width)) for width in (32, 40))
+    assert short["predicted"].notna().all()
+    assert long["predicted"].isna().all()
+    assert long["score"].notna().all()
+
+
+def test_where_a_window_masks_every_key_there_is_no_prediction():
+    table = relative_position_kernel(shared("bridge", "mistral"), None, zoo.prompt(4, 24))
+    assert (table["predicted"].isna() == (table["offset"] <= -zoo.WINDOW)).all()
+
+
+def test_one_prompt_gives_no_prediction_and_is_not_judged():
+    model = shared("bridge", "llama")
+    assert relative_position_kernel(model, None, zoo.prompt(1, 24))["predicted"].isna().all()
+    with pytest.raises(ValueError, match="one prompt cannot give the means and be judged on"):
+        kernel_prediction(model, None, zoo.prompt(1, 24))
+    judged = kernel_prediction(model, None, zoo.prompt(1, 24), reference=zoo.prompt(1, 24, seed=1))
+    assert judged["r"].notna().all()
+
+
+def test_hooks_on_queries_reach_the_prediction_and_ablations_do_not():
+    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
+    intact = relative_position_kernel(model, [(0, 1)], tokens)
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_q", lambda q, hook: 2 * q)]):
+        doubled = relative_position_kernel(model, [(0, 1)], tokens)
+    np.testing.assert_allclose(doubled["predicted"], 2 * intact["predicted"], rtol=1e-6)
+    with tls.ablate(model, [(0, 1)], "rotary_band", frequencies=[0]):
+        ablated = relative_position_kernel(model, [(0, 1)], tokens)
+    np.testing.assert_array_equal(ablated["predicted"], intact["predicted"])
+    assert (ablated["score"] - intact["score"]).abs().max() > 0.01
+
+
+# --- the judged summary ---
+
+
+def test_constant_queries_and_keys_are_judged_perfect():
+    judged = kernel_prediction(shared("bridge", "gptj"), None, one_token())
+    assert_described(judged)
+    # Measured: 1 - 4e-13.
+    np.testing.assert_allclose(judged["r"], 1, rtol=0, atol=1e-6)
+    assert (judged["peak"] == judged["predicted_peak"]).all()
+    np.testing.assert_allclose(judged.filter(like="share_").sum(axis=1), 1, rtol=0, atol=1e-9)
+
+
+def test_the_band_is_that_of_the_only_frequencies_left():
+    """Queries keep one pair: its third has a share of 1, and dropping it flattens the kernel."""
+    model = shared("bridge", "llama")
+    geometry = attention_view(model).rotary(0)
+    thirds = np.array_split(np.arange(geometry.n_pairs), 3)
+    for band, third in zip(("high", "middle", "low"), thirds, strict=True):
+        pair = int(third[0])
+
+        def keep(q, hook, pair=pair):
+            kept = torch.zeros_like(q)
+            for column in (int(geometry.real_index[pair]), int(geometry.imag_index[pair])):
+                kept[..., column] = q[..., column]
+            return kept
+
+        with model.hooks(fwd_hooks=[("blocks.0.attn.hook_q", keep)]):
+            row = kernel_prediction(model, [(0, 1)], one_token()).iloc[0]
+            with tls.ablate(model, row, "rotary_band", frequencies=range(row["first"], row["last"] + 1)):
+                flat = relative_position_kernel(model, row, one_token())["score"]
+        assert (row["band"], row["first"], row["last"]) == (band, third[0], third[-1])
+        assert row[f"share_{band}"] == pytest.approx(1, abs=1e-12)
+        assert np.ptp(flat) < 1e-6
+
+
+def test_shares_are_those_of_a_regression_on_the_whole():
+    rng = np.random.default_rng(0)
+    by_pair, theta = rng.standard_normal((8, 21)), rng.standard_normal(8)
+    shares, bands = band_shares(by_pair, theta)
+    whole = by_pair.sum(0)
+    for share, band in zip(shares, bands, strict=True):
+        assert share == pytest.approx(np.polyfit(whole, by_pair[band].sum(0), 1)[0], abs=1e-12)
+    assert sorted(np.concatenate(bands).tolist()) == list(range(8))
+    assert min(np.abs(theta[bands[0]])) >= max(np.abs(theta[bands[1]])) >= max(np.abs(theta[bands[2]]))
+    assert np.isnan(band_shares(np.ones((8, 21)), theta)[0]).all()
+
+
+def test_chosen_offsets():
+    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
+    whole, some = relative_position_kernel(model, None, tokens), relative_position_kernel(model, None, tokens, [0, -3])
+    expected = whole[whole["offset"].isin([-3, 0])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some, expected)
+    far = relative_position_kernel(model, [(0, 0)], tokens, range(-23, 1))
+    assert far["offset"].tolist() == list(range(-23, 1))
+    assert kernel_prediction(model, [(0, 0)], tokens, [0, -3])["r"].isna().all()  # two points
+
+
+@pytest.mark.parametrize("offsets", [[1], [-24], [-1.5], [], ["a"]])
+def test_offsets_that_no_prompt_has_are_refused(offsets):
+    with pytest.raises(ValueError, match="offsets are positions of the key less that of the query, -23 to 0"):
+        relative_position_kernel(shared("bridge", "llama"), [(0, 0)], zoo.prompt(4, 24), offsets)
+
+
+def test_no_heads_is_an_empty_summary():
+    assert_described(kernel_prediction(shared("bridge", "llama"), []))

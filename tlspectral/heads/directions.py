@@ -1,0 +1,289 @@
+"""`head_directions`: the singular directions of a head's operator, in the tokens that load on them.
+
+A direction is read by its cosine with every token (Millidge and Black 2022, "The singular value decompositions of
+transformer weight matrices are highly interpretable"). Every direction has such a list, a random one too, so words are
+given only where the tokens load more than on random directions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from scipy.stats import false_discovery_control
+from torch import Tensor
+
+from tlspectral.errors import BadHead
+from tlspectral.heads.contrast import key_contrast
+from tlspectral.heads.direction_columns import HEAD_DIRECTIONS
+from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.nulls import one_thread
+from tlspectral.selection import Head, head_pair
+from tlspectral.spectra import ThinProduct, rank_tolerance, thin_svd
+from tlspectral.tables import named
+
+LEVEL = 0.05
+NO_READING = "no reading"
+SIDES = {"qk": ("query", "key"), "ov": ("read", "written")}
+
+
+@dataclass(frozen=True)
+class Side:
+    """The directions of one side of an operator, random ones beside them, and the tokens that both are read against.
+
+    Attributes:
+        directions: unit vectors in the residual stream.
+        random: unit vectors drawn in the same space.
+        tokens: `"embedding"` or `"unembedding"`.
+        centred: the norm between the embedding and the side removes the mean of a vector.
+    """
+
+    name: str
+    directions: Float64[Tensor, "d_model n"]
+    random: Float64[Tensor, "d_model draws"]
+    tokens: Literal["embedding", "unembedding"]
+    centred: bool
+
+
+def head_directions(
+    model: Any,
+    head: Head,
+    kind: str = "qk",
+    *,
+    task: Any = None,
+    n_directions: int = 10,
+    n_words: int = 10,
+    draws: int = 1000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Read the largest singular directions of a head's operator in words, beside random directions.
+
+        words = tls.head_directions(model, "L16H0", "qk")
+        words[words["qvalue"] < 0.05].groupby(["direction", "side"])["word"].agg(list)
+
+    `"qk"`: of M = W_Q W_K^T, with the norms folded in, the left vector (`query`) and the right one (`key`). Two tokens
+    that load with the same sign raise the score, with different signs they lower it. `"ov"`: of W_V W_O, the left
+    vector (`read`) and the right one (`written`). Loadings are cosines. All sides but `written` are read against the
+    token embedding as the layer's norm leaves it (without its mean under LayerNorm; its length does not matter);
+    `written` against the unembedding with the final norm's gain, less its mean over the vocabulary, which no
+    probability depends on. The sign of a direction is such that the largest loading on its first side is positive.
+
+    The strength of a list is the mean of its absolute loadings. It is compared with that of `draws` random directions,
+    uniform in the space that the direction lies in (orthogonal to the mean under LayerNorm). q is by
+    Benjamini-Hochberg over the directions and sides of the table. Where q is not below .05 there are no words: one row
+    says "no reading".
+
+    With a `task` the operator is a contrast: E[q k^T | +] - E[q k^T | -], where q is the query at the task's query
+    position, + its key at the task's key position, and - the mean of all other keys that this query sees, in
+    each prompt alike (after Lee et al. 2026, arXiv:2602.04752, whose negatives differ in one feature). Queries and keys
+    are those before rotation, with biases, after a query/key norm. Its directions lie in the d_head dimensions of the
+    head and are brought to the residual stream by W_Q and W_K, and so are the random ones, uniform in d_head.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        head: "L5H1", (5, 1) or a table row.
+        kind: `"qk"` or `"ov"`.
+        task: a `Task` with `attention`, for `"qk"`. Its prompts are run once, under the hooks on the model.
+        n_directions: directions that are read; fewer where the operator has a lower rank.
+        n_words: tokens of a list.
+        draws: random directions; p is no smaller than 1 / (draws + 1).
+        seed: of the random directions.
+
+    Returns:
+        DataFrame with a row per direction, side and word: `layer, head, kind, direction` (from 1), `share` (of the
+        operator's squared norm), `side, strength, random_strength` (mean over random directions), `pvalue, qvalue,
+        rank` (of the token, from 1), `token` (id), `word` (the id again without a tokenizer), `loading` (signed),
+        `random_loading` (mean absolute loading of that rank on random directions). Empty for an operator that is 0.
+
+    Raises:
+        BadHead: no such head.
+        ValueError: an unknown kind, counts below 1, a task for `"ov"`, without `attention`, or whose query sees no
+            other key.
+        TypeError: a task that is none.
+        UnsupportedArchitecture, BadWeights: the layer or the embedding cannot be read.
+
+    What it does not establish: what the head does. Tokens are read as if the residual stream held their embeddings,
+    which fits the first layers best; rotation, biases and a norm behind the attention are left out. A list that is
+    stronger than random ones says that the direction is no random one, not that its words have a common meaning: all
+    embeddings share some directions. The largest directions need not be those that text uses. Of a contrast it is the
+    words that are tested, not the contrast: with few prompts its directions are those of these prompts.
+    """
+    if kind not in SIDES:
+        raise ValueError(f"kind must be 'qk' or 'ov', not {kind!r}")
+    if min(n_directions, n_words, draws) < 1:
+        raise ValueError(f"n_directions, n_words and draws are 1 or more; found {n_directions}, {n_words} and {draws}")
+    if task is not None and kind == "ov":
+        raise ValueError('a task contrasts keys: it goes with kind="qk"')
+    view = attention_view(model)
+    index, number = head_pair(head, view.n_layers)
+    if not 0 <= index < view.n_layers or not 0 <= number < view.n_heads(index):
+        heads = f", layer {index} heads 0 to {view.n_heads(index) - 1}" if 0 <= index < view.n_layers else ""
+        raise BadHead(f"L{index}H{number} does not exist: the model has layers 0 to {view.n_layers - 1}{heads}")
+    attrs: dict[str, Any] = {**view.origin([index]), "n_words": n_words, "draws": draws, "seed": seed}
+    with one_thread():
+        rng = torch.Generator().manual_seed(seed)
+        if task is None:
+            shares, sides = _operator_sides(view, index, number, kind, n_directions, draws, rng)
+        else:
+            shares, sides, n_prompts = _contrast_sides(view, index, number, task, n_directions, draws, rng)
+            attrs["n_prompts"] = n_prompts
+        table = _table(view, shares, sides, n_words)
+    for place, (name, value) in enumerate(
+        (("layer", index), ("head", number), ("kind", kind if task is None else "qk contrast"))
+    ):
+        table.insert(place, name, value)
+    table.attrs = dict[Any, Any](attrs)
+    return named(table, HEAD_DIRECTIONS)
+
+
+def _operator_sides(
+    view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
+) -> tuple[list[float], list[Side]]:
+    """Return shares and sides of the singular directions of W_Q W_K^T or W_V W_O."""
+    layer = view.layer(index)
+    if kind == "qk":
+        product = ThinProduct(*(side[head] for side in layer.operator_factors()))
+    else:
+        output = view.output(index)
+        w_o = output.w_o[head].T
+        if layer.norm.kind == "LN":  # as in `ov_operators`
+            w_o = w_o - w_o.mean(0)
+        product = ThinProduct(output.w_v[head // (len(output.w_o) // len(output.w_v))], w_o)
+    left, values, right = thin_svd(product)
+    shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
+    random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)
+    centred = layer.norm.kind == "LN"
+    random = _unit(random - random.mean(0) if centred else random)
+    first, second = SIDES[kind]
+    written: Literal["embedding", "unembedding"] = "embedding" if kind == "qk" else "unembedding"
+    return shares, [
+        Side(first, left[:, kept], random, "embedding", centred),
+        Side(second, right[:, kept], random, written, centred),
+    ]
+
+
+def _contrast_sides(
+    view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
+) -> tuple[list[float], list[Side], int]:
+    """Return shares and sides of the singular directions of a contrast, and the number of prompts."""
+    layer = view.layer(index)
+    contrast, n_prompts = key_contrast(view, layer, head, task)
+    u, values, v = torch.linalg.svd(contrast)
+    shares, kept = _largest(values, n_directions, rank_tolerance(torch.float32, *contrast.shape))
+    sides = []
+    for name, factors, inner in zip(SIDES["qk"], layer.operator_factors(), (u, v.T), strict=True):
+        drawn = torch.randn(layer.d_head, draws, generator=rng, dtype=torch.float64)
+        directions, random = (_unit(factors[head] @ inward) for inward in (inner[:, kept], drawn))
+        sides.append(Side(name, directions, random, "embedding", layer.norm.kind == "LN"))
+    return shares, sides, n_prompts
+
+
+def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
+    """Return the shares of the largest directions in the squared norm, and their slice."""
+    total = float(values.square().sum())
+    n = int((values[:count] > tolerance * values[0]).sum()) if total > 0 else 0
+    return [float(value) ** 2 / total for value in values[:n]], slice(0, n)
+
+
+def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]:
+    return vectors / vectors.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+@dataclass(frozen=True)
+class Loadings:
+    """The largest loadings of each direction, ids and signed cosines, and the largest absolute ones of random ones."""
+
+    ids: Int[np.ndarray, "words n"]
+    signed: Float64[np.ndarray, "words n"]
+    random: Float64[np.ndarray, "words draws"]
+
+
+def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> pd.DataFrame:
+    """Return the rows of all directions, sides and words, without layer, head and kind."""
+    n = len(shares)
+    columns = [column.name for column in HEAD_DIRECTIONS.columns if column.name not in ("layer", "head", "kind")]
+    if n == 0:
+        return pd.DataFrame(columns=columns)
+    read = [_loadings(view, sides[0], n_words)]
+    alike = (sides[1].tokens, id(sides[1].random)) == (sides[0].tokens, id(sides[0].random))
+    read.append(_loadings(view, sides[1], n_words, random=read[0].random if alike else None))
+    signs = np.sign(read[0].signed[0])
+    strength = np.stack([np.abs(one.signed).mean(0) for one in read])  # [sides, directions]
+    random = [one.random.mean(0) for one in read]
+    pvalues = np.stack(
+        [
+            (1 + (drawn[:, None] >= observed).sum(0)) / (1 + len(drawn))
+            for drawn, observed in zip(random, strength, strict=True)
+        ]
+    )
+    qvalues = false_discovery_control(pvalues.ravel()).reshape(pvalues.shape)
+    rows = []
+    for direction in range(n):
+        for number, (side, one) in enumerate(zip(sides, read, strict=True)):
+            row = {
+                "direction": direction + 1,
+                "share": shares[direction],
+                "side": side.name,
+                "strength": strength[number, direction],
+                "random_strength": float(random[number].mean()),
+                "pvalue": pvalues[number, direction],
+                "qvalue": qvalues[number, direction],
+            }
+            if not qvalues[number, direction] < LEVEL:
+                rows.append({**row, "rank": None, "token": None, "word": NO_READING, "loading": np.nan})
+                continue
+            for rank in range(len(one.ids)):
+                token = int(one.ids[rank, direction])
+                words = {"rank": rank + 1, "token": token, "word": _word(view, token)}
+                loading = float(signs[direction] * one.signed[rank, direction])
+                rows.append({**row, **words, "loading": loading, "random_loading": float(one.random[rank].mean())})
+    return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+
+
+def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray | None = None) -> Loadings:
+    """Return the largest loadings on one side, chunk by chunk of the vocabulary; `random` if they are known already."""
+    n = side.directions.shape[1]
+    both = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
+    best = torch.empty(0, n, dtype=torch.float64)
+    ids = torch.empty(0, n, dtype=torch.long)
+    drawn = torch.empty(0, both.shape[1] - n, dtype=torch.float64)
+    start = 0
+    for tokens in _tokens(view, side):
+        cosines = tokens @ both
+        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, n)
+        best, ids = torch.cat([best, cosines[:, :n]]), torch.cat([ids, new_ids])
+        chosen = best.abs().topk(min(n_words, len(best)), dim=0).indices
+        best, ids = best.gather(0, chosen), ids.gather(0, chosen)
+        drawn = torch.cat([drawn, cosines[:, n:].abs()])
+        drawn = drawn.topk(min(n_words, len(drawn)), dim=0).values
+        start += len(tokens)
+    return Loadings(ids.numpy(), best.numpy(), drawn.numpy() if random is None else random)
+
+
+def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk d_model"]]:
+    """Yield unit vectors of the vocabulary, chunk by chunk; 0 for a token whose vector is 0."""
+    if side.tokens == "embedding":
+        for chunk in vocabulary_chunks(view.embedding(), axis=0):
+            yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T
+        return
+    w_u, norm = view.unembedding()
+    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
+
+    def folded() -> Iterator[Tensor]:
+        for chunk in vocabulary_chunks(w_u, axis=1):
+            column = gain * chunk
+            yield column - column.mean(0) if norm.kind == "LN" else column
+
+    mean = sum((chunk.sum(1) for chunk in folded()), torch.zeros(view.d_model, dtype=torch.float64)) / w_u.shape[1]
+    for chunk in folded():
+        yield _unit(chunk - mean[:, None]).T
+
+
+def _word(view: AttentionView, token: int) -> str:
+    tokenizer = getattr(view.model, "tokenizer", None)
+    if tokenizer is None or token >= len(tokenizer):
+        return str(token)
+    return str(tokenizer.decode([token]))
