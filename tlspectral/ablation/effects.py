@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
