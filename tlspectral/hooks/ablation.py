@@ -8,14 +8,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
+from tlspectral.hooks.edge_reach import check_edge, refuse_order
+from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.lone_targets import LoneTarget
 from tlspectral.hooks.parts import Part
+from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import hooks_on
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import exclusive
+from tlspectral.models.attention.threads import Hook, exclusive
+from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, Symbol, chosen_part
 
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -34,6 +39,9 @@ def ablate(
     seed: int = 0,
     window: int | None = None,
     sinks: int = 0,
+    into: Heads | None = None,
+    input: Input | None = None,  # noqa: A002 - as the field calls what a head computes from the residual stream
+    shared: bool = True,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
@@ -98,6 +106,9 @@ def ablate(
             seed=seed,
             window=window,
             sinks=sinks,
+            into=into,
+            input=input,
+            shared=shared,
         )
         with hooks_on(model, model.hook_dict, hooks), generating_without_cache(model):
             yield model
@@ -115,6 +126,9 @@ def ablation_hooks(
     seed: int = 0,
     window: int | None = None,
     sinks: int = 0,
+    into: Heads | None = None,
+    input: Input | None = None,  # noqa: A002 - as the field calls what a head computes from the residual stream
+    shared: bool = True,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -126,16 +140,43 @@ def ablation_hooks(
     check_arguments(
         removed, frequencies, include_bias, replace=replace, reference=reference, window=window, sinks=sinks
     )
+    check_edge(into, input, shared)
     reach = None if window is None else Reach(window, sinks)
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
+    targets = None if into is None else heads_by_layer(view, into)
+    if targets is not None:
+        refuse_order(by_layer, targets)
     written = replacements(view, by_layer, replace, reference, seed)
-    hooks: list[tuple[str, Callable[..., Any]]] = []
+    ablations: list[LayerAblation] = []
     for index, chosen in by_layer.items():
         layer = view.layer(index)
         pairs = chosen_pairs(layer, removed, frequencies)
         if pairs is None or bool(pairs.any()):
             ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
             ablation.reach, ablation.replacement = reach, written.get(index)
-            hooks += ablation.hooks()
+            ablations.append(ablation)
+    if targets is None or input is None:
+        return [hook for ablation in ablations for hook in ablation.hooks()]
+    return edge_hooks(view, ablations, targets, input, shared=shared)
+
+
+def edge_hooks(
+    view: AttentionView, ablations: list[LayerAblation], targets: dict[int, list[int]], what: Input, *, shared: bool
+) -> list[Hook]:
+    """Return hooks that measure the parts of the source heads and take them out of what the targets read.
+
+    The residual stream is proved to be a sum of what is written from the first source to the last target.
+    """
+    if not ablations or not targets:
+        return []
+    sources = {ablation.layer.layer: ablation.heads for ablation in ablations}
+    require_writes(view, range(min(sources), max(targets)))
+    run = EdgeRun(sources, max(targets))
+    kind = EdgeTarget if shared else LoneTarget
+    hooks: list[Hook] = [(view.embedding_point, run.forget)]
+    for ablation in ablations:
+        hooks += EdgeSource(ablation, run).hooks()
+    for index, chosen in targets.items():
+        hooks += kind(view, view.layer(index), chosen, what, run).hooks()
     return hooks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.parts import Projection, Rotation, project, whole_scores
-from tlspectral.hooks.probe import require_own_scores
+from tlspectral.hooks.probe import require_honoured, require_own_scores
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
@@ -161,15 +161,22 @@ class HeadCapture:
             )
 
     @torch.no_grad()
-    def require_own_scores(
-        self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None
-    ) -> None:
+    def require_own_scores(self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None) -> None:
         """Refuse a run whose scores are not those of its queries and keys, by its first sequence."""
         query, key = (Projection(side.whole[:1], side.content[:1], None) for side in (query, key))
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
         rebuilt = self.capped(self.raw_scores(query, key, rotation))
         require_own_scores(self.layer, self.heads, self.selected(scores, heads_axis=1)[:1], rebuilt)
+
+    def prove_scores(self) -> None:
+        """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
+        every_head = HeadCapture(self.view, self.layer, list(range(self.layer.n_heads)))
+        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], every_head._compare_scores)]
+        require_honoured(self.view, self.layer.layer, "scores", during=check)
+
+    def _compare_scores(self, scores: Tensor, hook: Any) -> None:
+        self.require_own_scores(scores, *self.projections())
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""

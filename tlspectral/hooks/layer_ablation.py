@@ -1,7 +1,7 @@
 """A part taken from heads of one layer: edited where the model has it, or measured for what reads the heads later."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,14 +49,11 @@ class LayerAblation(HeadCapture):
         return [*self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
 
     def prove(self) -> None:
-        """Prove by a short run that edits of the layer count and that its scores are those of its operators."""
-        names = self.names
-        if self.part == "output" or "scores" not in names:
+        """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
+        if self.part == "output" or "scores" not in self.names:
             require_honoured(self.view, self.layer.layer, "z")
-            return
-        every_head = replace(self, heads=list(range(self.layer.n_heads)), stacked=False, seen={})
-        check = [*every_head.holders("query", "key", "cos", "sin"), (names["scores"], every_head._compare_scores)]
-        require_honoured(self.view, self.layer.layer, "scores", during=check)
+        else:
+            self.prove_scores()
 
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
         """Return the layer's scores without the part, from the queries and keys held in this run.
@@ -112,9 +109,6 @@ class LayerAblation(HeadCapture):
 
     def _edit_scores(self, scores: Tensor, hook: Any) -> Tensor:
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
-
-    def _compare_scores(self, scores: Tensor, hook: Any) -> None:
-        self.require_own_scores(scores, *self.projections())
 
     def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
         change = self.change_of_z(z).to(z)

@@ -209,6 +209,11 @@ class AttentionView:
             names |= {"cos": f"{attention}.hook_cos", "sin": f"{attention}.hook_sin"}
         return names
 
+    @property
+    def embedding_point(self) -> str:
+        """Name of the hook point of the embedding, which every run from token ids passes first."""
+        return "hook_embed" if "hook_embed" in self.model.hook_dict else "embed.hook_out"
+
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
 

@@ -65,15 +65,24 @@ class HeadWrites:
         w_o = self.w_o if heads is None else self.w_o[heads]
         return self._added(torch.einsum("bphd,hdm->hbpm", self.cast(z), w_o), scale)
 
+    def sum_of(
+        self, z: Float[Tensor, "batch pos chosen d_head"], scale: Float[Tensor, "batch pos"], heads: list[int]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return what these heads add together, without one copy of the stream per head."""
+        return self._added(torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o[heads]), scale)
+
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
         zero = scale.new_zeros(*scale.shape, self.w_o.shape[-1])
         added = self._added(zero if self.b_o is None else zero + self.b_o, scale)
-        return added if self.norm.bias is None else added + self.multiplier * self.cast(self.norm.bias)
+        if self.norm.bias is None:
+            return added
+        return added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
 
     def _added(self, written: Tensor, scale: Tensor) -> Tensor:
         written = self._centred(written) * (self.multiplier * scale)[..., None]
-        return written if self.norm.gain is None else written * self.cast(self.norm.gain)
+        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
+        return written if self.norm.gain is None else written * self.norm.gain.to(written.dtype).to(written.device)
 
     def _centred(self, written: Tensor) -> Tensor:
         return written - written.mean(-1, keepdim=True) if self.norm.kind == "LN" else written
@@ -146,14 +155,14 @@ class LayerReads:
     ) -> Float[Tensor, "*copies heads d_head"]:
         """Return the projection of `x - removed` less that of `x`, the norm taken again; 0 where 0 is removed.
 
-        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`, r'
-        from `||x||^2 - 2 x . removed + ||removed||^2`. `removed` has the axes of `x` behind those of its own.
+        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
+        `removed` has the axes of `x` behind those of its own.
         """
         x, removed = self._centred(x), self._centred(removed)
         if self.norm.kind == "none":
             return -self._projected(removed)
-        square = x.square().sum(-1)
-        changed = (square - 2 * (x * removed).sum(-1) + removed.square().sum(-1)).clamp_min(0)
+        # The square of the difference: where most of the stream is removed, a difference of squares would round it away.
+        square, changed = x.square().sum(-1), (x - removed).square().sum(-1)
         before, after = (self._scale(value, x.shape[-1]) for value in (square, changed))
         stretched = (after - before)[..., None, None] * self._projected(x)
         return stretched - after[..., None, None] * self._projected(removed)
