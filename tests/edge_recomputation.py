@@ -1,7 +1,6 @@
 """What an edge gives by plain recomputation: no operators, the model's own modules and patched activations alone."""
 
 import torch
-import zoo
 from ablation_runs import a_part, logits, recorded
 
 from tlspectral.hooks import ablate
@@ -11,10 +10,9 @@ POINTS = {"q": "query", "k": "key", "v": "value"}
 
 
 def edge_of(view):
-    """Source heads, target layer and target head: over two layers, and from two layers over a third where there are."""
-    if view.n_layers > 2:
-        return [(0, 1), (1, 2)], view.n_layers - 1, 1
-    return [(0, 1), (0, 2)], 1, 1
+    """Two source heads, of two layers where there are more than two, target layer and target head."""
+    second = 1 if view.n_layers > 2 and view.rotary(1) is not None else 0
+    return [(0, 1), (second, 2)], view.n_layers - 1, 1
 
 
 def parts_of(name):
@@ -88,7 +86,3 @@ def recomputed(model, backend, sources, part, layer, target, what, tokens=None, 
     removed = removed_from_stream(model, backend, sources, part, tokens, **options)
     values = read_from(model, layer, what, removed, tokens)
     return patched(model, layer, what, columns_of(view, layer, target, what, values), values, tokens)
-
-
-def prompt():
-    return zoo.prompt()

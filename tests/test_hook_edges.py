@@ -1,6 +1,9 @@
 """Edges: a part of source heads taken only out of what target heads read, against plain recomputation."""
 
+import doctest
 import gc
+import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +20,16 @@ from ablation_runs import (
     state_of,
 )
 from attention_models import every_model
-from edge_recomputation import POINTS, edge_of, patched, read_from, recomputed, removed_from_stream, run_with
+from edge_recomputation import POINTS, edge_of, read_from, recomputed, removed_from_stream, run_with
+from spectral_zoo import moved
+from test_hook_proof import make_deaf
+from test_native_bridges import native
 from zoo import shared
 
+import tlspectral as tls
 from tlspectral.errors import BadHead, EditNotHonored
-from tlspectral.hooks import ablate, ablation_hooks, heads_reached
+from tlspectral.hooks import ablate, ablation, ablation_hooks, edge_reach, heads_reached
+from tlspectral.hooks.edge_reach import check_edge
 from tlspectral.hooks.edges import EdgeRun, _ledgers
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import LayerReads
@@ -29,10 +37,22 @@ from tlspectral.models.attention.writes import LayerReads
 GROUPED = [("bridge", "llama"), ("bridge", "gemma2"), ("bridge", "olmo2")]
 GROUPED += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 grouped_models = pytest.mark.parametrize(("backend", "name"), GROUPED)
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("q", {}),
+    ("k", {}),
+    ("v", {}),
+    ("k", {"shared": False}),
+    ("v", {"shared": False}),
+]
+every_way = pytest.mark.parametrize(("what", "options"), WAYS)
 every_input = pytest.mark.parametrize("what", ["q", "k", "v"])
 # Logits of size 2 in float32. Measured over the zoo, on TransformerLens 3.9 and 4.3: at most 9e-7.
 NOISE = 1e-5
 SEEN = 1e-3  # what an edge moves them by, at least (median 0.1)
+
+
+def ways_of(what) -> list[dict[str, Any]]:
+    return [options for one, options in WAYS if one == what]
 
 
 def furthest(found, expected):
@@ -136,6 +156,58 @@ def test_several_targets_read_one_after_the_other():
     assert furthest(found, run_with(model, hooks)) < NOISE
 
 
+@pytest.mark.parametrize("feature", ["grouped keys", "softcap", "no norm", "gated MLP"])
+@every_input
+def test_native_models_without_and_with_an_mlp(feature, what):
+    model = native(feature)
+    sources, layer, target = edge_of(attention_view(model))
+    tokens = torch.randint(0, 40, (2, 20), generator=torch.Generator().manual_seed(0))
+    for part in ("output", "symmetric"):
+        found = with_edge(model, sources, part, (layer, target), what, tokens)
+        assert furthest(found, recomputed(model, "bridge", sources, part, layer, target, what, tokens)) < NOISE
+        assert furthest(found, logits(model, tokens)) > SEEN
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@every_input
+def test_models_with_learnable_rotary_positions(backend, what):
+    model = moved(backend, "llama")
+    sources, layer, target = edge_of(attention_view(model))
+    found = with_edge(model, sources, "rope_phase", (layer, target), what)
+    assert furthest(found, recomputed(model, backend, sources, "rope_phase", layer, target, what)) < NOISE
+    assert furthest(found, logits(model)) > SEEN
+    if what != "q":
+        alone = with_edge(model, sources, "rope_phase", [(layer, target), (layer, target - 1)], what, shared=False)
+        assert furthest(alone, found) < NOISE  # all query heads of the group
+
+
+# --- a known circuit ---
+
+
+def test_the_previous_token_head_acts_by_the_keys_of_the_induction_heads():
+    model = tls.load_model("tiny-rope")
+    induction = [(1, head) for head in range(4)]
+
+    def loss(head, part, what):
+        with ablate(model, head, part, into=induction, input=what):
+            return tls.induction_loss(model, n_sequences=20).value
+
+    # Measured: 0.11 intact; 1.69 (rope phase) and 3.27 (output) by keys; at most 0.10 by queries and values.
+    assert tls.induction_loss(model, n_sequences=20).value < 0.15
+    assert loss("L0H3", "rope_phase", "k") > 1
+    assert loss("L0H3", "output", "k") > 2
+    for what in ("q", "v"):
+        assert loss("L0H3", "output", what) < 0.15
+    assert loss("L0H0", "output", "k") < 0.2  # another head of the layer
+
+
+def test_the_examples_run():
+    for module in (ablation, edge_reach):
+        found = doctest.testmod(module)
+        assert found.attempted >= 4
+        assert found.failed == 0
+
+
 # --- wrong ways, which the comparison above would show ---
 
 
@@ -164,7 +236,7 @@ def test_another_group_and_another_input_are_seen():
 
 
 def test_everything_else_is_as_before():
-    model, view, sources, layer, target = edge("bridge", "gemma2")
+    model, _, sources, layer, target = edge("bridge", "gemma2")
     before = recorded(model, ("query", "key", "value", "z", "residual"))
     with ablate(model, sources, "output", into=(layer, target), input="k"):
         after = recorded(model, ("query", "key", "value", "z", "residual"))
@@ -183,8 +255,7 @@ def test_everything_else_is_as_before():
 def test_nothing_removed_changes_no_bit(backend, name, what):
     model, _, sources, layer, target = edge(backend, name)
     plain = intact(backend, name)
-    lone = () if what == "q" else ({"shared": False},)
-    for options in ({}, *lone):
+    for options in ways_of(what):
         assert torch.equal(with_edge(model, [], "output", (layer, target), what, **options), plain)
         assert torch.equal(with_edge(model, sources, "output", [], what, **options), plain)
         wide = {"window": zoo.PROMPT_LENGTH, **options}  # measured, and found to be 0
@@ -199,7 +270,7 @@ def test_the_model_is_as_before(backend, name):
     plain = logits(model)
     sources, layer, target = edge_of(attention_view(model))
     before = state_of(model)
-    for what, options in (("q", {}), ("k", {}), ("v", {}), ("k", {"shared": False}), ("v", {"shared": False})):
+    for what, options in WAYS:
         with ablate(model, sources, a_part(name), into=(layer, target), input=what, **options) as yielded:
             assert yielded is model
             assert not torch.equal(logits(model), plain)
@@ -234,14 +305,11 @@ def test_ledgers_keep_no_model_alive():
 
 
 @some_models
-@pytest.mark.parametrize(
-    ("what", "options"), [("q", {}), ("k", {}), ("v", {}), ("k", {"shared": False}), ("v", {"shared": False})]
-)
+@every_way
 def test_nested_blocks_are_one_block_with_both_sources(backend, name, what, options):
     model, _, (one, other), layer, target = edge(backend, name)
     part, into = a_part(name), (layer, target)
-    if a_part(name) == "rope_phase" or one[0] == other[0]:
-        together = with_edge(model, [one, other], part, into, what, **options)
+    together = with_edge(model, [one, other], part, into, what, **options)
     with ablate(model, [one], part, into=into, input=what, **options):
         nested = with_edge(model, [other], part, into, what, **options)
     assert furthest(nested, together) < NOISE
@@ -392,7 +460,7 @@ def test_other_types(backend, name, dtype):
     model = in_dtype(backend, name, dtype)
     sources, layer, target = edge_of(attention_view(model))
     plain = logits(model)
-    for what, options in (("q", {}), ("k", {}), ("v", {}), ("k", {"shared": False}), ("v", {"shared": False})):
+    for what, options in WAYS:
         found = with_edge(model, sources, "output", (layer, target), what, **options)
         reference = with_edge(shared(backend, name), sources, "output", (layer, target), what, **options)
         assert found.dtype == plain.dtype
@@ -405,43 +473,55 @@ def test_other_types(backend, name, dtype):
 # --- gradients ---
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "gptj")]
-)
-@pytest.mark.parametrize(
-    ("what", "options"), [("q", {}), ("k", {}), ("v", {}), ("k", {"shared": False}), ("v", {"shared": False})]
-)
-def test_gradients_are_those_of_finite_differences(backend, name, what, options):
+# In float64, norms and all: LayerNorms of bridges, and HookedTransformers. Gemma 2, with its norm behind the attention
+# and its softcap, computes RMS norms in float32, so there the effect has to be large.
+GRADIENTS = [("bridge", "gpt2", "antisymmetric"), ("bridge", "neox", "rope_phase"), ("bridge", "gemma2", "output")]
+GRADIENTS += [pytest.param("hooked", name, "rope_phase", marks=zoo.needs_hooked) for name in ("llama", "qwen3")]
+
+
+def weights_of(model, backend, layer):
+    """Of the source's scores, of what it writes, and of what the target reads."""
+    first, target = model.blocks[0], model.blocks[layer]
+    if backend == "hooked":
+        return {"source": first.attn.W_Q, "written": first.attn.W_O, "read": target.attn._W_K}
+    inside = {"source": first.attn.q, "written": first.attn.o, "read": target.attn.k, "norm": target.ln1}
+    return {role: module.original_component.weight for role, module in inside.items()}
+
+
+@pytest.mark.parametrize(("backend", "name", "part"), GRADIENTS)
+@every_way
+def test_gradients_are_those_of_finite_differences(backend, name, part, what, options):
     model = getattr(zoo, backend)(name).to(torch.float64)
-    model.original_model.to(torch.float64)
-    sources, layer, target = edge_of(attention_view(model))
+    if backend == "bridge":
+        model.original_model.to(torch.float64)
+    view = attention_view(model)
+    sources, layer = [(0, head) for head in range(view.n_heads(0))], view.n_layers - 1
+    targets = [(layer, head) for head in range(view.n_heads(layer))]
     weights = torch.randn(2, 12, zoo.VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def loss():
-        return (model(zoo.prompt(length=12), return_type="logits") * weights).sum()
+    def effect():
+        """What the edge does to a sum of logits."""
+        tokens = zoo.prompt(length=12)
+        with ablate(model, sources, part, into=targets, input=what, **options):
+            edged = model(tokens, return_type="logits")
+        return ((edged - model(tokens, return_type="logits")) * weights).sum()
 
-    # Of the source's scores, of what it writes, and of what the target reads.
-    parameters = {
-        "source": model.blocks[0].attn.q.original_component.weight,
-        "written": model.blocks[0].attn.o.original_component.weight,
-        "norm": model.blocks[layer].ln1.original_component.weight,
-    }
-    with ablate(model, sources, a_part(name), into=(layer, target), input=what, **options):
-        gradients = torch.autograd.grad(loss(), list(parameters.values()))
-    plain = torch.autograd.grad(loss(), list(parameters.values()))
-    for (role, weight), gradient, without in zip(parameters.items(), gradients, plain, strict=True):
+    # Slopes of 0.01 to 15. Measured off by at most 5e-7 of themselves in float64, and by 0.06 in gemma2.
+    step, allowed, floor = (1e-2, 0.05, 0.2) if name == "gemma2" else (1e-4, 1e-5, 0.0)
+    parameters = weights_of(model, backend, layer)
+    gradients = torch.autograd.grad(effect(), list(parameters.values()), allow_unused=True)
+    for (role, weight), gradient in zip(parameters.items(), gradients, strict=True):
+        if role == "read" and (what != "k" or backend == "bridge"):
+            continue  # a bridge may read W_K out of a joint weight
         direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        step, values = 3e-4, []
+        direction, values = direction * weight.detach().abs().mean(), []
         for sign in (1, -1):
             with torch.no_grad():
                 weight += sign * step * direction
-                with ablate(model, sources, a_part(name), into=(layer, target), input=what, **options):
-                    values.append(float(loss()))
+                values.append(float(effect()))
                 weight -= sign * step * direction
         slope, expected = (values[0] - values[1]) / (2 * step), float((gradient * direction).sum())
-        # Slopes of 1 to 3000: measured off by at most XXX of themselves (norms and softmaxes in float32).
-        assert slope == pytest.approx(expected, rel=5e-3, abs=1e-2), role
-        assert abs(float((without * direction).sum()) - expected) > 1e-2 * abs(expected) or role == "written"
+        assert slope == pytest.approx(expected, rel=allowed, abs=floor), role
 
 
 # --- what is said of the heads, and refused ---
@@ -469,9 +549,7 @@ def test_which_heads_an_edge_reaches():
 
 
 @grouped_models
-@pytest.mark.parametrize(
-    ("what", "options"), [("q", {}), ("k", {}), ("v", {}), ("k", {"shared": False}), ("v", {"shared": False})]
-)
+@every_way
 def test_the_heads_that_are_reached_are_those_that_change(backend, name, what, options):
     model, _, sources, layer, target = edge(backend, name)
     before = recorded(model, ("z",), layers=[layer])[layer, "z"]
@@ -488,7 +566,6 @@ def test_the_heads_that_are_reached_are_those_that_change(backend, name, what, o
     [
         ((0, 1), {"into": (1, 1)}, "into needs input"),
         ((0, 1), {"input": "k"}, "input needs into"),
-        ((0, 1), {"into": (1, 1), "input": "z"}, "input must be 'q', 'k' or 'v' .*not 'z'"),
         ((0, 1), {"into": (1, 1), "input": "q", "shared": False}, "shared=False edits for one query head"),
         ((0, 1), {"shared": False}, "shared=False edits for one query head"),
         ([(0, 1), (1, 2)], {"into": [(1, 3), (1, 1)], "input": "k"}, "L1H1 reads before L1H2 writes"),
@@ -503,6 +580,12 @@ def test_arguments_that_make_no_edge_are_refused(heads, options, message):
         pytest.fail("entered")
 
 
+def test_an_input_that_does_not_exist_is_refused():
+    # Under the check of annotations another error would come first.
+    with pytest.raises(ValueError, match=r"input must be 'q', 'k' or 'v' .*not 'z'"):
+        inspect.unwrap(check_edge)("L1H1", "z", True)
+
+
 def test_targets_that_do_not_exist_are_refused():
     with pytest.raises(BadHead, match="L1H9 does not exist"):
         ablation_hooks(shared("bridge", "llama"), "L0H1", "output", into="L1H9", input="k")
@@ -514,8 +597,6 @@ def test_targets_that_do_not_exist_are_refused():
 )
 @every_input
 def test_a_model_that_discards_the_edit_is_refused(backend, name, what):
-    from test_hook_proof import make_deaf
-
     model = getattr(zoo, backend)(name)
     sources, layer, target = edge_of(attention_view(model))
     hook = attention_view(model).hook_names(layer)[POINTS[what]]
@@ -535,8 +616,7 @@ def test_an_input_that_is_not_read_from_the_stream_is_refused(backend, name, wha
     def halve(x, hook):
         return 0.5 * x
 
-    lone = () if what == "q" else ({"shared": False},)
-    for options in ({}, *lone):
+    for options in ways_of(what):
         for tokens in (zoo.prompt(), zoo.prompt(length=1)):
             if len(tokens[0]) == 1 and what == "v":
                 continue  # of one token an edit cannot be told from a bias, which a value has no record of
@@ -559,12 +639,12 @@ def test_z_that_another_hook_edits_later_is_refused(backend, name):
     for part in ("output", a_part(name)):
         with (
             ablate(model, sources, part, into=(layer, target), input="k"),
-            model.hooks(fwd_hooks=[(z, lambda z, hook: 1.1 * z)]),
+            model.hooks(fwd_hooks=[(z, lambda z, hook: z + 0.3)]),
             pytest.raises(EditNotHonored, match=r"the attention adds something else than what was measured"),
         ):
             logits(model)
         # Before the block: of the output it is what is measured; parts of scores are no longer those of z.
-        with model.hooks(fwd_hooks=[(z, lambda z, hook: 1.1 * z)]):
+        with model.hooks(fwd_hooks=[(z, lambda z, hook: z + 0.3)]):
             if part == "output":
                 with_edge(model, sources, part, (layer, target), "k")
             else:
@@ -573,9 +653,7 @@ def test_z_that_another_hook_edits_later_is_refused(backend, name):
 
 
 def test_a_run_that_skips_the_source_is_refused():
-    import tlspectral as tls
-
-    model, view, sources, *_ = edge("bridge", "gemma2")
+    model, _, sources, *_ = edge("bridge", "gemma2")
     with (
         ablate(model, sources[:1], "output", into=(3, 1), input="k"),
         pytest.raises(EditNotHonored, match=r"layer 3: what the heads of layer 0 write was not seen in this run"),

@@ -19,7 +19,7 @@ from tlspectral.ablation.effects import random_difference, random_frames, root_m
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import ablate
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.tasks import induction_loss, language_loss, paired_effect

@@ -40,7 +40,7 @@ def ablate(
     window: int | None = None,
     sinks: int = 0,
     into: Heads | None = None,
-    input: Input | None = None,  # noqa: A002 - as the field calls what a head computes from the residual stream
+    input: Input | None = None,
     shared: bool = True,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
@@ -63,6 +63,15 @@ def ablate(
     of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
     act like one on both; on the same head they need not add up.
 
+    **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the targets read: their
+    queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
+    the norm behind an attention held at its scale in the run, and taken out of the targets' input, their own norms
+    taken again. Only the direct path is cut: what layers in between made of the part stays. Blocks on one target act
+    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads, which
+    `tlspectral.hooks.heads_reached` names. `shared=False` edits a key or value for the target alone, which the model
+    cannot do: a counterfactual, labelled so there. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here
+    with a part of a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
+
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
         heads: "L5H1", (5, 1), a table row, a list of these over any layers, or a DataFrame with `layer` and `head`;
@@ -77,22 +86,42 @@ def ablate(
             counted, never a sequence for itself. Batches then differ, so give a reference where a loss is computed.
         seed: of the draw of other sequences, which is the same in each run.
         window, sinks: of `long_range`; the token itself counts in the window, and padding is no first token.
+        into: target heads, in the forms of `heads`, each in a later layer than all of `heads`. None: no edge; the part
+            is removed from the model.
+        input: what of the targets is edited: `"q"`, `"k"` or `"v"`.
+        shared: see above; False goes with `"k"` and `"v"`.
 
     Raises:
         BadHead: a head that does not exist.
-        UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions.
-        ValueError: an unknown part, frequencies that do not exist, arguments that do not go with the part, or a
-            reference that is no token ids of the model or looks padded.
+        UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions; or an edge over
+            layers whose residual stream is no sum of what heads and MLPs write.
+        ValueError: an unknown part, frequencies that do not exist, arguments that do not go together, a reference that
+            is no token ids of the model or looks padded, or a target that reads before a source writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
             thread opens a block on the model or runs it while a block is open.
+        EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a source; a
+            target does not read the residual stream as the operators do; the pass skips a source (as a sweep does); or
+            two open blocks take one source out of the same keys.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; or sequences
             to resample that are of another length.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
-    size.
+    size. An edge without effect does not say that the source does not matter to the target: paths over other heads and
+    MLPs are not cut.
+
+    Example: in a model with an induction circuit, the previous-token head acts by the keys of the induction heads.
+
+        >>> import tlspectral as tls
+        >>> model = tls.load_model("tiny-rope")
+        >>> induction = [(1, head) for head in range(4)]
+        >>> round(tls.induction_loss(model, n_sequences=20).value, 1)
+        0.1
+        >>> with tls.ablate(model, "L0H3", "rope_phase", into=induction, input="k"):
+        ...     round(tls.induction_loss(model, n_sequences=20).value, 1)
+        1.7
     """
     with exclusive(attention_view(model).model, block=True):
         hooks = ablation_hooks(
@@ -127,7 +156,7 @@ def ablation_hooks(
     window: int | None = None,
     sinks: int = 0,
     into: Heads | None = None,
-    input: Input | None = None,  # noqa: A002 - as the field calls what a head computes from the residual stream
+    input: Input | None = None,
     shared: bool = True,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.

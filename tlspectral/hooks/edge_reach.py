@@ -12,7 +12,7 @@ INPUTS: tuple[Input, ...] = get_args(Input)
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
-def check_edge(into: Heads | None, input: str | None, shared: bool) -> None:  # noqa: A002 - the argument's public name
+def check_edge(into: Heads | None, input: str | None, shared: bool) -> None:
     """Raise a ValueError where the arguments of an edge do not go together."""
     if (into is None) != (input is None):
         given, missing = ("into", "input") if input is None else ("input", "into")
@@ -64,7 +64,7 @@ class EdgeReach:
         return f"{_NAMES[self.input]} of {', '.join(self.heads)}{label}"
 
 
-def heads_reached(model: Any, into: Heads, input: Input, *, shared: bool = True) -> EdgeReach:  # noqa: A002
+def heads_reached(model: Any, into: Heads, input: Input, *, shared: bool = True) -> EdgeReach:
     """Return which heads `ablate(..., into=into, input=input, shared=shared)` edits.
 
     Args:

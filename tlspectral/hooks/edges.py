@@ -20,7 +20,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights, unmasked
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured, require_own_reads
-from tlspectral.models.attention import AttentionView, folded_bias
+from tlspectral.models.attention import folded_bias
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 from tlspectral.rotary import widened
@@ -206,23 +206,27 @@ class EdgeTarget(HeadCapture):
     def changes(
         self, x: Tensor, removed: Tensor, asked: Iterable[tuple[int, int | None]]
     ) -> list[tuple[Tensor | None, Tensor]]:
-        """Return for each (head that is read, query head or None) what earlier blocks and this one change of it.
+        """Return for each (head that is read, query head or None) what this block changes of it, after earlier ones.
 
-        The norm is not linear: a block adds the change of a stream that lacks what earlier blocks took out.
+        The norm is not linear: a block adds the change of a stream that lacks what earlier blocks took out. The first
+        of the two is what earlier blocks changed for that query head alone, which no activation holds.
         """
         asked = list(asked)
         reads = self._reads([read for read, _ in asked])
         taken = self._ledger().taken
-        before_me = [tuple(i for i, one in enumerate(taken) if one.seen_by(*pair)) for pair in asked]
+        seen_by = [tuple(i for i, one in enumerate(taken) if one.seen_by(*pair)) for pair in asked]
         found: list[tuple[Tensor | None, Tensor]] = [(None, x)] * len(asked)
-        for earlier in set(before_me):
-            rows = [row for row, seen in enumerate(before_me) if seen == earlier]
-            some = LayerReads(reads.norm, reads.weight[rows])
-            stream, before = x, None
-            if earlier:
-                self._refuse_twice([taken[i] for i in earlier])
-                gone = torch.stack([taken[i].removed for i in earlier]).sum(0)
-                stream, before = x - gone, some.change(x, gone)
+        for earlier in set(seen_by):
+            self._refuse_twice([taken[i] for i in earlier])
+            rows = [row for row, seen in enumerate(seen_by) if seen == earlier]
+            some, stream, before = LayerReads(reads.norm, reads.weight[rows]), x, None
+            for i in earlier:
+                if taken[i].alone is None:
+                    stream = stream - taken[i].removed
+            alone = [taken[i].removed for i in earlier if taken[i].alone is not None]
+            if alone:
+                gone = torch.stack(alone).sum(0)
+                before, stream = some.change(stream, gone), stream - gone
             change = some.change(stream, removed)
             for at, row in enumerate(rows):
                 found[row] = None if before is None else before[:, :, at], change[:, :, at]
@@ -233,7 +237,7 @@ class EdgeTarget(HeadCapture):
         if again:
             raise EditNotHonored(
                 f"layer {self.layer.layer}: two open blocks take {head_name(*min(again))} out of the same "
-                f"{INPUT_POINTS[self.what]} (those of a group's keys and values are shared); give all targets in one block"
+                f"{INPUT_POINTS[self.what]} (a group shares keys and values); give all targets in one block"
             )
 
     def note(self, removed: Tensor, *, alone: bool) -> None:

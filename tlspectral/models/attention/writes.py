@@ -21,7 +21,7 @@ from tlspectral.models.attention.view import AttentionView
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
 
-INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
+INPUT_POINTS: dict[Input, Literal["query", "key", "value"]] = {"q": "query", "k": "key", "v": "value"}
 """The hook point of each input, by its name in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
@@ -104,16 +104,18 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     """Refuse a layer whose residual stream is not what it read plus what heads, biases and MLP write.
 
     `captured` is of a run, as of `AttentionView.capture`, with the points `residual`, `residual_after`,
-    `attention_out`, `mlp_out` and `z`. Raises UnsupportedArchitecture.
+    `attention_out`, `z` and, where the layer has an MLP, `mlp_out`. Raises UnsupportedArchitecture.
     """
     names = view.hook_names(index)
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
+    points = ("residual", "residual_after", "attention_out", "z")
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
             f"layer {index}: {missing[0]} does not fire, so what heads write cannot be checked"
         )
-    before, after, attention, mlp, z = (writes.cast(captured[names[point]]) for point in points)
+    before, after, attention, z = (writes.cast(captured[names[point]]) for point in points)
+    mlp = captured.get(names["mlp_out"])
+    added = attention if mlp is None else attention + writes.cast(mlp)
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
     rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
@@ -123,7 +125,7 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     allowed = 1e-4 if stored.itemsize >= 4 else 0.1
     for found, expected, what in (
         (rebuilt, attention, "the attention adds something else than what its heads and biases write"),
-        (before + attention + mlp, after, "the residual stream is no sum of what attention and MLP add"),
+        (before + added, after, "the residual stream is no sum of what attention and MLP add"),
     ):
         error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not error <= allowed:
@@ -161,7 +163,7 @@ class LayerReads:
         x, removed = self._centred(x), self._centred(removed)
         if self.norm.kind == "none":
             return -self._projected(removed)
-        # The square of the difference: where most of the stream is removed, a difference of squares would round it away.
+        # Of the difference: where most of the stream is removed, a difference of squares would round the rest away.
         square, changed = x.square().sum(-1), (x - removed).square().sum(-1)
         before, after = (self._scale(value, x.shape[-1]) for value in (square, changed))
         stretched = (after - before)[..., None, None] * self._projected(x)
