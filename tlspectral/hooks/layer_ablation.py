@@ -82,7 +82,7 @@ class LayerAblation(HeadCapture):
         edited.unflatten(0, (len(self.heads), -1))[range(len(self.heads)), :, self.heads] += change.transpose(0, 1)
         return edited
 
-    def change_of_z(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:
+    def change_of_z(self, z: Float[Tensor, "rows pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return what removing the part adds to z of the heads in a layer that delegates its attention."""
         value = self.taken("value")
         query, key, rotation = self.projections()

@@ -48,7 +48,7 @@ class LoneTarget(EdgeTarget):
         self.hold(INPUT_POINTS[self.what], captured)
         if acts_first(hook, self._hold_own):
             x = self.taken("residual")
-            self.require_own_reads(captured, widened(x))
+            self.require_own_reads(captured, widened(x).to(captured.device))
             self.hold("residual", x)
 
     def _edit_scores(self, scores: Float[Tensor, "batch heads query key"], hook: Any) -> Tensor:
@@ -96,12 +96,12 @@ class LoneTarget(EdgeTarget):
         if first:  # else an earlier block may have edited z
             rebuilt = (weights @ self.values(value, weights)).transpose(1, 2)
             self.require_own_z(selected, rebuilt, delegated=delegated)
-        change = torch.stack([after for _, after in self._changes()], dim=1)
+        change = torch.stack([after for _, after in self._changes(value)], dim=1)
         return self.with_replaced(z, selected + (weights @ change.to(weights)).transpose(1, 2).to(z), heads_axis=2)
 
-    def _changes(self) -> list[tuple[Change, Tensor]]:
+    def _changes(self, captured: Tensor) -> list[tuple[Change, Tensor]]:
         """Return for each target what earlier blocks, and then this one, change of the key or value that it reads."""
-        x, removed = self.stream()
+        x, removed = self.stream(captured)
         asked = ((self.layer.kv_head(head), head) for head in self.heads)
         changes = self.changes(x, removed, asked)
         self.note(removed, alone=True)
@@ -110,7 +110,7 @@ class LoneTarget(EdgeTarget):
     def _changed_keys(self, k: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return for each target the keys of the layer before and after the change of its own group's key."""
         pairs = []
-        for head, (earlier, change) in zip(self.heads, self._changes(), strict=True):
+        for head, (earlier, change) in zip(self.heads, self._changes(k), strict=True):
             before = self._with_change(k, head, earlier)
             pairs.append((before, self._with_change(before, head, change)))
         return pairs

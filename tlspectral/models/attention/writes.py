@@ -113,9 +113,11 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
         raise UnsupportedArchitecture(
             f"layer {index}: {missing[0]} does not fire, so what heads write cannot be checked"
         )
-    before, after, attention, z = (writes.cast(captured[names[point]]) for point in points)
+    # On one device: the stream of a model spread over several moves inside a layer.
+    place = writes.w_o.device
+    before, after, attention, z = (writes.cast(captured[names[point]]).to(place) for point in points)
     mlp = captured.get(names["mlp_out"])
-    added = attention if mlp is None else attention + writes.cast(mlp)
+    added = attention if mlp is None else attention + writes.cast(mlp).to(place)
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
     rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
