@@ -32,12 +32,12 @@ from tlspectral.hooks import ablate, ablation, ablation_hooks, edge_reach, heads
 from tlspectral.hooks.edge_reach import check_edge
 from tlspectral.hooks.edges import EdgeRun, _ledgers
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import LayerReads
+from tlspectral.models.attention.writes import Input, LayerReads
 
 GROUPED = [("bridge", "llama"), ("bridge", "gemma2"), ("bridge", "olmo2")]
 GROUPED += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 grouped_models = pytest.mark.parametrize(("backend", "name"), GROUPED)
-WAYS: list[tuple[str, dict[str, Any]]] = [
+WAYS: list[tuple[Input, dict[str, Any]]] = [
     ("q", {}),
     ("k", {}),
     ("v", {}),
