@@ -15,7 +15,7 @@ from tlspectral.ablation.effects import root_mean_square
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.tasks import induction_loss
 

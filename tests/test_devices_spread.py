@@ -71,6 +71,12 @@ def test_a_model_on_two_devices(name):
             with torch.no_grad(), tls.ablate(one, heads, part, **options):
                 logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
         assert torch.equal(*logits), part
+    for what in ("q", "k", "v"):
+        logits = []
+        for one in (cpu, model):
+            with torch.no_grad(), tls.ablate(one, (0, 1), "output", into=(last, 1), input=what):
+                logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
+        assert torch.equal(*logits), what
     induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)
     for options in ({"control": "random"}, {"screen": "gradient"}):
         here, there = (

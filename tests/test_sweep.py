@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from typing import Any
 
 import joblib
 import pandas as pd
@@ -19,7 +20,7 @@ from tlspectral.ablation.effects import random_difference, random_frames, root_m
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import ablate
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.tasks import induction_loss, language_loss, paired_effect
@@ -366,6 +367,16 @@ def test_threads_do_not_meet_on_one_model(tmp_path):
     with joblib.parallel_config(backend="threading"):
         found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
     assert_same(found, expected)
+
+
+def test_a_model_is_sent_to_a_worker_after_a_cached_run():
+    # transformers leaves hooks on the model that refer to a context variable, which cannot be pickled.
+    model = zoo.bridge("gemma2")
+    expected = model.run_with_cache(zoo.prompt())[0]
+    packed: Any = joblib.wrap_non_picklable_objects(attention_view(model), keep_wrapper=False)
+    make, arguments = packed.__reduce__()
+    sent = make(*arguments)
+    torch.testing.assert_close(sent.model(zoo.prompt(), return_type="logits"), expected, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tlspectral.ablation.columns import BAND_EFFECTS
 from tlspectral.ablation.effects import intact_values, unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask

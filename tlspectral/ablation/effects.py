@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from tlspectral.hooks.ablation import LayerAblation
 from tlspectral.hooks.arguments import Reach
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import AttentionView

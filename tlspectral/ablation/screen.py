@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.ablation.effects import root_mean_square, unpadded
-from tlspectral.hooks.ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at

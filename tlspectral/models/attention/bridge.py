@@ -88,7 +88,7 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add."""
+    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the stream."""
     block = model.blocks[layer]
     norm = block._modules.get("ln1_post")
     if norm is None and _is_behind(getattr(block, "ln1", None)):

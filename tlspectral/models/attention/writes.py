@@ -21,7 +21,7 @@ from tlspectral.models.attention.view import AttentionView
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
 
-INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
+INPUT_POINTS: dict[Input, Literal["query", "key", "value"]] = {"q": "query", "k": "key", "v": "value"}
 """The hook point of each input, by its name in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
@@ -68,18 +68,23 @@ class HeadWrites:
         """Return W_O of these heads (None: all) with multiplier and gain of the norm behind, centred under LN."""
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
+    def sum_of(
+        self, z: Float[Tensor, "batch pos chosen d_head"], scale: Float[Tensor, "batch pos"], heads: list[int]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return what these heads add together, without one copy of the stream per head."""
+        return torch.einsum("bphd,hdm->bpm", self.cast(z) * scale[..., None, None], self.effective(heads))
+
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """Return what the attention adds that belongs to no head: b_O, and the bias of the norm behind."""
         bias = self.w_o.new_zeros(self.w_o.shape[-1]) if self.b_o is None else self.b_o
         added = self._added(bias) * scale[..., None]
-        return (
-            added
-            if self.norm.bias is None
-            else added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
-        )
+        if self.norm.bias is None:
+            return added
+        return added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
 
     def _added(self, written: Tensor) -> Tensor:
         written = self._centred(written) * self.multiplier
+        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
         return written if self.norm.gain is None else written * self.norm.gain.to(written.dtype).to(written.device)
 
     def _centred(self, written: Tensor) -> Tensor:
@@ -111,8 +116,11 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
         raise UnsupportedArchitecture(
             f"layer {index}: {missing[0]} never fires, so it cannot be checked what heads write"
         )
-    before, after, attention, z = (writes.cast(captured[names[point]]) for point in points)
-    mlp = writes.cast(captured[names["mlp_out"]]) if names["mlp_out"] in captured else 0.0  # a layer without MLP
+    # On one device: the stream of a model spread over several moves inside a layer.
+    place = writes.w_o.device
+    before, after, attention, z = (writes.cast(captured[names[point]]).to(place) for point in points)
+    mlp = captured.get(names["mlp_out"])
+    added = attention if mlp is None else attention + writes.cast(mlp).to(place)
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
     rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
@@ -122,7 +130,7 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     allowed = 1e-4 if stored.itemsize >= 4 else 0.1
     for found, expected, what in (
         (rebuilt, attention, "the attention adds something else than what its heads and biases write"),
-        (before + attention + mlp, after, "the residual stream is no sum of what attention and MLP add"),
+        (before + added, after, "the residual stream is no sum of what attention and MLP add"),
     ):
         error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
         if not error <= allowed:
@@ -154,14 +162,14 @@ class LayerReads:
     ) -> Float[Tensor, "*copies heads d_head"]:
         """Return the projection of `x - removed` less that of `x`, the norm taken again; 0 where 0 is removed.
 
-        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`, r'
-        from `||x||^2 - 2 x . removed + ||removed||^2`. `removed` has the axes of `x` behind those of its own.
+        With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
+        `removed` has the axes of `x` behind those of its own.
         """
         x, removed = self._centred(x), self._centred(removed)
         if self.norm.kind == "none":
             return -self._projected(removed)
-        square = x.square().sum(-1)
-        changed = (square - 2 * (x * removed).sum(-1) + removed.square().sum(-1)).clamp_min(0)
+        # Of the difference: where most of the stream is removed, a difference of squares would round the rest away.
+        square, changed = x.square().sum(-1), (x - removed).square().sum(-1)
         before, after = (self._scale(value, x.shape[-1]) for value in (square, changed))
         stretched = (after - before)[..., None, None] * self._projected(x)
         return stretched - after[..., None, None] * self._projected(removed)

@@ -1,0 +1,88 @@
+"""What an edge gives by plain recomputation: no operators, the model's own modules and patched activations alone."""
+
+import torch
+from ablation_runs import a_part, logits, recorded
+
+from tlspectral.hooks import ablate
+from tlspectral.models.attention import attention_view
+
+POINTS = {"q": "query", "k": "key", "v": "value"}
+
+
+def edge_of(view):
+    """Two source heads, of two layers where there are more than two, target layer and target head."""
+    second = 1 if view.n_layers > 2 and view.rotary(1) is not None else 0
+    return [(0, 1), (second, 2)], view.n_layers - 1, 1
+
+
+def parts_of(name):
+    return ("output", a_part(name))
+
+
+def run_with(model, hooks, tokens=None):
+    with model.hooks(fwd_hooks=hooks):
+        return logits(model, tokens)
+
+
+def removed_from_stream(model, backend, sources, part, tokens=None, **options):
+    """What the sources write less what they write without the part, the norm behind at the intact run's scale."""
+    view = attention_view(model)
+    total = 0.0
+    for layer in sorted({layer for layer, _ in sources}):
+        names = view.hook_names(layer)
+        intact = recorded(model, ("z", "attention_out"), tokens, [layer])
+        with ablate(model, [source for source in sources if source[0] == layer], part, **options):
+            z = recorded(model, ("z",), tokens, [layer])[layer, "z"]
+        block = model.blocks[layer]
+        behind = block._modules.get("ln1_post") or (block.ln1 if name_of(model) == "olmo2" else None)
+        if behind is None:
+            found = {}
+            keep = (names["attention_out"], lambda out, hook, found=found: found.update(out=out.clone()))
+            run_with(model, [(names["z"], lambda _, hook, z=z: z), keep], tokens)
+            total = total + intact[layer, "attention_out"] - found["out"]
+            continue
+        # RMS norms: what is written is the sum over heads, column by column times one factor, which is held.
+        with torch.no_grad():
+            o, norm = block.attn.o.original_component, behind.original_component
+            summed = o(intact[layer, "z"].flatten(2))
+            total = total + (summed - o(z.flatten(2))) * (norm(summed) / summed)
+    return total
+
+
+def name_of(model):
+    return getattr(getattr(model, "original_model", None), "config", None) and model.original_model.config.model_type
+
+
+def read_from(model, layer, what, removed, tokens=None):
+    """What passes hook_q, hook_k or hook_v of a layer when `removed` is taken from the stream that enters it."""
+    names = attention_view(model).hook_names(layer)
+    found = {}
+    keep = (names[POINTS[what]], lambda value, hook: found.update(value=value.clone()))
+    run_with(model, [(names["residual"], lambda x, hook: x - removed), keep], tokens)
+    return found["value"]
+
+
+def columns_of(view, layer, target, what, captured):
+    """Heads of a captured tensor that the target reads: itself, or the key/value head of its group."""
+    if what == "q":
+        return [target]
+    raw = view.raw(layer)
+    assert captured.shape[2] == len(raw.w_k)
+    return [target // (len(raw.w_q) // len(raw.w_k))]
+
+
+def patched(model, layer, what, columns, values, tokens=None):
+    def patch(captured, hook):
+        edited = captured.clone()
+        edited[:, :, columns] = values[:, :, columns]
+        return edited
+
+    return run_with(model, [(attention_view(model).hook_names(layer)[POINTS[what]], patch)], tokens)
+
+
+def recomputed(model, backend, sources, part, layer, target, what, tokens=None, **options):
+    """Logits of a run in which the target reads the stream without what the sources write of the part."""
+    view = attention_view(model)
+    removed = removed_from_stream(model, backend, sources, part, tokens, **options)
+    values = read_from(model, layer, what, removed, tokens)
+    return patched(model, layer, what, columns_of(view, layer, target, what, values), values, tokens)

@@ -1,0 +1,227 @@
+"""What hooks hold of some heads of one layer during a run: queries, keys, values, and the scores and z they give."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks.parts import Projection, Rotation, project, whole_scores
+from tlspectral.hooks.probe import require_honoured, require_own_scores
+from tlspectral.models.attention import (
+    AttentionLayer,
+    AttentionView,
+    QueryKeyNorm,
+    folded_bias,
+    require_even_scale,
+)
+from tlspectral.models.attention.threads import Hook
+from tlspectral.rotary import RotaryGeometry, per_pair, widened
+
+
+@dataclass
+class HeadCapture:
+    """Heads of one layer, and the activations that hooks share within a run.
+
+    Attributes:
+        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
+            may recur) stands for the i-th copy alone.
+        seen: activations that the hooks of a run have captured so far, by thread.
+    """
+
+    view: AttentionView
+    layer: AttentionLayer
+    heads: list[int]
+    stacked: bool = field(default=False, kw_only=True)
+    seen: dict[int, dict[str, Tensor]] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the layer's hook points, by what passes there."""
+        return self.view.hook_names(self.layer.layer)
+
+    def holders(self, *points: str) -> list[Hook]:
+        """Return hooks that hold what passes these points, where the layer has them."""
+        names = self.names
+        return [(names[point], partial(self.hold, point)) for point in points if point in names]
+
+    def hold(self, point: str, activation: Tensor, hook: Any = None) -> None:
+        """Keep an activation of this run for a later hook."""
+        self.seen.setdefault(get_ident(), {})[point] = activation
+
+    def taken(self, point: str) -> Tensor:
+        """Return an activation that was held, and forget it. Raises EditNotHonored where it was not seen."""
+        seen = self.seen.get(get_ident(), {})
+        if point not in seen:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: the {point} of this run was not seen: some of the ablation's hooks were "
+                "taken off the model and some left; call model.reset_hooks() and put them on again"
+            )
+        return seen.pop(point)
+
+    def selected(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
+        """Select the heads of a tensor. In a stacked batch, head i is taken from copy i."""
+        heads = self.heads if heads is None else heads
+        if not self.stacked:
+            return whole.index_select(heads_axis, torch.tensor(heads, device=whole.device))
+        copies = whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)
+        return copies[range(len(heads)), heads].movedim(0, heads_axis)
+
+    def with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
+        """Return a copy of `whole` with the heads replaced."""
+        edited = whole.clone()
+        if not self.stacked:
+            edited.movedim(heads_axis, 0)[self.heads] = replacement.movedim(heads_axis, 0)
+            return edited
+        copies = edited.unflatten(0, (len(self.heads), -1)).movedim(heads_axis + 1, 1)
+        copies[range(len(self.heads)), self.heads] = replacement.movedim(heads_axis, 0)
+        return edited
+
+    def projections(self) -> tuple[Projection, Projection, Rotation | None]:
+        """Return queries, keys and rotation of this run, which are then forgotten."""
+        q, k = self.taken("query"), self.taken("key")
+        return *self.projected(q, k), self.rotation(q.shape[1])
+
+    def projected(self, q: Tensor, k: Tensor) -> tuple[Projection, Projection]:
+        """Return queries and keys of the heads after a query/key norm, from what passes `hook_q` and `hook_k`."""
+        layer = self.layer
+        require_even_scale(layer, layer.layer, q.shape[1])
+        kv_heads = [layer.kv_head(head) for head in self.heads]
+        b_q, b_k, q_norm, k_norm = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm
+        if torch.is_grad_enabled():  # folded biases depend on the weights, and gradients go through them and the gains
+            raw = self.view.raw(layer.layer)
+            b_q, b_k = folded_bias(raw.w_q, raw.b_q, raw.norm), folded_bias(raw.w_k, raw.b_k, raw.norm)
+            q_norm, k_norm = raw.q_norm, raw.k_norm
+        spectral = None if layer.rotary is None else layer.rotary.of_heads(self.heads)
+        query = self._projected(q, self.heads, self.heads, b_q, q_norm, spectral)
+        return query, self._projected(k, self.key_heads(k), kv_heads, b_k, k_norm)
+
+    def _projected(
+        self,
+        captured: Tensor,
+        indices: list[int],
+        heads: list[int],
+        bias: Tensor,
+        norm: QueryKeyNorm | None,
+        spectral: RotaryGeometry | None = None,
+    ) -> Projection:
+        """Return queries or keys of the heads: `indices` index the captured tensor, `heads` the weights."""
+        selected = self.selected(captured, heads_axis=2, heads=indices)
+        token_scale = None
+        if norm is not None and norm.over_heads:  # its mean runs over other heads too
+            token_scale = self.selected(norm.token_scale(widened(captured)), heads_axis=2, heads=indices)
+        return project(selected, bias[heads], norm and norm.of_heads(heads), spectral, token_scale=token_scale)
+
+    def key_heads(self, captured: Tensor) -> list[int]:
+        """Return the heads to select from a key or value tensor, which is grouped or repeated per query head."""
+        grouped = captured.shape[2] == self.layer.n_kv_heads
+        return [self.layer.kv_head(head) for head in self.heads] if grouped else self.heads
+
+    def rotation(self, n_positions: int) -> Rotation | None:
+        """Return the rotation that this run applied to the heads; None without rotary positions."""
+        geometry = self.layer.rotary
+        if geometry is None:
+            return None
+        names = self.names
+        seen = self.seen.get(get_ident(), {})
+        captured = {names[point]: seen.pop(point) for point in ("cos", "sin") if point in seen}
+        tables = self.view.rotary_tables(self.layer.layer, n_positions, captured)
+        if tables is None:
+            return Rotation(geometry, *geometry.position_tables(n_positions)).of_heads(self.heads)
+        cos, sin = (per_pair(table, geometry) for table in tables)
+        batched = cos.ndim == geometry.theta.ndim + 2 and len(cos) > 1
+        if self.stacked and batched:  # every copy has the same positions
+            cos, sin = (table[: len(table) // len(self.heads)] for table in (cos, sin))
+        return Rotation(geometry, cos, sin).of_heads(self.heads)
+
+    def raw_scores(
+        self, query: Projection, key: Projection, rotation: Rotation | None
+    ) -> Float[Tensor, "batch heads pos pos"]:
+        """Return scaled scores with biases, before softcap and mask."""
+        return whole_scores(query, key, rotation, self.layer.score_scale)
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Apply the layer's softcap, where it has one."""
+        cap = self.layer.softcap
+        return scores if cap is None else cap * torch.tanh(scores / cap)
+
+    def require_lengths(self, scores: Tensor, query: Projection, key: Projection) -> None:
+        """Refuse a run with a key/value cache, by the shape of its scores. Raises EditNotHonored."""
+        shape = query.whole.shape[-2], key.whole.shape[-2]
+        if shape != scores.shape[-2:]:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: scores are {tuple(scores.shape[-2:])} but queries and keys of this run "
+                f"give {shape}: a key/value cache is in use; run without it "
+                "(use_past_kv_cache=False)"
+            )
+
+    @torch.no_grad()
+    def require_own_scores(self, scores: Tensor, query: Projection, key: Projection, rotation: Rotation | None) -> None:
+        """Refuse a run whose scores are not those of its queries and keys, by its first sequence."""
+        query, key = (Projection(side.whole[:1], side.content[:1], None) for side in (query, key))
+        if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
+            rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
+        rebuilt = self.capped(self.raw_scores(query, key, rotation))
+        require_own_scores(self.layer, self.heads, self.selected(scores, heads_axis=1)[:1], rebuilt)
+
+    def prove_scores(self) -> None:
+        """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
+        every_head = HeadCapture(self.view, self.layer, list(range(self.layer.n_heads)))
+        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], every_head._compare_scores)]
+        require_honoured(self.view, self.layer.layer, "scores", during=check)
+
+    def _compare_scores(self, scores: Tensor, hook: Any) -> None:
+        self.require_own_scores(scores, *self.projections())
+
+    def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
+        """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
+        return self.selected(captured, heads_axis=2, heads=self.key_heads(captured)).transpose(1, 2).to(like)
+
+    def causal_mask(self, scores: Tensor) -> Bool[Tensor, "pos pos"]:
+        """Return which keys each query sees, in a layer that delegates its attention."""
+        return self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
+
+    def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
+        """Refuse a run in which the z of the heads is not `rebuilt` from its own scores. Raises EditNotHonored.
+
+        Rows of `rebuilt` that are 0 throughout see no key (padding) and are left out.
+        """
+        # Per token, so that one padded sequence in a large batch is seen: measured 4e-7 in float32, 0.011 in bfloat16;
+        # padding, which a delegating layer does not show, a cache or an edit of z moves some token by tenths and more.
+        allowed_error = 1e-3 if z.dtype.itemsize >= 4 else 0.1
+        blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
+        off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
+        if not bool(((off <= allowed_error * size.clamp_min(size.mean())) | blind).all()):
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: "
+                + (
+                    "this bridge computes attention itself, and its output is not that of causal attention over this "
+                    "run's own keys; look for a key/value cache (run with use_past_kv_cache=False), padding, or "
+                    "another hook on z, or ablate on another backend"
+                    if delegated
+                    else "the z of this run is not that of its own scores and values; enter the block after all hooks "
+                    "that edit scores, patterns, values or z of this layer (attention sinks are not modelled)"
+                )
+            )
+
+
+def key_weights(scores: Tensor, visible: Tensor) -> Tensor:
+    """Return the softmax of scores over visible keys; rows that see no key are 0."""
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
+
+
+def unmasked(scores: Tensor) -> Bool[Tensor, "..."]:
+    """Return which pairs of query and key a model's masked scores leave visible."""
+    return scores > torch.finfo(scores.dtype).min / 2
+
+
+def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
+    """Return whether a hook acts before all other hooks of its hook point."""
+    placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
+    return bool(placed) and getattr(placed[0], "hook", placed[0]) == edit

@@ -1,0 +1,134 @@
+"""A part taken from heads of one layer: edited where the model has it, or measured for what reads the heads later."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks.arguments import Reach
+from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights, unmasked
+from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
+from tlspectral.hooks.probe import require_honoured
+from tlspectral.hooks.replacement import Replacement
+from tlspectral.models.attention.threads import Hook
+
+
+@dataclass
+class LayerAblation(HeadCapture):
+    """The hooks that remove a part from heads of one layer.
+
+    Attributes:
+        pairs: rotary pairs that the removal is limited to, None for all.
+        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
+            may recur) loses its part in the i-th copy alone.
+        alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
+            not change need not be equal to the bit. Not for `"long_range"`, which adds nothing.
+        reach: what the heads still see, for `"long_range"`.
+        replacement: of z, for `"output"`; None is 0.
+    """
+
+    part: Part
+    pairs: Bool[Tensor, "pairs"] | None = None
+    include_bias: bool = False
+    alter: Callable[[Removal], Tensor] | None = None
+    reach: Reach | None = None
+    replacement: Replacement | None = None
+
+    def hooks(self) -> list[Hook]:
+        """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
+        self.prove()
+        names = self.names
+        if self.part == "output":
+            return [(names["z"], self._edit_output)]
+        if "scores" not in names:
+            return [*self.holders("query", "key", "value"), (names["z"], self._edit_z)]
+        return [*self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
+
+    def prove(self) -> None:
+        """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
+        if self.part == "output" or "scores" not in self.names:
+            require_honoured(self.view, self.layer.layer, "z")
+        else:
+            self.prove_scores()
+
+    def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
+        """Return the layer's scores without the part, from the queries and keys held in this run.
+
+        `first`: no other hook edited the scores before, so that they have to be those of queries and keys.
+        """
+        query, key, rotation = self.projections()
+        self.require_lengths(scores, query, key)
+        if first:  # else the scores may be edited, and the edit is to be kept
+            self.require_own_scores(scores, query, key, rotation)
+        if self.reach is not None:
+            limited = self.reach.limited(self.selected(scores, heads_axis=1))
+            return self.with_replaced(scores, limited, heads_axis=1)
+        allowed = self.selected(unmasked(scores), heads_axis=1)
+        difference = self._difference(query, key, rotation, allowed)
+        if self.layer.softcap is not None:
+            # The change of the capped score is added, so that edits by other hooks are kept here too.
+            raw = self.raw_scores(query, key, rotation)
+            difference = self.capped(raw + difference) - self.capped(raw)
+        # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
+        # most two matrices of the scores' size are in memory.
+        change = difference.to(scores).masked_fill_(~allowed, 0.0)
+        if not self.stacked:
+            return scores.index_add(1, torch.tensor(self.heads, device=scores.device), change)
+        edited = scores.clone()
+        edited.unflatten(0, (len(self.heads), -1))[range(len(self.heads)), :, self.heads] += change.transpose(0, 1)
+        return edited
+
+    def change_of_z(self, z: Float[Tensor, "rows pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Return what removing the part adds to z of the heads in a layer that delegates its attention."""
+        value = self.taken("value")
+        query, key, rotation = self.projections()
+        if query.whole.shape[-2] != value.shape[1] or z.shape[1] != value.shape[1]:
+            raise EditNotHonored(
+                f"layer {self.layer.layer}: a key/value cache is in use; run without it (use_past_kv_cache=False)"
+            )
+        scores = self.raw_scores(query, key, rotation)
+        values = self.values(value, scores)
+        allowed = self.causal_mask(scores)
+
+        def mixed(raw: Tensor, visible: Tensor) -> Tensor:
+            return (key_weights(self.capped(raw), visible) @ values).transpose(1, 2)
+
+        before = mixed(scores, allowed)
+        self.require_own_z(self.selected(z, heads_axis=2), before, delegated=True)
+        if self.reach is not None:
+            return mixed(scores, allowed & ~self.reach.beyond(allowed)) - before
+        return mixed(scores + self._difference(query, key, rotation, allowed), allowed) - before
+
+    def replaced_z(self, selected: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
+        """Return what stands in place of the z of the heads, for `"output"`."""
+        return torch.zeros_like(selected) if self.replacement is None else self.replacement.of(selected, self.heads)
+
+    def _edit_scores(self, scores: Tensor, hook: Any) -> Tensor:
+        return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
+
+    def _edit_z(self, z: Tensor, hook: Any) -> Tensor:
+        change = self.change_of_z(z).to(z)
+        selected = self.selected(z, heads_axis=2)
+        edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
+        return self.with_replaced(z, edited, heads_axis=2)
+
+    def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
+        selected = self.selected(z, heads_axis=2)
+        if self.alter is not None:
+            edited = selected + self.alter(Removal(-selected.transpose(1, 2), None, None, None, None)).transpose(1, 2)
+        else:
+            edited = self.replaced_z(selected)
+        return self.with_replaced(z, edited, heads_axis=2)
+
+    def _difference(self, query: Projection, key: Projection, rotation: Rotation | None, allowed: Tensor) -> Tensor:
+        """Return what is added to the scaled scores, before a softcap."""
+        difference = removal(
+            self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias
+        )
+        if self.alter is None:
+            return difference
+        return self.alter(Removal(difference, allowed, query, key, rotation))
