@@ -68,7 +68,7 @@ test: .venv/test ## all tests not marked slow
 test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
 	.venv/bin/python -m pytest -m slow $(PARALLEL) $(ARGS)
 
-notebooks: .venv/test .venv/demo ## run every notebook from top to bottom
+notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
 test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from attention_models import MODELS
+from attention_models import MODELS, skip_unless_sampled
 from described import assert_described
 from zoo import shared
 
@@ -96,24 +96,13 @@ def edges_of(backend, name, what, effect, replace):
 
 
 MODELS_READ_RIGHT = [model for model in MODELS if model != ("bridge", "cohere") or "cohere" in zoo.RIGHT]
-TYPICAL = ("llama", "gpt2", "gemma2", "olmo2", "gptj", "bloom")
+every_right_model = pytest.mark.parametrize(("backend", "name"), MODELS_READ_RIGHT)
 
 
-def some_are_slow(inputs):
-    """Every model with every input; the typical bridges, and every model with the first input, in the fast tests."""
-    cases = []
-    for first, what in enumerate(inputs):
-        for model in MODELS_READ_RIGHT:
-            backend, name, marks = (
-                (*model, ()) if isinstance(model, tuple) and len(model) == 2 else (*model.values, model.marks)
-            )
-            slow = () if first == 0 or (backend == "bridge" and name in TYPICAL) else (pytest.mark.slow,)
-            cases.append(pytest.param(backend, name, what, marks=(*marks, *slow)))
-    return cases
-
-
-@pytest.mark.parametrize(("backend", "name", "what"), some_are_slow(["k", "q"]))
-def test_attention_is_that_of_a_plain_run_with_the_edge_cut(backend, name, what):
+@every_right_model
+@pytest.mark.parametrize("what", ["k", "q"])
+def test_attention_is_that_of_a_plain_run_with_the_edge_cut(backend, name, what, full):
+    skip_unless_sampled(full, (backend, name), "kq".index(what), of=2)
     view, replace = attention_view(shared(backend, name)), {"k": "mean", "q": "zero"}[what]
     tokens = repeated(view)
     table = edges_of(backend, name, what, "attention", replace)
@@ -131,8 +120,10 @@ def test_attention_is_that_of_a_plain_run_with_the_edge_cut(backend, name, what)
     assert table["delta"].abs().max() > 5e-4
 
 
-@pytest.mark.parametrize(("backend", "name", "what"), some_are_slow(["none", "k", "v", "q"])[len(MODELS_READ_RIGHT) :])
-def test_a_task_loses_what_it_loses_in_a_plain_run_with_the_edge_cut(backend, name, what):
+@every_right_model
+@pytest.mark.parametrize("what", ["k", "v", "q"])
+def test_a_task_loses_what_it_loses_in_a_plain_run_with_the_edge_cut(backend, name, what, full):
+    skip_unless_sampled(full, (backend, name), "kvq".index(what))
     view = attention_view(shared(backend, name))
     tokens = repeated(view)
     table = edges_of(backend, name, what, "task", "mean")

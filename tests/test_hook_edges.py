@@ -19,7 +19,7 @@ from ablation_runs import (
     some_models,
     state_of,
 )
-from attention_models import every_model
+from attention_models import every_model, skip_unless_sampled
 from edge_recomputation import POINTS, edge_of, read_from, recomputed, removed_from_stream, run_with
 from spectral_zoo import moved
 from test_hook_proof import make_deaf
@@ -75,7 +75,8 @@ def with_edge(model, sources, part, into, what, tokens=None, **options):
 @every_model
 @every_input
 @pytest.mark.parametrize("kind", ["output", "scores"])
-def test_an_edge_is_what_plain_recomputation_gives(backend, name, what, kind):
+def test_an_edge_is_what_plain_recomputation_gives(backend, name, what, kind, full):
+    skip_unless_sampled(full, (backend, name), "qkv".index(what) + (kind == "scores"))
     model, _, sources, layer, target = edge(backend, name)
     part = "output" if kind == "output" else a_part(name)
     if part == "rope_phase" and backend == "bridge" and name in zoo.READ_WRONG:
@@ -90,7 +91,8 @@ def test_an_edge_is_what_plain_recomputation_gives(backend, name, what, kind):
 
 @every_model
 @pytest.mark.parametrize("what", ["k", "v"])
-def test_an_edge_to_one_query_head_moves_that_head_as_the_shared_edge_does(backend, name, what):
+def test_an_edge_to_one_query_head_moves_that_head_as_the_shared_edge_does(backend, name, what, full):
+    skip_unless_sampled(full, (backend, name), "kv".index(what), of=2)
     model, view, sources, layer, target = edge(backend, name)
     if what == "k" and backend == "bridge" and name in zoo.READ_WRONG:
         with pytest.raises(EditNotHonored, match="the model's scores are not those of"):
