@@ -10,6 +10,7 @@ import test_plot_percentile_strip
 import test_plots
 from matplotlib.figure import Figure
 from positional_tables import head_scores, per_frequency, projections
+from test_plot_attribution import terms
 from test_plot_positional_layout import FIGURES as POSITIONAL
 
 from tlspectral import plots
@@ -24,6 +25,7 @@ ONE_PANEL = {
     "frequency_path": lambda **ax: plots.frequency_path(per_frequency(), (1, 1), **ax),
     "head_changes": lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax),
     "head_grid": lambda **ax: plots.head_grid(test_plot_head_grid.table(), **ax),
+    "qk_attribution": lambda **ax: plots.qk_attribution(terms(), **ax),
     "kernel": lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax),
     "percentile_strip": lambda **ax: plots.percentile_strip(test_plot_percentile_strip.table(), **ax),
     "positional_symbolic_plane": lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax),
