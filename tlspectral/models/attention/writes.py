@@ -80,12 +80,13 @@ class HeadWrites:
         added = self._added(bias) * scale[..., None]
         if self.norm.bias is None:
             return added
-        return added + self.multiplier * self.norm.bias.to(added.dtype).to(added.device)
+        return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
     def _added(self, written: Tensor) -> Tensor:
         written = self._centred(written) * self.multiplier
-        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
-        return written if self.norm.gain is None else written * self.norm.gain.to(written.dtype).to(written.device)
+        # Cast, then the type, then the device: float64 is only on the CPU where the device has no such type.
+        gain = self.norm.gain
+        return written if gain is None else written * self.cast(gain).to(written.dtype).to(written.device)
 
     def _centred(self, written: Tensor) -> Tensor:
         return written - written.mean(-1, keepdim=True) if self.norm.kind == "LN" else written
