@@ -15,14 +15,14 @@ from measuring import peak as memory_peak
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.ablation.effects import intact_values, layer_effects
+from tlspectral.ablation.effects import layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.models.attention.threads import hooks_on
-from tlspectral.tasks import ScoredSequences, Task, induction, next_token_loss, scored_sequences
+from tlspectral.tasks import ScoredSequences, Task, induction, intact_values, next_token_loss, scored_sequences
 
 PART = "rope_phase"
 

@@ -45,7 +45,8 @@ def removed_from_stream(model, backend, sources, part, tokens=None, **options):
         with torch.no_grad():
             o, norm = block.attn.o.original_component, behind.original_component
             summed = o(intact[layer, "z"].flatten(2))
-            total = total + (summed - o(z.flatten(2))) * (norm(summed) / summed)
+            factor = (norm(summed) / summed).nan_to_num()  # a token whose embedding is 0 writes 0, with the part or not
+            total = total + (summed - o(z.flatten(2))) * factor
     return total
 
 
@@ -71,13 +72,13 @@ def columns_of(view, layer, target, what, captured):
     return [target // (len(raw.w_q) // len(raw.w_k))]
 
 
-def patched(model, layer, what, columns, values, tokens=None):
+def patched(model, layer, what, columns, values, tokens=None, keep=()):
     def patch(captured, hook):
         edited = captured.clone()
         edited[:, :, columns] = values[:, :, columns]
         return edited
 
-    return run_with(model, [(attention_view(model).hook_names(layer)[POINTS[what]], patch)], tokens)
+    return run_with(model, [(attention_view(model).hook_names(layer)[POINTS[what]], patch), *keep], tokens)
 
 
 def recomputed(model, backend, sources, part, layer, target, what, tokens=None, **options):

@@ -12,6 +12,7 @@ import torch
 import zoo
 from attention_models import MODELS, skip_unless_sampled
 from described import assert_described
+from edge_recomputation import columns_of, patched, read_from, removed_from_stream
 from zoo import shared
 
 import tlspectral as tls
@@ -19,9 +20,8 @@ from tlspectral.detectors.sequences import repeated_sequences
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, ScoreMismatch
 from tlspectral.models.attention import AttentionLayer, attention_view
 from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads
-from tlspectral.rotary import in_float64
-from tlspectral.wiring.sources import EMBEDDING, Frames, Source, cached_run
+from tlspectral.models.attention.writes import LayerReads
+from tlspectral.wiring.sources import EMBEDDING, Source, cached_run
 from tlspectral.wiring.targets import TargetLayer
 
 LENGTH, SEQUENCES = 6, 3
@@ -39,51 +39,17 @@ def grabbed(view, tokens, names, edits=()):
     return logits, found
 
 
-def cut_by_hand(view, tokens, source, target, what, *, zero):
+def cut_by_hand(view, backend, tokens, source, target, what, *, zero):
     """Logits and pattern of the target with one edge cut by the model's own modules: the stream edited for one read."""
-    (layer, head), (target_layer, target_head) = source, target
-    names, read = view.hook_names(layer), view.hook_names(target_layer)
-    point = read[INPUT_POINTS[what]]
-    _, intact = grabbed(view, tokens, [names["z"], names["attention_out"], read["residual"], point])
-    z = intact[names["z"]]
-    width = view.raw(layer).w_q.shape[-1]
-
-    # What the head writes, by doubling its z. Behind a norm, whose scale is held, by the derivative of W_O alone.
-    behind = view.behind(layer)
-
-    def doubled(value, hook):
-        edited = value.reshape(*value.shape[:2], -1, width).clone()
-        edited[:, :, head] *= 2
-        return edited.reshape(value.shape)
-
-    if behind[1].kind == "none":
-        _, more = grabbed(view, tokens, [names["attention_out"]], [(names["z"], doubled)])
-        write = in_float64(more[names["attention_out"]]) - in_float64(intact[names["attention_out"]])
-    else:
-        w_o, norm = in_float64(view.raw(layer).w_o.detach()), behind[1]
-        heads = in_float64(z.reshape(*z.shape[:2], -1, width))
-        total = torch.einsum("bphd,hdm->bpm", heads, w_o)
-        scale = (total.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-        write = torch.einsum("bpd,dm->bpm", heads[:, :, head], w_o[head]) * scale * norm.gain.detach().double()
+    layer, head = target
+    write = removed_from_stream(view.model, backend, [source], "output", tokens)
     if not zero:
         write = write - write.mean((0, 1))
-
-    def less(residual, hook):
-        return (in_float64(residual) - write).to(residual)
-
-    _, changed = grabbed(view, tokens, [point], [(read["residual"], less)])
-    n_heads = changed[point].reshape(*tokens.shape, -1, width).shape[2]
-    size = 1 if what == "q" else len(view.raw(target_layer).w_q) // len(view.raw(target_layer).w_k)
-    first = target_head // size * size
-    reached = list(range(first, first + size)) if n_heads == len(view.raw(target_layer).w_q) else [target_head // size]
-
-    def patch(value, hook):
-        edited = value.reshape(*value.shape[:2], -1, width).clone()
-        edited[:, :, reached] = changed[point].reshape(edited.shape)[:, :, reached]
-        return edited.reshape(value.shape)
-
-    logits, after = grabbed(view, tokens, [read["pattern"]], [(point, patch)])
-    return logits, after[read["pattern"]][:, target_head]
+    values = read_from(view.model, layer, what, write, tokens)
+    columns, found = columns_of(view, layer, head, what, values), {}
+    keep = (view.hook_names(layer)["pattern"], lambda pattern, hook: found.update(pattern=pattern.clone()))
+    logits = patched(view.model, layer, what, columns, values, tokens, keep=[keep])
+    return logits, found["pattern"][:, head]
 
 
 @functools.cache
@@ -110,7 +76,7 @@ def test_attention_is_that_of_a_plain_run_with_the_edge_cut(backend, name, what,
     _, intact = grabbed(view, tokens, [view.hook_names(layer)["pattern"] for layer in (0, 1)])
     for target, source in (((1, 1), (0, 1)), ((1, 1), (0, 0)), ((1, 2), (0, 2))):
         row = table.query("layer == @source[0] and head == @source[1] and target_head == @target[1]").iloc[0]
-        _, pattern = cut_by_hand(view, tokens, source, target, what, zero=replace == "zero")
+        _, pattern = cut_by_hand(view, backend, tokens, source, target, what, zero=replace == "zero")
         before = intact[view.hook_names(target[0])["pattern"]][:, target[1]]
         expected, plain = (float(p[:, queries, queries - LENGTH + 1].double().mean()) for p in (pattern, before))
         # Measured over the zoo: 4e-7, the model's own float32. A frozen norm or another group's keys are off by 1e-3.
@@ -131,7 +97,7 @@ def test_a_task_loses_what_it_loses_in_a_plain_run_with_the_edge_cut(backend, na
     intact = float(tls.evaluate(view.model, task))
     for target, source in (((1, 1), (0, 1)), ((1, 2), (0, 2))):
         row = table.query("layer == @source[0] and head == @source[1] and target_head == @target[1]").iloc[0]
-        logits, _ = cut_by_hand(view, tokens, source, target, what, zero=False)
+        logits, _ = cut_by_hand(view, backend, tokens, source, target, what, zero=False)
         scored = slice(LENGTH + 1, 2 * LENGTH)
         expected = torch.nn.functional.cross_entropy(
             logits[:, scored].double().flatten(0, 1), tokens[:, LENGTH + 2 :].flatten()
@@ -142,8 +108,7 @@ def test_a_task_loses_what_it_loses_in_a_plain_run_with_the_edge_cut(backend, na
 
 
 def frozen_norm(self, x, removed):
-    scale = self._scale(self._centred(x).square().sum(-1), x.shape[-1])
-    return -self._projected(self._centred(removed) * scale[..., None])
+    return -self._projected(self.norm.centred(removed) * self.norm.token_scale(x)[..., None])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +122,7 @@ def test_two_wrong_ways_are_seen(owner, name, wrong):
     view = attention_view(shared("bridge", "llama"))
     tokens = repeated(view)
     queries = torch.arange(LENGTH + 1, 2 * LENGTH + 1)
-    _, pattern = cut_by_hand(view, tokens, (0, 1), (1, 1), "k", zero=False)
+    _, pattern = cut_by_hand(view, "bridge", tokens, (0, 1), (1, 1), "k", zero=False)
     expected = float(pattern[:, queries, queries - LENGTH + 1].double().mean())
     with mock.patch.object(owner, name, wrong), mock.patch.object(TargetLayer, "require_own_pattern"):
         table = tls.edge_effects(view.model, "L1H1", sources="L0H1", tokens=tokens, show_progress=False)
@@ -199,16 +164,26 @@ def test_the_random_control_has_writes_of_equal_norm():
     with torch.no_grad():
         run = cached_run(view, packed_prompts(view, repeated(view)), [1], [*sources, EMBEDDING])
         for group in (sources, [EMBEDDING]):
-            real = run.removed(group, "zero")
-            for draw in (0, 1):
-                control = run.removed(group, "zero", Frames(0, draw))
+            real, *controls = run.removed(group, "zero", draws=2)
+            for control in controls:
                 # Rounding alone: the map keeps norms and angles.
                 torch.testing.assert_close(control.norm(dim=-1), real.norm(dim=-1), rtol=1e-9, atol=1e-12)
                 torch.testing.assert_close(control @ control.mT, real @ real.mT, rtol=1e-8, atol=1e-10)
                 cosine = torch.nn.functional.cosine_similarity(control, real, dim=-1)
                 assert float(cosine.abs().mean()) < 0.35  # measured: .1 to .2 at 48 columns; 1 for the write itself
-        again = run.removed(sources, "mean", Frames(0, 0))
+        _, again = run.removed(sources, "mean", draws=1)
         torch.testing.assert_close(again.mean((1, 2)), torch.zeros_like(again[:, 0, 0]), rtol=0, atol=1e-12)
+
+
+def test_a_row_is_of_the_source_that_it_names():
+    model = shared("bridge", "llama")
+    options = {"tokens": repeated(attention_view(model)), "show_progress": False}
+    together = tls.edge_effects(model, "L1H1", sources=["mlps", "heads", "embedding"], **options)
+    assert list(together["source"]) == ["embedding", "L0MLP", *(f"L0H{head}" for head in range(4))]
+    for _, row in together.iterrows():
+        alone = tls.edge_effects(model, "L1H1", sources=[row["source"]], **options).iloc[0]
+        assert row["delta"] == pytest.approx(alone["delta"], rel=1e-9)  # rounding of stacked products
+    assert together["delta"].is_unique
 
 
 def test_edges_of_random_models_are_within_the_control():

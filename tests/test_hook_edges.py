@@ -218,11 +218,7 @@ def test_a_frozen_norm_is_seen(monkeypatch):
     expected = recomputed(model, "bridge", sources, "output", layer, target, "k")
 
     def frozen(self, x, removed):
-        return (
-            self.of(x)
-            - self.of(x)
-            - self._projected(removed) * self._scale(x.square().sum(-1), x.shape[-1])[..., None, None]
-        )
+        return -self._projected(self.norm.centred(removed)) * self.norm.token_scale(x)[..., None, None]
 
     monkeypatch.setattr(LayerReads, "change", frozen)
     assert furthest(with_edge(model, sources, "output", (layer, target), "k"), expected) > 100 * NOISE

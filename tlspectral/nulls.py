@@ -3,7 +3,7 @@
 A draw needs only the k x k block V^T U of a Haar matrix of size n, so its cost does not depend on d_model.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -87,6 +87,14 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
                 block = frame[:, :k] * factor.diagonal(dim1=1, dim2=2).sign()[:, None, :]
             blocks[start : start + count] = block
     return blocks
+
+
+def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tensor, "rows columns"]:
+    """Draw orthonormal columns, uniform among all such frames, from a generator of their own for each key."""
+    state = np.random.SeedSequence(list(key)).generate_state(1)[0]
+    generator = torch.Generator().manual_seed(int(state))
+    q, r = torch.linalg.qr(torch.randn(n_rows, n_columns, generator=generator, dtype=torch.float64))
+    return q * r.diagonal().sign()  # without the signs QR would favour some rotations
 
 
 def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.columns import BAND_EFFECTS
-from tlspectral.ablation.effects import intact_values, unpadded
+from tlspectral.ablation.effects import unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -23,7 +23,7 @@ from tlspectral.models.attention.threads import hooks_on
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
-from tlspectral.tasks import ScoredSequences, Scores, Task, scored_sequences, standard_error, task_of
+from tlspectral.tasks import ScoredSequences, Scores, Task, intact_values, scored_sequences, standard_error, task_of
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set

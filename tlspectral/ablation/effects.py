@@ -3,7 +3,7 @@
 Blocks are replayed from that layer, several heads in a batch.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +15,9 @@ from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun, intact_run
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.nulls import haar_frame
 from tlspectral.tasks import ScoredSequences, Scores
 
 
@@ -32,16 +32,6 @@ class LayerEffects:
     values: Float64[np.ndarray, "heads sequences"]
     score_rms: Float64[np.ndarray, "heads"]
     controls: Float64[np.ndarray, "heads draws sequences"]
-
-
-def intact_values(
-    view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
-) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
-    scores = Scores(sequences, 1)
-    rows = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
-    return intact, scores.result()[0].numpy()
 
 
 def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Removal:
@@ -119,14 +109,7 @@ def _alteration(
 
 def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:
     """Draw a Haar-random orthogonal matrix for each (head, draw), each from a generator of its own."""
-    drawn = []
-    for head, draw in jobs:
-        stream = np.random.SeedSequence([seed, layer, head, draw]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(stream))
-        gaussian = torch.randn(d_head, d_head, generator=generator, dtype=torch.float64)
-        q, r = torch.linalg.qr(gaussian)
-        drawn.append(q * r.diagonal().sign())  # without the signs QR would favour some rotations
-    return torch.stack(drawn)
+    return torch.stack([haar_frame(d_head, d_head, [seed, layer, head, draw]) for head, draw in jobs])
 
 
 def random_difference(

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
-from tlspectral.ablation.effects import intact_values, layer_effects
+from tlspectral.ablation.effects import layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.arguments import Reach, check_arguments
@@ -30,6 +30,7 @@ from tlspectral.tasks import (
     Score,
     ScoredSequences,
     Task,
+    intact_values,
     score_of,
     scored_sequences,
     sign_flip_p,
@@ -238,10 +239,7 @@ def _reference_of(
 
 
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
-    if heads is not None:
-        chosen = heads_by_layer(view, heads)
-    else:
-        chosen = {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
+    chosen = heads_by_layer(view, heads)
     if part != "rope_phase":
         return chosen
     non_rotary = [layer for layer in chosen if view.rotary(layer) is None]

@@ -1,7 +1,8 @@
 """How heads compose with each other and with the embedding: K-, Q- and V-composition, OV copying, self-match."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.composition.copying import copying_scores
@@ -9,9 +10,5 @@ if TYPE_CHECKING:
 
 __all__ = ["copying_scores", "k_composition"]
 
-
-def __getattr__(name: str) -> Any:
-    # A head table needs no composition between heads.
-    if name not in __all__:
-        raise AttributeError(f"module 'tlspectral.composition' has no attribute {name!r}")
-    return getattr(import_module(f"tlspectral.composition.{'copying' if name == 'copying_scores' else 'paths'}"), name)
+# A head table needs no composition between heads.
+__getattr__ = lazy_names(__name__, {"copying_scores": "copying", "k_composition": "paths"})

@@ -4,11 +4,12 @@
 `kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tlspectral.detectors.columns import DETECTORS
 from tlspectral.detectors.heads import detect_heads, split_half_reliability
 from tlspectral.detectors.sequences import chance_level, repeated_sequences
+from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.detectors.kernel import kernel_prediction, relative_position_kernel
@@ -23,10 +24,4 @@ __all__ = [
     "split_half_reliability",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in ("kernel_prediction", "relative_position_kernel"):
-        raise AttributeError(f"module 'tlspectral.detectors' has no attribute {name!r}")
-    from tlspectral.detectors import kernel
-
-    return getattr(kernel, name)
+__getattr__ = lazy_names(__name__, {"kernel_prediction": "kernel", "relative_position_kernel": "kernel"})

@@ -3,7 +3,7 @@
 With the mean query `q_t` and the mean key `k_t` of rotary pair t as complex numbers, and D tokens from the key to the
 query,
 
-    s(D) = Re sum_t q_t conj(k_t) exp(i theta_t D)  +  the product over columns that do not rotate,
+    s(D) = Re sum_t q_t conj(k_t) exp(i theta_t D)  +  the product over non-rotary columns,
 
 times the model's scale. Nothing is fitted.
 """
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from tlspectral.models.attention import softcapped
 from tlspectral.rotary import RotaryGeometry, with_gain_and_phase
 
 BANDS = ("high", "middle", "low")
@@ -26,21 +27,20 @@ class Preference:
 
     Attributes:
         by_pair: contribution of each rotary pair.
-        still: contribution of the columns that do not rotate, equal at every distance.
+        non_rotary: contribution of the non-rotary columns, equal at every distance.
         theta: radians per token of each pair.
         softcap: of the layer's scores, None without one.
     """
 
     by_pair: Float64[Tensor, "heads pairs distances"]
-    still: Float64[Tensor, "heads"]
+    non_rotary: Float64[Tensor, "heads"]
     theta: Float64[Tensor, "heads pairs"]
     softcap: float | None
 
     @property
     def predicted(self) -> Float64[Tensor, "heads distances"]:
         """The score at each distance, behind the softcap if there is one."""
-        total = self.by_pair.sum(1) + self.still[:, None]
-        return total if self.softcap is None else self.softcap * torch.tanh(total / self.softcap)
+        return softcapped(self.by_pair.sum(1) + self.non_rotary[:, None], self.softcap)
 
 
 def preference(
@@ -58,12 +58,12 @@ def preference(
     query = with_gain_and_phase(query[:, None], geometry)[:, 0]
     q, k = (torch.complex(x[:, geometry.real_index], x[:, geometry.imag_index]) for x in (query, key))
     theta = geometry.theta.cpu().double().expand(len(query), -1)
-    turned = torch.polar(torch.ones(1, dtype=torch.float64), theta[..., None] * distances)
+    rotations = torch.polar(torch.ones(1, dtype=torch.float64), theta[..., None] * distances)
     scale = score_scale * geometry.attention_scaling**2
     rotary = torch.zeros(geometry.d_head, dtype=torch.bool)
     rotary[geometry.real_index] = rotary[geometry.imag_index] = True
     return Preference(
-        scale * ((q * k.conj())[..., None] * turned).real,
+        scale * ((q * k.conj())[..., None] * rotations).real,
         score_scale * (query * key)[:, ~rotary].sum(1),
         theta,
         softcap,

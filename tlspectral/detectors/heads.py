@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
-from tlspectral.detectors.sequences import chance_level, repeated_sequences, segment_length_of
+from tlspectral.detectors.sequences import chance_level, detector_offsets, repeated_sequences, segment_length_of
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
@@ -177,7 +177,7 @@ def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[R
 
 def _repeated_scores(length: int, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
     """Return the scores of `DETECTORS` on the copy, then `prev` on the segment."""
-    offsets = {"prev": 1, "dup": length, "ind": length - 1}
+    offsets = detector_offsets(length)
     mass = [
         # Entry i of the diagonal is query i + offset, key i.
         in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(-1)

@@ -44,7 +44,7 @@ def relative_position_kernel(
         kernels = tls.relative_position_kernel(model, "L16H0", ["Alice was beginning to get very tired", "of sitting"])
 
     `predicted` is the score of the mean query with the mean key at that distance: `Re sum_t q_t conj(k_t)
-    exp(i theta_t D)` over rotary pairs, plus the columns that do not rotate, times the model's scale. Queries and keys
+    exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys
     are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
     are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
     Hooks on the scores, as those of `ablate` for parts of the scores, leave `predicted` as it is; hooks on queries and
@@ -146,8 +146,7 @@ def _measured(
     view: AttentionView, heads: Heads | None, tokens: Any, offsets: Iterable[Any] | None, reference: Any
 ) -> tuple[list[LayerKernels], list[int], int]:
     """Return the kernels by layer, the distances as columns have them (far to near), and the size of the reference."""
-    every = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
-    chosen = heads_by_layer(view, every if heads is None else heads)
+    chosen = heads_by_layer(view, heads)
     if not chosen:
         return [], [], 0
     prompts = even_rows(_random_prompts(view)) if tokens is None else packed_prompts(view, tokens)

@@ -15,7 +15,7 @@ _KERNEL = (
         "only differences within a query's row."),
     Column("predicted",
         "Score of the mean query with the mean key at the offset -D: Re sum_t q_t conj(k_t) exp(i theta_t D) over "
-        "rotary pairs, plus the columns that do not rotate, times the score scale, behind a softcap if there is one. "
+        "rotary pairs, plus the non-rotary columns, times the score scale, behind a softcap if there is one. "
         "Means are over the reference, half of the prompts if none is given. NaN where score is, in layers without "
         "rotary positions, beyond the length that frequencies hold for, and for one prompt without a reference.",
         "logit", range="-inf .. inf", also_known_as="preference by distance",

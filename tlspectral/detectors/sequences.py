@@ -49,6 +49,11 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
     return length if torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]) else None
 
 
+def detector_offsets(length: int) -> dict[str, int]:
+    """Return how far behind a query of the second copy the key of each detector lies, for segments of L tokens."""
+    return {"prev": 1, "dup": length, "ind": length - 1}
+
+
 def chance_level(length: int) -> float:
     """Return the mass that uniform causal attention puts on one earlier token, averaged over the second copy."""
     return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))

@@ -3,8 +3,9 @@
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.heads.analysis import analyze_heads
@@ -36,8 +37,4 @@ __all__ = [
     "weight_noise_draws",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tlspectral.heads' has no attribute {name!r}")
-    return getattr(import_module(f"tlspectral.heads.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

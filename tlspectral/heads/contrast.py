@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm
+from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm, unmasked
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.positions import attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
@@ -73,4 +73,4 @@ def _seen(
     """Return which keys a query sees, [pos]."""
     if scores is None:
         return view.causal_mask(layer, width)[query].cpu()
-    return (scores[row, head, query] > torch.finfo(scores.dtype).min / 2).cpu()
+    return unmasked(scores[row, head, query]).cpu()

@@ -19,6 +19,7 @@ from tlspectral.models.attention import (
     QueryKeyNorm,
     folded_bias,
     require_even_scale,
+    softcapped,
 )
 from tlspectral.models.attention.threads import Hook
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
@@ -147,8 +148,7 @@ class HeadCapture:
 
     def capped(self, scores: Tensor) -> Tensor:
         """Apply the layer's softcap, where it has one."""
-        cap = self.layer.softcap
-        return scores if cap is None else cap * torch.tanh(scores / cap)
+        return softcapped(scores, self.layer.softcap)
 
     def require_lengths(self, scores: Tensor, query: Projection, key: Projection) -> None:
         """Refuse a run with a key/value cache, by the shape of its scores. Raises EditNotHonored."""
@@ -214,11 +214,6 @@ def key_weights(scores: Tensor, visible: Tensor) -> Tensor:
     """Return the softmax of scores over visible keys; rows that see no key are 0."""
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
-
-
-def unmasked(scores: Tensor) -> Bool[Tensor, "..."]:
-    """Return which pairs of query and key a model's masked scores leave visible."""
-    return scores > torch.finfo(scores.dtype).min / 2
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights, unmasked
+from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured, require_own_reads
-from tlspectral.models.attention import folded_bias
+from tlspectral.models.attention import folded_bias, unmasked
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 from tlspectral.rotary import widened
@@ -100,7 +100,7 @@ class EdgeSource:
         scale = writes.token_scale(z)
         self.run.take(layer, -writes.sum_of(self._change(z), scale, ablation.heads))
         with torch.no_grad():
-            written = writes.sum_of(z[:1], scale[:1], list(range(ablation.layer.n_heads)))
+            written = writes.sum_of(z[:1], scale[:1])
             ablation.hold("written", written + writes.of_biases(scale[:1]))
 
     def _change(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:

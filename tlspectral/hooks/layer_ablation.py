@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Reach
-from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights, unmasked
+from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.replacement import Replacement
+from tlspectral.models.attention import unmasked
 from tlspectral.models.attention.threads import Hook
 
 

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights, unmasked
+from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.edges import EdgeTarget
 from tlspectral.hooks.parts import Rotation
 from tlspectral.hooks.probe import require_honoured
+from tlspectral.models.attention import unmasked
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS
 from tlspectral.rotary import widened
@@ -127,6 +128,6 @@ class LoneTarget(EdgeTarget):
     ) -> tuple[Tensor, Tensor]:
         """Return the capped scores of one target against keys before and after the change, [batch, pos, pos] each."""
         one = HeadCapture(self.view, self.layer, [self.heads[index]])
-        turn = None if rotation is None else rotation.of_heads([index])
-        before, after = (one.capped(one.raw_scores(*one.projected(q, k), turn))[:, 0] for k in keys)
+        own_rotation = None if rotation is None else rotation.of_heads([index])
+        before, after = (one.capped(one.raw_scores(*one.projected(q, k), own_rotation))[:, 0] for k in keys)
         return before, after

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionLayer, AttentionView, unmasked
 from tlspectral.models.attention.threads import Hook, exclusive
 from tlspectral.models.attention.writes import LayerReads, head_writes, require_sum_of_writes
 from tlspectral.rotary import widened
@@ -145,7 +145,7 @@ def require_own_scores(
     `scores` are the model's own, scaled and capped, of some of the layer's heads; `rebuilt` are the same without ALiBi.
     Raises EditNotHonored.
     """
-    visible = scores > torch.finfo(scores.dtype).min / 2
+    visible = unmasked(scores)
     off = scores.to(rebuilt) - rebuilt
     if layer.alibi is not None:
         off = off - layer.alibi.bias(torch.arange(scores.shape[-1]))[heads][:, None].to(off)

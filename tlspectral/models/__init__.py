@@ -5,8 +5,7 @@ reads them from files of weights. Names are imported when first used, so that re
 not load the rest.
 """
 
-from importlib import import_module
-from typing import Any
+from tlspectral.lazy import lazy_names
 
 _HOMES = {
     "AttentionLayer": "attention",
@@ -19,8 +18,4 @@ _HOMES = {
     "open_layers": "opening",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tlspectral.models' has no attribute {name!r}")
-    return getattr(import_module(f"tlspectral.models.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)

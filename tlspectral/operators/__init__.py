@@ -1,8 +1,8 @@
 """Query-key and output-value operators of heads, norm-folded and factored, their self-check, a penalty on a part."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tlspectral.lazy import lazy_names
 from tlspectral.operators.verification import ScoreCheck, check_scores, verify_scores
 
 if TYPE_CHECKING:
@@ -29,10 +29,5 @@ __all__ = [
     "verify_scores",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # The check needs neither the operators nor the penalty, so they are imported when they are asked for.
-    if name not in __all__:
-        raise AttributeError(f"module 'tlspectral.operators' has no attribute {name!r}")
-    home = "penalty" if name == "qk_penalty" else "factored"
-    return getattr(import_module(f"tlspectral.operators.{home}"), name)
+# The check needs neither the operators nor the penalty, so they are imported when they are asked for.
+__getattr__ = lazy_names(__name__, {name: "penalty" if name == "qk_penalty" else "factored" for name in __all__})

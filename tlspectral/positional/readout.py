@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention
+from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped, unmasked
 from tlspectral.models.attention.view import Hook
 from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, with_gain_and_phase
 
@@ -77,7 +77,7 @@ class LastQuery:
 
     def capped(self, logits: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch n"]:
         """Scaled scores under the model's softcap."""
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return softcapped(logits, self.softcap)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
         if moved is None:
@@ -228,8 +228,7 @@ class LastQueryReader:
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
         elif point == "scores":
-            # Masks are -inf or the lowest number of the scores' own dtype, and the same for every row and head.
-            activation = activation[0, 0, -1] > torch.finfo(activation.dtype).min / 2
+            activation = unmasked(activation[0, 0, -1])  # the mask is the same for every row and head
         elif point in ("cos", "sin"):
             activation = _one_row(activation)
         self.seen[point] = activation.detach()

@@ -1,7 +1,8 @@
 """Rotary positions with learnable frequency, amplitude and phase ("Bifocal Attention"), in new and old models."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tlspectral.lazy import lazy_names
 from tlspectral.spectral_rope.merge import merge
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
@@ -22,11 +23,5 @@ __all__ = [
     "to_spectral",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the HookedTransformer, and TransformerLens with it, when it is first asked for."""
-    if name != "SpectralHookedTransformer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tlspectral.spectral_rope.hooked import SpectralHookedTransformer
-
-    return SpectralHookedTransformer
+# The HookedTransformer, and TransformerLens with it, is imported when it is first asked for.
+__getattr__ = lazy_names(__name__, {"SpectralHookedTransformer": "hooked"})

@@ -1,9 +1,10 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Float64, Int
@@ -13,7 +14,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.positions import attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.replay import Positions, logits_at
+from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments, TextRows
@@ -178,3 +179,13 @@ def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
         for batch in sequences.batches(view):
             scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
     return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest)
+
+
+def intact_values(
+    view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
+) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
+    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
+    scores = Scores(sequences, 1)
+    rows = sequences.rows_at_once(view)
+    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
+    return intact, scores.result()[0].numpy()

@@ -89,7 +89,7 @@ def qk_attribution(
     """
     top, remove = _counts(top, remove, by_frequency)
     view = attention_view(model)
-    layer, index = _one_head(view, head)
+    ((layer, (index,)),) = heads_by_layer(view, [head]).items()
     tokens = _one_prompt(view, prompt)
     query, key = _positions(query, key, tokens.shape[1])
     raw = view.raw(layer)
@@ -173,11 +173,11 @@ class _Rows:
         if len(names) > shown:
             whole = self._all_by_frequency() if by_frequency else self.parts.sum(1)[:, None]
             parts = torch.cat([parts, (whole - parts.sum(1))[:, None]], dim=1)
-        every_column_turns = 2 * self.terms.form.n_pairs == self.terms.q.shape[1]
-        if by_frequency and every_column_turns and not self._is_alibi.any():
+        all_rotary = 2 * self.terms.form.n_pairs == self.terms.q.shape[1]
+        if by_frequency and all_rotary and not self._is_alibi.any():
             parts = parts[..., 1:]
         columns: dict[str, Any] = {
-            f"{side}_source": names[:, place].repeat(parts.shape[2]) for place, side in enumerate(("query", "key"))
+            f"{side}_source": names[:, column].repeat(parts.shape[2]) for column, side in enumerate(("query", "key"))
         }
         if by_frequency:
             columns["frequency"] = np.tile(np.arange(-1, self.terms.form.n_pairs)[-parts.shape[2] :], len(names))
@@ -230,11 +230,6 @@ def _add_removed(frame: pd.DataFrame, count: int, rows: _Rows, traced: TwoTokens
     return attrs
 
 
-def _one_head(view: AttentionView, head: Head) -> tuple[int, int]:
-    ((layer, (index,)),) = heads_by_layer(view, [head]).items()
-    return layer, index
-
-
 def _one_prompt(view: AttentionView, prompt: Any) -> Int[Tensor, "one pos"]:
     packed = packed_prompts(view, prompt)
     if len(packed.tokens) != 1:
@@ -243,17 +238,17 @@ def _one_prompt(view: AttentionView, prompt: Any) -> Int[Tensor, "one pos"]:
 
 
 def _positions(query: int, key: int, length: int) -> tuple[int, int]:
-    places = []
+    positions = []
     for name, given in (("query", query), ("key", key)):
-        place = whole_number(given)
-        if place is None:
+        position = whole_number(given)
+        if position is None:
             raise TypeError(f"{name} is the position of a token, a whole number; found {given!r}")
-        if not -length <= place < length:
-            raise ValueError(f"{name} {place} is not in the prompt, which has tokens 0 to {length - 1}")
-        places.append(place % length)
-    if places[1] > places[0]:
-        raise ValueError(f"key {places[1]} is behind query {places[0]}: a query sees itself and earlier keys")
-    return places[0], places[1]
+        if not -length <= position < length:
+            raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
+        positions.append(position % length)
+    if positions[1] > positions[0]:
+        raise ValueError(f"key {positions[1]} is behind query {positions[0]}: a query sees itself and earlier keys")
+    return positions[0], positions[1]
 
 
 def _counts(top: int | None, remove: int | None, by_frequency: bool) -> tuple[int | None, int | None]:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -13,24 +14,24 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.composition.paths import composition_into
-from tlspectral.detectors.sequences import segment_length_of
+from tlspectral.detectors.sequences import detector_offsets, segment_length_of
+from tlspectral.hooks.edge_reach import heads_reached
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.positions import attention_positions
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
-from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences, task_of
+from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
 from tlspectral.wiring.columns import EDGE_EFFECTS
-from tlspectral.wiring.replayed import Replayed, replayed_run
-from tlspectral.wiring.sources import CachedRun, Frames, Replaced, Source, cached_run, chosen_sources
-from tlspectral.wiring.targets import Marks, TargetLayer, target_layer
+from tlspectral.wiring.replayed import Replayed
+from tlspectral.wiring.sources import CachedRun, Replaced, Source, cached_run, chosen_sources
+from tlspectral.wiring.targets import QueryKeyPairs, TargetLayer, target_layer
 
 SEQUENCES = 16
 CONTROL_DRAWS = 20
 
 Score = Literal["prev", "dup", "ind", "attention"]
-_OFFSETS = {"prev": lambda length: 1, "dup": lambda length: length, "ind": lambda length: length - 1}
 
 
 def edge_effects(
@@ -118,8 +119,8 @@ def edge_effects(
     for layer, heads in by_layer.items():
         if not any(source.layer < layer for source in writers):
             raise ValueError(f"{head_name(layer, heads[0])}: none of the sources lies in an earlier layer")
-    marks = _marks(sequences, chosen_task, score, required=effect == "attention")
-    plan = _Plan(input, writers, marks, replace, effect, CONTROL_DRAWS if control == "random" else 0, seed)
+    pairs = _pairs(sequences, chosen_task, score, required=effect == "attention")
+    plan = _Plan(input, writers, pairs, replace, effect, CONTROL_DRAWS if control == "random" else 0, seed)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -158,7 +159,11 @@ def edge_effects(
         **plan.settings,
         "n_sequences": len(sequences.tokens),
         "tokens_sha256": sequences.digest,
-        "read_together": _read_together(view, by_layer, input),
+        "read_together": {
+            head_name(layer, head): list(heads_reached(model, (layer, head), input).heads)
+            for layer, heads in by_layer.items()
+            for head in heads
+        },
         "norm_behind_held": [layer for layer in below if view.behind(layer)[1].kind != "none"],
     }
     return named(table, EDGE_EFFECTS)
@@ -170,7 +175,7 @@ class _Plan:
 
     input: Input
     sources: list[Source]
-    marks: Marks | None
+    pairs: QueryKeyPairs | None
     replace: Replaced
     effect: Literal["attention", "task"]
     draws: int
@@ -202,18 +207,18 @@ def _check(input: str, score: str, replace: str, effect: str, control: str | Non
         raise ValueError("a head's attention does not depend on its values: give effect='task', or input 'q' or 'k'")
 
 
-def _marks(sequences: ScoredSequences, task: Task, score: Score, *, required: bool) -> Marks | None:
+def _pairs(sequences: ScoredSequences, task: Task, score: Score, *, required: bool) -> QueryKeyPairs | None:
     """Return the queries and keys that attention is measured at; None where they are not required and not there."""
     if score == "attention":
-        pairs = attention_positions(sequences.lengths, task.attention)
-        if pairs is not None:
-            return Marks(pairs[:, :1], pairs[:, 1:])
+        positions = attention_positions(sequences.lengths, task.attention)
+        if positions is not None:
+            return QueryKeyPairs(positions[:, :1], positions[:, 1:])
         problem = "score='attention' needs a Task with attention=, a query and a key position per prompt"
     else:
         length = segment_length_of(sequences.tokens)
         if length is not None and not sequences.padded:
             queries = torch.arange(length + 1, 2 * length + 1).expand(len(sequences.tokens), -1)
-            return Marks(queries, queries - _OFFSETS[score](length))
+            return QueryKeyPairs(queries, queries - detector_offsets(length)[score])
         problem = f"score={score!r} is of repeated sequences [BOS, r, r], and these are others: give score='attention'"
     if required:
         raise ValueError(problem)
@@ -224,7 +229,9 @@ def _prepared(
     view: AttentionView, sequences: ScoredSequences, by_layer: dict[int, list[int]], plan: _Plan
 ) -> tuple[CachedRun, Replayed | None]:
     run = cached_run(view, sequences, by_layer, plan.sources)
-    return run, replayed_run(view, sequences, list(by_layer)) if plan.effect == "task" else None
+    if plan.effect == "attention":
+        return run, None
+    return run, Replayed(*intact_values(view, sequences, by_layer), sequences)
 
 
 @torch.no_grad()
@@ -233,30 +240,23 @@ def _layer_table(
 ) -> pd.DataFrame:
     """Measure the edges into heads of one layer."""
     run, replayed = prepared
-    target = target_layer(run, layer)
+    target = target_layer(run, layer, plan.input)
     sources = [source for source in plan.sources if source.layer < layer]
-    deltas = np.empty((plan.draws + 1, len(heads), len(sources), len(run.sequences.tokens)))
-    intact = np.full(len(heads), np.nan)
-    if plan.marks is not None:
-        for index, head in enumerate(heads):
-            target.require_own_pattern(head, plan.marks)
-            intact[index] = float(target.attention(head, plan.marks).mean())
-    done = 0
-    for earlier in dict.fromkeys(source.layer for source in sources):
-        for kind in ("head", "mlp", "embedding"):
-            together = [source for source in sources if source.layer == earlier and source.kind == kind]
-            if not together:
-                continue
-            where = slice(done, done + len(together))
-            for draw in range(-1, plan.draws):
-                frames = None if draw < 0 else Frames(plan.seed, draw)
-                removed = run.removed(together, plan.replace, frames)
-                deltas[draw + 1, :, where] = _deltas(plan, target, heads, removed, replayed)
-            done += len(together)
+    intact = None
+    if plan.pairs is not None:
+        for head in heads:
+            target.require_own_pattern(head, plan.pairs)
+        intact = torch.stack([target.attention(head, plan.pairs) for head in heads])
+    by_group: list[Float64[np.ndarray, "draws targets sources sequences"]] = []
+    for _, group in groupby(sources, key=lambda source: (source.layer, source.kind)):
+        removed = run.removed(list(group), plan.replace, draws=plan.draws, seed=plan.seed)
+        by_group.append(np.stack([_deltas(plan, target, heads, intact, each, replayed) for each in removed]))
+    deltas = np.concatenate(by_group, axis=2)
+    attention = np.full(len(heads), np.nan) if intact is None else intact.mean(1).cpu().numpy()
     composition = _composition(run.view, plan, layer, heads, sources)
     return pd.concat(
         [
-            _target_table(plan, sources, layer, head, intact[index], deltas[:, index], composition[index])
+            _target_table(plan, sources, layer, head, attention[index], deltas[:, index], composition[index])
             for index, head in enumerate(heads)
         ],
         ignore_index=True,
@@ -264,18 +264,20 @@ def _layer_table(
 
 
 def _deltas(
-    plan: _Plan, target: TargetLayer, heads: list[int], removed: Tensor, replayed: Replayed | None
+    plan: _Plan,
+    target: TargetLayer,
+    heads: list[int],
+    intact: Float64[Tensor, "targets sequences"] | None,
+    removed: Tensor,
+    replayed: Replayed | None,
 ) -> Float64[np.ndarray, "targets sources sequences"]:
     """Return the effects of sources of one layer, given what is removed of the stream, on each of the heads."""
     change = _change(plan, target, removed)
     if replayed is not None:
-        return replayed.deltas(target, plan.input, heads, change)
-    assert plan.marks is not None
-    key = "query_change" if plan.input == "q" else "key_change"
-    effects = []
-    for head in heads:
-        intact = target.attention(head, plan.marks)
-        effects.append(target.attention(head, plan.marks, **{key: change}) - intact)
+        return replayed.deltas(target, heads, change)
+    assert plan.pairs is not None
+    assert intact is not None
+    effects = [target.attention(head, plan.pairs, change) - own for head, own in zip(heads, intact, strict=True)]
     return torch.stack(effects).cpu().numpy()
 
 
@@ -283,11 +285,11 @@ def _change(plan: _Plan, target: TargetLayer, removed: Tensor) -> Float64[Tensor
     """Return how queries, keys or values of all heads of the layer change; queries at the marked positions alone."""
     residual = target.residual
     if plan.input == "q" and plan.effect == "attention":
-        assert plan.marks is not None
-        rows = plan.marks.queries[..., None].to(residual.device)
+        assert plan.pairs is not None
+        rows = plan.pairs.queries[..., None].to(residual.device)
         residual = residual.gather(1, rows.expand(-1, -1, residual.shape[-1]))
         removed = removed.gather(2, rows.expand(len(removed), -1, -1, removed.shape[-1]))
-    return target.reads(plan.input).change(residual, removed)
+    return target.reads.change(residual, removed)
 
 
 def _target_table(
@@ -345,15 +347,3 @@ def _composition(
         ]
         for index in range(len(heads))
     ]
-
-
-def _read_together(view: AttentionView, by_layer: dict[int, list[int]], input: Input) -> dict[str, list[str]]:
-    """Return the heads that get the same edit as each target: those that share its keys and values."""
-    together = {}
-    for layer, heads in by_layer.items():
-        raw = view.raw(layer)
-        size = 1 if input == "q" else len(raw.w_q) // len(raw.w_k)
-        for head in heads:
-            first = head // size * size
-            together[head_name(layer, head)] = [head_name(layer, other) for other in range(first, first + size)]
-    return together

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun, intact_run
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import hooks_on
-from tlspectral.models.attention.writes import INPUT_POINTS, Input
+from tlspectral.models.attention.writes import INPUT_POINTS
 from tlspectral.tasks import ScoredSequences, Scores
 from tlspectral.wiring.targets import TargetLayer
 
@@ -22,20 +21,19 @@ class Replayed:
     """An intact run, from which the model goes on from a target's layer, and the score of each of its sequences."""
 
     intact: IntactRun
-    sequences: ScoredSequences
     values: Float64[np.ndarray, "sequences"]
+    sequences: ScoredSequences
 
     @torch.no_grad()
     def deltas(
         self,
         target: TargetLayer,
-        what: Input,
         heads: list[int],
         change: Float64[Tensor, "sources sequences pos heads d_head"],
     ) -> Float64[np.ndarray, "targets sources sequences"]:
         """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
         view, layer = self.intact.view, target.layer.layer
-        point = view.hook_names(layer)[INPUT_POINTS[what]]
+        point = view.hook_names(layer)[INPUT_POINTS[target.what]]
         jobs = [(head, source) for head in heads for source in range(len(change))]
         n = len(self.sequences.tokens)
         values = torch.zeros(len(jobs), n, dtype=torch.float64)
@@ -44,22 +42,14 @@ class Replayed:
             chunk = jobs[first : first + stack]
             scores = Scores(self.sequences, len(chunk))
             for batch in self.sequences.batches(view):
-                edit = _edit(target, what, chunk, change[:, batch])
+                edit = _edit(target, chunk, change[:, batch])
                 with hooks_on(view.model, self.intact.points, [(point, edit)]):
                     scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
             values[first : first + len(chunk)] = scores.result()
         return values.view(len(heads), len(change), n).numpy() - self.values
 
 
-def replayed_run(view: AttentionView, sequences: ScoredSequences, layers: list[int]) -> Replayed:
-    """Run the intact model and keep what the given layers read."""
-    scores = Scores(sequences, 1)
-    rows = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
-    return Replayed(intact, sequences, scores.result()[0].numpy())
-
-
-def _edit(target: TargetLayer, what: Input, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
+def _edit(target: TargetLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
     """Return the hook that adds to each copy of the batch the change of its own source and target."""
 
     def edit(activation: Tensor, hook: Any) -> Tensor:
@@ -67,7 +57,7 @@ def _edit(target: TargetLayer, what: Input, jobs: list[tuple[int, int]], change:
         copies = edited.unflatten(0, (len(jobs), -1))
         n_heads = edited.shape[2]
         for copy, (head, source) in zip(copies, jobs, strict=True):
-            if what == "q":
+            if target.what == "q":
                 of_change, reached = head, [head]
             else:
                 of_change = target.layer.kv_head(head)

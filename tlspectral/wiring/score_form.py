@@ -19,13 +19,14 @@ from torch import Tensor
 
 from tlspectral.models.attention import (
     AttentionView,
-    Normalization,
     QueryKeyNorm,
     RawAttention,
     fold_attention,
     key_value_groups,
+    softcapped,
 )
 from tlspectral.models.attention.scores import rotation_tables
+from tlspectral.models.attention.writes import LayerReads
 from tlspectral.rotary import RotaryGeometry, in_float64, rotate, with_gain_and_phase
 
 PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
@@ -36,15 +37,13 @@ class Side:
     """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
 
     Attributes:
-        weight, bias: folded.
-        norm: in front of the attention; its gain and bias are in `weight` and `bias`.
+        reads, bias: projection of the residual stream, folded.
         query_key_norm: behind the projection, None without one.
         head: index of the head.
     """
 
-    weight: Float64[Tensor, "heads d_model d_head"]
+    reads: LayerReads
     bias: Float64[Tensor, "heads d_head"]
-    norm: Normalization
     query_key_norm: QueryKeyNorm | None
     head: int
 
@@ -53,7 +52,7 @@ class Side:
 
         A query/key norm is not applied.
         """
-        return (self.norm.token_scale(x) * written) @ self.weight[self.head]
+        return (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
 
     def of(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
         """Return the head's query or key of whole streams, all norms taken at them."""
@@ -71,11 +70,11 @@ class Side:
             return rows
         norm = self.query_key_norm
         if norm.gain is not None and norm.gain.ndim == 2:  # one gain serves several heads, if they share it
-            norm = norm.of_heads([self.head * len(norm.gain) // len(self.weight)])
+            norm = norm.of_heads([self.head * len(norm.gain) // len(self.reads.weight)])
         return norm.applied(rows[:, None], scale.expand(len(rows))[:, None])[:, 0]
 
     def _projected(self, x: Tensor, bias: bool) -> Tensor:
-        heads = torch.einsum("...m,hmd->...hd", x * self.norm.token_scale(x)[..., None], self.weight)
+        heads = self.reads.of(x)
         return heads + self.bias if bias else heads
 
 
@@ -123,7 +122,7 @@ class HeadForm:
 
     def capped(self, score: Tensor) -> Tensor:
         """Return scores as the softmax has them, behind the softcap."""
-        return score if self.softcap is None else self.softcap * torch.tanh(score / self.softcap)
+        return softcapped(score, self.softcap)
 
     def with_gain(self, queries: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return queries times the gain and phase of a spectral layer; as they are elsewhere."""
@@ -139,11 +138,11 @@ class HeadForm:
 
     def odd_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return keys whose product with a query is D of the pair."""
-        turned = torch.zeros_like(keys)
+        rotated = torch.zeros_like(keys)
         if self.rotation is not None:
             real, imag = self.rotation.geometry.real_index, self.rotation.geometry.imag_index
-            turned[:, real], turned[:, imag] = self.rotation.odd * keys[:, imag], -self.rotation.odd * keys[:, real]
-        return self.score_scale * turned
+            rotated[:, real], rotated[:, imag] = self.rotation.odd * keys[:, imag], -self.rotation.odd * keys[:, real]
+        return self.score_scale * rotated
 
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
@@ -187,8 +186,8 @@ def head_form(
         rotation = HeadRotation(raw.rotary.of_heads([head]), cos, sin, even, odd)
     return HeadForm(
         head,
-        Side(layer.w_q, layer.b_q, layer.norm, layer.q_norm, head - first),
-        Side(layer.w_k, layer.b_k, layer.norm, layer.k_norm, layer.kv_head(head - first)),
+        Side(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
+        Side(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
         rotation,
         layer.score_scale,
         layer.softcap,

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -14,7 +13,8 @@ from tlspectral.errors import BadHead
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.writes import HeadWrites, head_writes, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
+from tlspectral.nulls import haar_frame
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
 
@@ -98,71 +98,46 @@ class CachedRun:
     view: AttentionView
     sequences: PackedTokens
     captured: dict[str, Tensor]
-    _writes: dict[int, HeadWrites] = field(default_factory=dict)
 
     def removed(
-        self, sources: list[Source], replace: Replaced, frames: "Frames | None" = None
-    ) -> Float64[Tensor, "sources sequences pos d_model"]:
-        """Return what is taken away of the residual stream for sources of one layer.
+        self, sources: list[Source], replace: Replaced, *, draws: int = 0, seed: int = 0
+    ) -> Iterator[Float64[Tensor, "sources sequences pos d_model"]]:
+        """Yield what is taken out of the residual stream for sources of one layer and kind, then a control per draw.
 
-        It is what they wrote ("zero"), or that less its mean over the real tokens of all sequences ("mean"). With
-        frames it is turned into a random direction.
+        It is what they wrote (`"zero"`), or that less its mean over the real tokens of all sequences (`"mean"`). A
+        control writes in random directions, with the norms and angles of what the source wrote.
         """
-        written = torch.stack(self._written(sources, frames))
-        if replace == "zero":
-            return written
-        real = self.sequences.real.to(written.device)
-        mean = (written * real[..., None]).sum((1, 2), keepdim=True) / real.sum()
-        return written - mean
+        real = self.sequences.real[..., None]
+        for written in (self._heads if sources[0].kind == "head" else self._whole)(sources, draws, seed):
+            if replace == "mean":
+                counted = real.to(written.device)
+                yield written - (written * counted).sum((1, 2), keepdim=True) / counted.sum()
+            else:
+                yield written
 
-    def _written(self, sources: list[Source], frames: "Frames | None") -> list[Tensor]:
+    def _whole(self, sources: list[Source], draws: int, seed: int) -> Iterator[Tensor]:
+        """Yield the write of an MLP or of the embedding, then rotated: all of them alike in a draw."""
         names = self.view.hook_names(max(0, sources[0].layer))
-        if sources[0].kind != "head":
-            point = names["residual" if sources[0].kind == "embedding" else "mlp_out"]
-            if point not in self.captured:
-                raise BadHead(f"{sources[0].name} does not exist: {point} never fires in this model")
-            written = in_float64(self.captured[point])
-            return [written if frames is None else written @ frames.square(written)]
+        point = names["residual" if sources[0].kind == "embedding" else "mlp_out"]
+        if point not in self.captured:
+            raise BadHead(f"{sources[0].name} does not exist: {point} never fires in this model")
+        written = in_float64(self.captured[point])[None]
+        yield written
+        for draw in range(draws):
+            yield written @ haar_frame(written.shape[-1], written.shape[-1], [seed, draw]).to(written.device)
+
+    def _heads(self, sources: list[Source], draws: int, seed: int) -> Iterator[Tensor]:
+        """Yield the writes of heads, then those of maps that differ from W_O in their directions alone."""
         layer, heads = sources[0].layer, [source.head for source in sources]
-        if layer not in self._writes:
-            self._writes.clear()  # of one layer at a time
-            self._writes[layer] = head_writes(self.view, layer, in_float64)
-        writes = self._writes[layer]
-        z = z_of(in_float64(self.captured[names["z"]]), writes.w_o)
-        scale = writes.token_scale(z)
-        effective = writes.effective(heads)
-        if frames is not None:
-            effective = torch.stack(
-                [frames.turned(w_o, layer, head) for w_o, head in zip(effective, heads, strict=True)]
-            )
-        return list(torch.einsum("bphd,hdm->hbpm", z[:, :, heads] * scale[..., None, None], effective))
-
-
-@dataclass(frozen=True)
-class Frames:
-    """Random directions of one draw, that stand in for those in which sources write."""
-
-    seed: int
-    draw: int
-
-    def turned(
-        self, w_o: Float64[Tensor, "d_head d_model"], layer: int, head: int
-    ) -> Float64[Tensor, "d_head d_model"]:
-        """Return an output map into random directions, with the norms and angles of what it writes kept."""
-        triangle = torch.linalg.qr(w_o.mT, mode="r").R
-        drawn = self._frame(w_o.shape[1], w_o.shape[0], [layer, head]).to(w_o.device)
-        return triangle.mT @ drawn[:, : len(triangle)].mT
-
-    def square(self, written: Float64[Tensor, "*batch d_model"]) -> Float64[Tensor, "d_model d_model"]:
-        """Return a random rotation of the residual stream, the same for all MLPs and the embedding."""
-        d_model = written.shape[-1]
-        return self._frame(d_model, d_model, []).to(written.device)
-
-    def _frame(self, n_rows: int, n_columns: int, key: list[int]) -> Tensor:
-        state = np.random.SeedSequence([self.seed, self.draw, *key]).generate_state(1)[0]
-        generator = torch.Generator().manual_seed(int(state))
-        q, r = torch.linalg.qr(torch.randn(n_rows, n_columns, generator=generator, dtype=torch.float64))
-        return q * r.diagonal().sign()  # without the signs QR would favour some rotations
+        writes = head_writes(self.view, layer, in_float64)
+        z = z_of(in_float64(self.captured[self.view.hook_names(layer)["z"]]), writes.w_o)
+        z = z[:, :, heads] * writes.token_scale(z)[..., None, None]
+        maps = writes.effective(heads)
+        yield torch.einsum("bphd,hdm->hbpm", z, maps)
+        triangles = torch.linalg.qr(maps.mT, mode="r").R if draws else maps
+        for draw in range(draws):
+            frames = [haar_frame(maps.shape[2], triangles.shape[1], [seed, draw, layer, head]) for head in heads]
+            yield torch.einsum("bphd,hdm->hbpm", z, triangles.mT @ torch.stack(frames).mT.to(z.device))
 
 
 def cached_run(
@@ -185,7 +160,7 @@ def cached_run(
     kept |= {names[source.layer]["mlp_out"] for source in sources if source.kind == "mlp" and source.layer in below}
     kept |= {names[0]["residual"]} if EMBEDDING in sources else set()
     for layer in targets:
-        wanted = ("residual", "query", "key", "value", "cos", "sin", "scores", "pattern")
+        wanted = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
         kept |= {names[layer][point] for point in wanted if point in names[layer]}
     rows = max(1, _TOKENS // sequences.tokens.shape[1])
     runs = [

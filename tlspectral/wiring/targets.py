@@ -7,20 +7,20 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale
+from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale, softcapped, unmasked
 from tlspectral.models.attention.scores import pattern_tolerance, rotation_tables
-from tlspectral.models.attention.writes import LayerReads, layer_reads
+from tlspectral.models.attention.writes import Input, LayerReads, layer_reads
 from tlspectral.rotary import in_float64, rotate, with_gain_and_phase
 from tlspectral.selection import head_name
 from tlspectral.wiring.sources import CachedRun
 
 
 @dataclass(frozen=True)
-class Marks:
+class QueryKeyPairs:
     """The queries of each sequence that are scored, and the key that each is scored on."""
 
-    queries: Int[Tensor, "sequences marks"]
-    keys: Int[Tensor, "sequences marks"]
+    queries: Int[Tensor, "sequences pairs"]
+    keys: Int[Tensor, "sequences pairs"]
 
 
 @dataclass(frozen=True)
@@ -28,41 +28,40 @@ class TargetLayer:
     """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
 
     Attributes:
+        what: the input that is changed.
+        reads: how the heads of the layer read it from the residual stream.
         allowed: pairs of tokens that the layer does not mask.
         tables: cos and sin of each pair that the run applied; None without rotary positions.
     """
 
     run: CachedRun
     layer: AttentionLayer
+    what: Input
+    reads: LayerReads
     residual: Float64[Tensor, "sequences pos d_model"]
     query: Float64[Tensor, "sequences pos heads d_head"]
     key: Float64[Tensor, "sequences pos kv_heads d_head"]
     allowed: Bool[Tensor, "*sequences pos pos"]
     tables: tuple[Tensor, Tensor] | None
 
-    def reads(self, what: str) -> LayerReads:
-        """Return the reading side of all heads of the layer, for `"q"`, `"k"` or `"v"`."""
-        return layer_reads(self.run.view.raw(self.layer.layer), what, in_float64)  # pyright: ignore[reportArgumentType]
-
     def attention(
         self,
         head: int,
-        marks: Marks,
-        *,
-        query_change: Float64[Tensor, "*copies sequences marks heads d_head"] | None = None,
-        key_change: Float64[Tensor, "*copies sequences pos kv_heads d_head"] | None = None,
+        pairs: QueryKeyPairs,
+        change: Float64[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
-        """Return the head's attention to the marked keys, mean over the marked queries.
+        """Return the head's attention from the queries to their keys, mean over the pairs of a sequence.
 
-        The changes are those of all heads of the layer; the head's own is used.
+        `change` is of the queries of the pairs or of the keys of all positions, of all heads; the head's own is used.
         """
-        scores = self._scores(head, marks.queries, query_change, key_change)
-        keys = marks.keys[..., None].expand(*scores.shape[:-1], 1)
+        of_query, of_key = (change, None) if self.what == "q" else (None, change)
+        scores = self._scores(head, pairs.queries, of_query, of_key)
+        keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
         return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
 
     def _scores(
-        self, head: int, rows: Int[Tensor, "sequences marks"], query_change: Tensor | None, key_change: Tensor | None
-    ) -> Float64[Tensor, "*copies sequences marks pos"]:
+        self, head: int, rows: Int[Tensor, "sequences pairs"], query_change: Tensor | None, key_change: Tensor | None
+    ) -> Float64[Tensor, "*copies sequences pairs pos"]:
         """Return masked scores of some queries of each sequence."""
         index = rows[..., None, None].expand(-1, -1, *self.query.shape[2:])
         query, key = self.query.gather(1, index), self.key
@@ -74,21 +73,19 @@ class TargetLayer:
             cos, sin = (table[head] if table.ndim == 3 else table for table in self.tables)
             query = rotate(query, cos[rows], sin[rows], self.layer.rotary)
             key = rotate(key, cos, sin, self.layer.rotary)
-        scores = self.layer.score_scale * query @ key.mT
-        if self.layer.softcap is not None:
-            scores = self.layer.softcap * torch.tanh(scores / self.layer.softcap)
+        scores = softcapped(self.layer.score_scale * query @ key.mT, self.layer.softcap)
         if self.layer.alibi is not None:
             positions = torch.arange(scores.shape[-1], device=scores.device)
             scores = scores + self.layer.alibi.bias(positions)[head]
         allowed = self.allowed[rows] if self.allowed.ndim == 2 else _rows_of(self.allowed, rows)
         return scores.masked_fill(~allowed, -torch.inf)
 
-    def require_own_pattern(self, head: int, marks: Marks) -> None:
+    def require_own_pattern(self, head: int, pairs: QueryKeyPairs) -> None:
         """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
         name = self.run.view.hook_names(self.layer.layer)["pattern"]
         pattern = in_float64(self.run.captured[name])[:, head]
-        scores = self._scores(head, marks.queries, None, None)
-        error = float((scores.softmax(-1) - _rows_of(pattern, marks.queries)).abs().max())
+        scores = self._scores(head, pairs.queries, None, None)
+        error = float((scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max())
         largest = float(scores.masked_fill(scores.isinf(), 0.0).abs().max())
         allowed = pattern_tolerance(self.run.captured[name].dtype, largest)
         if not error <= allowed:
@@ -99,8 +96,8 @@ class TargetLayer:
             )
 
 
-def target_layer(run: CachedRun, index: int) -> TargetLayer:
-    """Return one layer of a cached run.
+def target_layer(run: CachedRun, index: int, what: Input) -> TargetLayer:
+    """Return one layer of a cached run, of which one input is changed.
 
     Raises ValueError past the length up to which the layer's score scale holds; as `AttentionView.layer`, and
     ScoreMismatch for rotary tables that are not those of the layer's frequencies.
@@ -114,12 +111,14 @@ def target_layer(run: CachedRun, index: int) -> TargetLayer:
     tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
     if "scores" in names:
         scores = run.captured[names["scores"]]
-        allowed = scores[:, 0] > torch.finfo(scores.dtype).min / 2
+        allowed = unmasked(scores[:, 0])
     else:
         allowed = view.causal_mask(index, n_positions)
     return TargetLayer(
         run,
         layer,
+        what,
+        layer_reads(view.raw(index), what, in_float64),
         in_float64(run.captured[names["residual"]]),
         query,
         key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
@@ -142,5 +141,5 @@ def _of_head(
     return norm.of_heads([head]).applied(changed[..., None, :])[..., 0, :]
 
 
-def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences marks"]) -> Tensor:
+def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
     return matrix.gather(1, rows[..., None].expand(-1, -1, matrix.shape[-1]))

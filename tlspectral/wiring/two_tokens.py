@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention import AttentionView, unmasked
 from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
@@ -55,13 +55,13 @@ def trace(
         UnsupportedArchitecture: the residual stream is not the sum of what is written to it.
         BadWeights: a layer cannot be read.
     """
-    places, kept, names = [query, key], {}, view.hook_names(layer)
+    token_pair, kept, names = [query, key], {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
     for earlier in range(layer):
         points = view.hook_names(earlier)
         wanted = [points[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
-        hooks += [(name, partial(_keep, kept, name, places)) for name in wanted if name in view.model.hook_dict]
-    hooks.append((names["residual"], partial(_keep, kept, names["residual"], places)))
+        hooks += [(name, partial(_keep, kept, name, token_pair)) for name in wanted if name in view.model.hook_dict]
+    hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
     whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
     hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
     if "scores" in names:
@@ -69,7 +69,7 @@ def trace(
     hooks.append((names["pattern"], partial(_keep_pattern, kept, head, query)))
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
-    sources, written, norm_behind = _sources(view, tokens, layer, places, kept)
+    sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
     _require_sum(written.sum(1), residual, kept[names["residual"]].dtype, layer)
     return TwoTokens(
         sources,
@@ -84,16 +84,14 @@ def trace(
     )
 
 
-def _keep(kept: dict[str, Any], name: str, places: Any, activation: Tensor, hook: Any) -> None:
-    kept[name] = activation[:, places].detach()
+def _keep(kept: dict[str, Any], name: str, positions: Any, activation: Tensor, hook: Any) -> None:
+    kept[name] = activation[:, positions].detach()
 
 
 def _keep_row(kept: dict[str, Any], head: int, query: int, scores: Tensor, hook: Any) -> None:
-    # Masks are -inf or the lowest number of the scores' own type.
-    lowest = torch.finfo(scores.dtype).min / 2
-    kept["largest"] = float(scores.detach().where(scores > lowest, 0.0).abs().max())
+    kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
     row = scores[0, head, query].detach().cpu()
-    kept["row"], kept["unmasked"] = row.double(), (row > lowest) & (torch.arange(len(row)) <= query)
+    kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
 
 
 def _keep_pattern(kept: dict[str, Any], head: int, query: int, pattern: Tensor, hook: Any) -> None:
@@ -101,15 +99,15 @@ def _keep_pattern(kept: dict[str, Any], head: int, query: int, pattern: Tensor, 
 
 
 def _sources(
-    view: AttentionView, tokens: Tensor, layer: int, places: list[int], kept: dict[str, Tensor]
+    view: AttentionView, tokens: Tensor, layer: int, token_pair: list[int], kept: dict[str, Tensor]
 ) -> tuple[list[str], Float64[Tensor, "two sources d_model"], bool]:
     first = kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()
     names, written, norm_behind = ["embedding"], [entered], False
     positions = view.position_embedding()
     if positions is not None:
-        positions = in_float64(positions[places].detach()).cpu()
-        embedded = in_float64(view.embedding()[tokens[0, places].to(view.device)].detach()).cpu()
+        positions = in_float64(positions[token_pair].detach()).cpu()
+        embedded = in_float64(view.embedding()[tokens[0, token_pair].to(view.device)].detach()).cpu()
         _require_sum(embedded + positions, entered, first.dtype, 0)
         names, written = ["embedding", "positions"], [entered - positions, positions]
     biases = torch.zeros_like(entered)

@@ -16,7 +16,9 @@ from tlspectral.models.attention.layer import (
     folded_bias,
     key_value_groups,
     require_even_scale,
+    softcapped,
     stored_bytes,
+    unmasked,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
@@ -37,7 +39,9 @@ __all__ = [
     "folded_bias",
     "key_value_groups",
     "require_even_scale",
+    "softcapped",
     "stated_context",
     "stored_bytes",
+    "unmasked",
     "vocabulary_chunks",
 ]

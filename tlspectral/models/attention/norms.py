@@ -26,16 +26,17 @@ class Normalization:
         """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
         if self.kind == "none":
             return x
-        x = self._centred(x)
+        x = self.centred(x)
         return x / self._root(x)
 
-    def token_scale(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch"]:
+    def token_scale(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """Return the factor `1 / sqrt(var + eps)` of each token; 1 without a norm."""
         if self.kind == "none":
             return x.new_ones(x.shape[:-1])
-        return self._root(self._centred(x)).squeeze(-1).reciprocal()
+        return self._root(self.centred(x)).squeeze(-1).reciprocal()
 
-    def _centred(self, x: Tensor) -> Tensor:
+    def centred(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Return `x` without its mean under LayerNorm; as it is under the others."""
         return x - x.mean(-1, keepdim=True) if self.kind == "LN" else x
 
     def _root(self, centred: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from tlspectral.models.attention.layer import (
     fold_attention,
     key_value_groups,
     require_even_scale,
+    softcapped,
 )
 from tlspectral.models.attention.norms import QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView
@@ -43,10 +44,7 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
     require_even_scale(raw, index, residual.shape[-2])
     tables = rotation_tables(view, raw.rotary, index, residual.shape[-2], captured)
     inside, outside = all_score_terms(raw, index, residual.cpu().double(), tables)
-    total = inside + outside
-    if raw.softcap is not None:
-        total = raw.softcap * torch.tanh(total / raw.softcap)
-    return RebuiltScores(total, inside, outside)
+    return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
 
 
 def pattern_tolerance(stored: torch.dtype, largest_score: float) -> float:

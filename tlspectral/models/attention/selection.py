@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
 
-def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads) -> dict[int, list[int]]:
-    """Return the chosen heads by layer, layers and heads sorted, each head once.
+def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads | None) -> dict[int, list[int]]:
+    """Return the chosen heads by layer (None: all), layers and heads sorted, each head once.
 
     Raises BadHead for a layer or head that does not exist, or heads in no form of `tlspectral.selection.Heads`.
     """
+    if heads is None:
+        return {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
     chosen: dict[int, list[int]] = {}
     for layer, head in sorted(head_pairs(heads, view.n_layers)):
         if not 0 <= layer < view.n_layers:

@@ -1,8 +1,6 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-import copyreg
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,7 +56,9 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
-        _send_captures_by_name()
+        from tlspectral.models.attention.pickling import send_captures_by_name
+
+        send_captures_by_name()
         return self.__dict__
 
     @property
@@ -355,25 +355,6 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
     """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
     for chunk in weight.detach().split(size, dim=axis):
         yield chunk.cpu().double()
-
-
-def _send_captures_by_name() -> None:
-    """Let a model be sent to another process after transformers has put hooks on it that capture outputs.
-
-    After `run_with_cache` the hooks stay on the model. They refer to a context variable, which cannot be pickled.
-    """
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    if hasattr(capturing, "CompileableContextVar"):
-        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def _by_name(variable: Any) -> tuple[Callable[[str], Any], tuple[str]]:
-    module = sys.modules[type(variable).__module__]
-    return partial(_of_capturing, module.__name__), (next(k for k, v in vars(module).items() if v is variable),)
-
-
-def _of_capturing(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
 
 
 @contextmanager

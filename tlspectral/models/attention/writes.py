@@ -52,8 +52,7 @@ class HeadWrites:
         if self.norm.kind == "none":
             return self.cast(z).new_ones(z.shape[:2])
         total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
-        total = self._centred(total if self.b_o is None else total + self.b_o)
-        return (total.square().mean(-1) + self.norm.eps).rsqrt()
+        return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
     def of(
         self,
@@ -69,9 +68,12 @@ class HeadWrites:
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
     def sum_of(
-        self, z: Float[Tensor, "batch pos chosen d_head"], scale: Float[Tensor, "batch pos"], heads: list[int]
+        self,
+        z: Float[Tensor, "batch pos chosen d_head"],
+        scale: Float[Tensor, "batch pos"],
+        heads: list[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return what these heads add together, without one copy of the stream per head."""
+        """Return what these heads (None: all) add together, without one copy of the stream per head."""
         return torch.einsum("bphd,hdm->bpm", self.cast(z) * scale[..., None, None], self.effective(heads))
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
@@ -83,13 +85,10 @@ class HeadWrites:
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
     def _added(self, written: Tensor) -> Tensor:
-        written = self._centred(written) * self.multiplier
+        written = self.norm.centred(written) * self.multiplier
         # Cast, then the type, then the device: float64 is only on the CPU where the device has no such type.
         gain = self.norm.gain
         return written if gain is None else written * self.cast(gain).to(written.dtype).to(written.device)
-
-    def _centred(self, written: Tensor) -> Tensor:
-        return written - written.mean(-1, keepdim=True) if self.norm.kind == "LN" else written
 
 
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
@@ -118,13 +117,13 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
             f"layer {index}: {missing[0]} never fires, so it cannot be checked what heads write"
         )
     # On one device: the stream of a model spread over several moves inside a layer.
-    place = writes.w_o.device
-    before, after, attention, z = (writes.cast(captured[names[point]]).to(place) for point in points)
+    device = writes.w_o.device
+    before, after, attention, z = (writes.cast(captured[names[point]]).to(device) for point in points)
     mlp = captured.get(names["mlp_out"])
-    added = attention if mlp is None else attention + writes.cast(mlp).to(place)
+    added = attention if mlp is None else attention + writes.cast(mlp).to(device)
     z = z_of(z, writes.w_o)
     scale = writes.token_scale(z)
-    rebuilt = writes.of(z, scale).sum(0) + writes.of_biases(scale)
+    rebuilt = writes.sum_of(z, scale) + writes.of_biases(scale)
     stored = captured[names["residual"]].dtype
     # Measured over the zoo: 4e-7 of the largest value in float32. A norm behind that is left out, a multiplier or a
     # bias that is not read, or a normalised residual stream is off by 1e-2 and more.
@@ -155,8 +154,7 @@ class LayerReads:
 
     def of(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
         """Return the projection of a residual stream, without biases."""
-        x = self._centred(x)
-        return self._projected(x * self._scale(x.square().sum(-1), x.shape[-1])[..., None])
+        return self._projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None])
 
     def change(
         self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
@@ -166,22 +164,10 @@ class LayerReads:
         With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
         `removed` has the axes of `x` behind those of its own.
         """
-        x, removed = self._centred(x), self._centred(removed)
-        if self.norm.kind == "none":
-            return -self._projected(removed)
         # Of the difference: where most of the stream is removed, a difference of squares would round the rest away.
-        square, changed = x.square().sum(-1), (x - removed).square().sum(-1)
-        before, after = (self._scale(value, x.shape[-1]) for value in (square, changed))
-        stretched = (after - before)[..., None, None] * self._projected(x)
-        return stretched - after[..., None, None] * self._projected(removed)
-
-    def _scale(self, square: Tensor, d_model: int) -> Tensor:
-        if self.norm.kind == "none":
-            return torch.ones_like(square)
-        return (square / d_model + self.norm.eps).rsqrt()
-
-    def _centred(self, x: Tensor) -> Tensor:
-        return x - x.mean(-1, keepdim=True) if self.norm.kind == "LN" else x
+        before, after = (self.norm.token_scale(stream)[..., None, None] for stream in (x, x - removed))
+        x, removed = self.norm.centred(x), self.norm.centred(removed)
+        return (after - before) * self._projected(x) - after * self._projected(removed)
 
     def _projected(self, x: Tensor) -> Tensor:
         return torch.einsum("...m,hmd->...hd", x, self.weight)
