@@ -42,21 +42,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 INSTALL := -m pip install -qq --constraint
 
-.PHONY: help demo spectral-demo test test-slow notebooks test-tl4 families test-lowest coverage wheel docs lint format \
+.PHONY: help demo demo-full spectral-demo test test-slow notebooks test-tl4 families test-lowest coverage wheel docs lint format \
 	environments clean
 
 help: ## show this table
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## analyse SmolLM2-135M offline: table and figure in out/, the top heads on screen
-	@$(MAKE) --no-print-directory .venv/demo; installed=$$SECONDS; \
-	.venv/bin/tlspectral analyze smollm2-135m -o out/smollm2.parquet --jobs 2; echo; \
-	.venv/bin/tlspectral plane out/smollm2.parquet -o out/smollm2.png; \
-	.venv/bin/tlspectral ablate smollm2-135m out/smollm2.parquet --part rope_phase -o out/rope_phase.parquet; echo; \
-	for part in symmetric antisymmetric; do \
+demo: .venv/demo ## analyse SmolLM2-135M offline: table, figure and one ablation in out/, the top heads on screen
+	@.venv/bin/tlspectral demo -o out
+
+demo-full: demo ## also remove M_S and M_A of previous-token heads, on text, and open a page of all heads
+	@for part in symmetric antisymmetric; do \
 		.venv/bin/tlspectral ablate smollm2-135m out/smollm2.parquet --part $$part --task language; echo; \
-	done; \
-	echo "make demo: $$SECONDS s, $$installed s of it for the environment"
+	done
+	@.venv/bin/tlspectral report out/smollm2.parquet -o out/report.html
 
 spectral-demo: .venv/base ## train heads with a learnable rotary frequency on two tasks and draw where it goes: minutes
 	.venv/bin/tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2

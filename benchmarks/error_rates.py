@@ -1,6 +1,6 @@
 """How often each test rejects where there is nothing to find, and each interval leaves out the truth.
 
-Run `python benchmarks/error_rates.py` (some five minutes of an idle core, one seed). It writes
+Run `python benchmarks/error_rates.py` (some ten minutes of an idle core, one seed). It writes
 `docs/results/error_rates.csv` and puts the rates into `docs/statistics.md`; `--page` does the latter alone. Nominal is
 5 %. With 1,000 tables a rate of 5 % has a Monte-Carlo standard error of 0.7 %.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
+from null_models import fresh_model, heads_with_pairings
 from null_tables import (
     DEPTH,
     INDEPENDENT,
@@ -36,18 +37,22 @@ from null_tables import (
 
 from tlspectral.ablation import summarize_sweep
 from tlspectral.heads import model_statistics
+from tlspectral.heads.placebos import placebo_attenuation
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats import (
     benjamini_hochberg,
     class_test,
+    hypergeometric_overlap,
     intraclass_correlation,
     mann_whitney,
     model_permutation_test,
+    nested_r_squared,
     top_head_percentile,
     triage,
 )
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.published import PUBLISHED_HEADS, published_heads
+from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"
@@ -261,6 +266,36 @@ def bands(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     )
 
 
+def circuits(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Whether a column explains effects that it has nothing to do with, and whether its top heads are a circuit's."""
+    wrong: dict[str, list[bool]] = {"nested_r_squared": [], "hypergeometric_overlap": []}
+    for heads in frames(rng, shape, likeness, tables):
+        # The base column acts on what is explained, the added one does not.
+        explained = heads.assign(effect=heads["prev"] + 0.5 * heads["dir_frac"])
+        wrong["nested_r_squared"].append(nested_r_squared(explained, "effect", "dir_frac", "D_head").pvalue <= LEVEL)
+        circuit, top = (set(heads[name].nlargest(23).index) for name in ("prev", "D_head"))  # a sixth of the heads each
+        overlap = hypergeometric_overlap(len(heads), len(circuit), len(top), len(circuit & top))
+        wrong["hypergeometric_overlap"].append(overlap.pvalue <= LEVEL)
+    yield from (row(name, likeness.name, size_of(shape), found) for name, found in wrong.items())
+
+
+def pairings(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`placebo_attenuation` of heads whose rotary columns are exchangeable."""
+    wrong = [
+        placebo_attenuation(*heads_with_pairings(rng, shape, likeness)).pvalue <= LEVEL for _ in range(tables // 4)
+    ]
+    yield row("placebo_attenuation", likeness.name, size_of(shape), wrong)
+
+
+def edges(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`edge_effects(control="random")` of fresh models, whose heads write in random directions: eight edges a model."""
+    pvalues: list[float] = []
+    for seed in rng.integers(2**31, size=tables // 8):
+        given = {"control": "random", "seed": int(seed), "show_progress": False}
+        pvalues += list(edge_effects(fresh_model(int(seed)), [(1, 0), (1, 3)], **given)["pvalue"])
+    yield row("edge_effects, pvalue", "freshly initialised models", f"{len(pvalues)} edges", np.array(pvalues) <= LEVEL)
+
+
 def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     """List what is measured; each takes a generator of its own and the number of tables."""
     found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
@@ -269,7 +304,11 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
         found.append(partial(true_correlations, shape))
     for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
         found += [partial(measure, SMALL, likeness) for measure in (tables_of_heads, sweeps, shares)]
-    return [*found, sign_flips, whole_sweeps, models, bands]
+    found += [sign_flips, whole_sweeps, models, bands]
+    # New measurements stand behind: the generators of those before keep their seeds.
+    for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
+        found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
+    return [*found, edges]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

@@ -102,7 +102,7 @@ def ablate(
         raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
     if prompts is None and (correct, wrong) != (None, None):
         raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
-    from tlspectral.selection import SWEPT_PARTS, chosen_part, head_name, head_pairs
+    from tlspectral.selection import SWEPT_PARTS, chosen_part, head_pairs
 
     part = chosen_part(part, SWEPT_PARTS)
     if part in ("output", "long_range") and control is not None:
@@ -113,14 +113,13 @@ def ablate(
     chosen: Any = None if heads is None or every else head_pairs(heads.split(","))
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
-    from tlspectral.detectors import DETECTORS
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.tables import read_table
 
     known = None if table is None else head_table(read_table(table), table)
     if heads is None and known is not None and table is not None:
         require_detectors(known, table)
-        chosen = _strongest(known, top, matched, seed)
+        chosen = strongest_heads(known, top, matched, seed)
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
@@ -140,27 +139,33 @@ def ablate(
     deliver(sweep, output, form)
     if form is not None or quiet:
         return
+    echo_sweep(sweep, known, f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"], every)
+    if every and known is not None and answered is None:
+        _print_summary(tlspectral.summarize_sweep(sweep, known))
+
+
+def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
+    """Print the heads of a sweep, the greatest harm first, beside the detectors of their head table."""
+    from tlspectral.detectors import DETECTORS
+    from tlspectral.selection import head_name
+
     shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))
     detectors: list[str] = []
     if known is not None:
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
-    small_first = bool(sweep.attrs["higher_is_better"])  # the greatest harm first
     columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "part"])]
-    unit = f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"]
     typer.echo(
-        f"{part} removed, one head at a time; value of the {unit} and its change delta (intact "
+        f"{sweep['part'].iloc[0]} removed, one head at a time; value of the {unit} and its change delta (intact "
         f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
-    shown = shown.sort_values("delta", ascending=small_first)[columns]
+    shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
     typer.echo(shown.head(_LISTED).round(4).to_string(index=False))
-    if every and known is not None and answered is None:
-        _print_summary(tlspectral.summarize_sweep(sweep, known))
 
 
-def _strongest(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
+def strongest_heads(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
     """Return the strongest previous-token heads, and random other heads of their layers."""
     import pandas as pd
 
