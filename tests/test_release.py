@@ -1,0 +1,53 @@
+"""What a package index shows of the project."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def hatch_build(monkeypatch):
+    """The build hook; hatchling itself is only in the environment of a build."""
+    interface = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = object
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_and_pictures_of_the_readme_become_absolute(hatch_build):
+    text = hatch_build.with_absolute_links((ROOT / "README.md").read_text(encoding="utf-8"), "https://host/owner/name")
+    pictures, links = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text), re.findall(r"(?<!!)\[[^\]]*\]\(([^)]*)\)", text)
+    assert pictures
+    assert links
+    assert all(link.startswith("https://host/owner/name/raw/main/docs/images/") for link in pictures)
+    assert all(link.startswith(("https://", "#")) for link in links)
+    assert "https://host/owner/name/blob/main/docs/wiring.md" in links
+    assert "https://github.com/TransformerLensOrg/TransformerLens" in links
+
+
+def test_without_an_address_nothing_is_linked(hatch_build):
+    hook = hatch_build.ProjectLinks()
+    hook.root, hook.config, metadata = str(ROOT), {"repository": ""}, {}
+    hook.update(metadata)
+    assert "urls" not in metadata
+    assert metadata["readme"]["text"] == (ROOT / "README.md").read_text(encoding="utf-8")
+    hook.config = {"repository": "https://host/owner/name/"}
+    hook.update(metadata)
+    assert metadata["urls"]["Issues"] == "https://host/owner/name/issues"
+
+
+def test_version_and_citation_agree():
+    from tlspectral.version import __version__
+
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
