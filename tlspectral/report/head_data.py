@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
@@ -66,7 +67,7 @@ def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
-    known = COLUMNS.get(name)
+    known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
         "group": group,

@@ -10,6 +10,7 @@ import pandas as pd
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
@@ -192,9 +193,9 @@ def _said(value: Any) -> str:
 
 def column_meanings(heads: pd.DataFrame) -> str:
     """Table with the meanings of the columns in this table."""
-    rows = []
+    rows, known = [], {**COLUMNS, **columns_of(heads.attrs)}
     for name in heads:
-        column = COLUMNS.get(str(name))
+        column = known.get(str(name))
         label = f'<th scope="row"><code>{escape(str(name))}</code></th>'
         if column is None:
             unknown = "Not a column of tlspectral: added by whoever made the table."

@@ -12,6 +12,7 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
+from tlspectral.tables.joining import join
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
@@ -35,6 +36,7 @@ __all__ = [
     "describe_columns",
     "describe_table",
     "finished_parts",
+    "join",
     "named",
     "open_model_parts",
     "open_parts",

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.column import Column
+from tlspectral.tables.column import Column, columns_of
 
 # fmt: off
 _SHARE = "share"
@@ -310,12 +310,18 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 """Every documented column by its name."""
 
 
-def describe_columns() -> pd.DataFrame:
-    """Return the documentation of the columns as a table, one row per column.
+def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the documentation of columns as a table, one row per column.
+
+    Args:
+        table: a frame made or read by this package, such as one of `join`; None is all columns of heads.
 
     Returns:
-        DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: the head
-        table's columns in their order, then its extras, then what is new in `frequency_table` and in
-        `positional_symbolic`.
+        DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: those of
+        the table in their order, empty for a column that is not documented; without a table the head table's columns
+        in their order, then its extras, then what is new in `frequency_table` and in `positional_symbolic`.
     """
-    return pd.DataFrame([asdict(column) for column in COLUMNS.values()])
+    if table is None:
+        return pd.DataFrame([asdict(column) for column in COLUMNS.values()])
+    known = columns_of(table.attrs)
+    return pd.DataFrame([asdict(known.get(name, Column(str(name), "", source=""))) for name in table])

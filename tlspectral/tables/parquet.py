@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.column import Column, columns_of, remember
+from tlspectral.tables.column import columns_of, remember
+from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
@@ -83,8 +84,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
-    known = columns_of(df.attrs)
-    docs = pd.DataFrame([asdict(known.get(name, Column(str(name), "", source=""))) for name in df.columns])
+    docs = describe_columns(df)
     has_labels = any(name is not None for name in df.index.names)
     for table, file, index in ((docs, path.with_suffix(".columns.csv"), False), (df, path, has_labels)):
         with naming_file(file), whole_file(file) as partial:

@@ -1,0 +1,140 @@
+"""`join`: everything that was measured on the heads of one model, as one table with a row per head."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from tlspectral.tables.column import Column, Table, columns_of, named
+from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
+
+KEYS = ("type", "part", "mode", "kind", "band", "frequency", "offset")
+"""Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
+
+_HEAD = ["layer", "head"]
+_ORIGIN = ("model", "revision", "sha256", "backend", "weights_sha256", "weights_layers", "versions", "columns")
+
+
+def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
+    """Join tables about the heads of one model into one frame with a row per head.
+
+        heads = tls.analyze_heads(model)
+        phase, output = (tls.ablation_sweep(model, part) for part in ("rope_phase", "output"))
+        text = tls.ablation_sweep(model, "output", task="language")
+        joined = tls.tables.join(heads, phase, output, text=text)
+        joined[["name", "prev", "rope_phase_delta", "output_delta", "text_output_delta"]]
+        tls.tables.describe_columns(joined)
+
+    A table with one row per head adds its columns under their own names. Where a table has one of the columns type,
+    part, mode, kind, band, frequency or offset, its value stands before the name: `rope_phase_delta` is `delta` where
+    `part` is rope_phase, and `frequency_3_im_norm` is `im_norm` where `frequency` is 3. Other characters than letters,
+    digits, `_` and `-` become `_`. A table given by keyword has that name before all its columns. A head that a table
+    lacks has missing values there; whole numbers and flags then become pandas' nullable types.
+
+    Args:
+        heads: table of `analyze_heads`, whose rows and order are kept.
+        tables: other tables with `layer` and `head`, such as those of `positional_symbolic`, `ablation_sweep`,
+            `head_types`, `band_effects`, `frequency_table` or `detectors.kernel_prediction`.
+        more: the same with a name, for tables that share columns with others.
+
+    Returns:
+        The columns of `heads`, then those of each table in its order. Each keeps its documentation, which
+        `describe_columns` gives back and `write_table` keeps. `attrs` are those of `heads`, and `joined` holds what
+        each other table says of itself.
+
+    Raises:
+        ValueError: a table of other weights or of heads that `heads` lacks, several rows of one head that no key column
+            tells apart, a column that stands there already, or a table whose `layer` and `head` are those of a source.
+
+    What it does not establish: that the numbers belong together. Weights are compared where both tables name them; a
+    table without `attrs` passes. Prompts, seeds and precision may differ from table to table: see `attrs["joined"]`.
+    """
+    require(heads, _HEAD, "analyze_heads", name="table of heads")
+    _require_one_row(heads, "the table of heads")
+    joined = heads.reset_index(drop=True)
+    index = pd.MultiIndex.from_frame(joined[_HEAD])
+    documents = dict(columns_of(heads.attrs))
+    origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
+    given = [(None, table) for table in tables] + list(more.items())
+    for place, (label, table) in enumerate(given, 1):
+        made_by = table.attrs.get("table")
+        said = f"table {label or made_by or place}"
+        require(table, _HEAD, "heads", name=said)
+        if "target" in table:
+            raise ValueError(f"layer and head of the {said} are those of a source: it has no row per head to join")
+        require_same_model(heads, table.attrs, f"the rows of the {said}")
+        wide, meanings = _wide(table, said)
+        unknown = wide.index.difference(index)
+        if len(unknown):
+            raise ValueError(f"the {said} holds L{unknown[0][0]}H{unknown[0][1]}, which the table of heads lacks")
+        if label is not None:
+            wide.columns = [f"{label}_{name}" for name in wide]
+            meanings = {f"{label}_{name}": replace(one, name=f"{label}_{name}") for name, one in meanings.items()}
+        repeated = [name for name in wide if name in joined]
+        if repeated:
+            raise ValueError(
+                f"the {said} has the column {repeated[0]}, which stands there already: give the table a name of its "
+                "own, join(heads, other=table)"
+            )
+        joined = pd.concat([joined, _filled(wide, index).reset_index(drop=True)], axis=1)
+        documents |= meanings
+        name = str(label or made_by or place)
+        name = f"{name}_{len(origins) + 1}" if name in origins else name
+        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in _ORIGIN}
+    texts = {name: documents[name].meaning for name in joined if name in documents}
+    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins}
+    made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
+    return named(joined, Table(f"join(heads, {made})", "`tls.tables.join`", tuple(documents.values())))
+
+
+def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Column]]:
+    """Return the table with a row per head, and the documentation of its new columns."""
+    bare = table.reset_index(drop=True)
+    bare.attrs = {}
+    known = columns_of(table.attrs)
+    keys = [key for key in KEYS if key in table]
+    values = [str(name) for name in table if name not in (*_HEAD, *keys, "name", "kv_head")]
+    if not keys:
+        _require_one_row(bare, f"the {said}")
+        return bare.set_index(_HEAD)[values], {name: known[name] for name in values if name in known}
+    if bare[keys].isna().any(axis=None):
+        raise ValueError(f"the {said} has a row without {' or '.join(keys)}: choose its rows first")
+    _require_one_row(bare, f"the {said}", keys)
+    blocks, meanings = [], {}
+    for chosen, rows in bare.groupby(keys, sort=False):
+        prefix = "".join(f"{_spelled(key, value)}_" for key, value in zip(keys, chosen, strict=True))
+        blocks.append(rows.set_index(_HEAD)[values].add_prefix(prefix))
+        where = ", ".join(f"{key} {value}" for key, value in zip(keys, chosen, strict=True))
+        meanings |= {
+            prefix + name: replace(known[name], name=prefix + name, meaning=f"{known[name].meaning} Where {where}.")
+            for name in values
+            if name in known
+        }
+    names = [name for block in blocks for name in block]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the {said} has values of {' and '.join(keys)} that are spelled alike: rename them first")
+    heads = bare.set_index(_HEAD).index.unique()
+    return pd.concat([_filled(block, heads) for block in blocks], axis=1), meanings
+
+
+def _spelled(key: str, value: Any) -> str:
+    text = re.sub(r"[^\w-]", "_", str(value))
+    return text if isinstance(value, str) else f"{key}_{text}"
+
+
+def _filled(wide: pd.DataFrame, index: pd.MultiIndex) -> pd.DataFrame:
+    """Return the rows of the index, those that the table lacks with missing values."""
+    if len(index.difference(wide.index)):
+        kinds = {"b": "boolean", "i": "Int64", "u": "Int64"}
+        wide = wide.astype({name: kinds[kind.kind] for name, kind in wide.dtypes.items() if kind.kind in kinds})
+    return wide.reindex(index)
+
+
+def _require_one_row(table: pd.DataFrame, said: str, keys: list[str] | None = None) -> None:
+    repeated = table[table.duplicated([*_HEAD, *(keys or [])])]
+    if len(repeated):
+        layer, head = repeated[_HEAD].iloc[0]
+        told = f" of one {' and '.join(keys)}" if keys else f" and none of {', '.join(KEYS)} tells them apart"
+        raise ValueError(f"{said} has two rows for L{layer}H{head}{told}: choose its rows first")
