@@ -22,7 +22,7 @@ from tlspectral.models.attention import (
 )
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
-from tlspectral.selection import head_pair
+from tlspectral.selection import Head, head_pair
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
 
@@ -55,7 +55,7 @@ TABLES = (K_COMPOSITION,)
 
 
 def k_composition(
-    model: Any, target: tuple[int, int], *, kind: CompositionKind = "k", revision: str | None = None
+    model: Any, target: Head, *, kind: CompositionKind = "k", revision: str | None = None
 ) -> pd.DataFrame:
     """Score how strongly each head of an earlier layer can feed the target head (Elhage et al. 2021; FP section 4).
 
@@ -67,7 +67,7 @@ def k_composition(
         model: a TransformerBridge or HookedTransformer, or a name or path. A folder of safetensors or a hub model is
             read from its files, one layer's values and output at a time, without loading it (architectures:
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
-        target: (layer, head) that reads.
+        target: the head that reads, "L5H1", (5, 1) or a table row.
         kind: which input of the target is meant.
         revision: branch, tag or commit of a hub model that is given by name.
 
