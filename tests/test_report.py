@@ -173,7 +173,7 @@ def test_text_of_the_table_stays_text():
     assert INK not in page
     block = page.split('id="data">')[1].split("</script")[0]
     assert json.loads(block)["identity"]["bilinear"][0].startswith("</script >")
-    assert len([tag for tag, _ in found.tags if tag == "script"]) == 2
+    assert len([tag for tag, _ in found.tags if tag == "script"]) == 3  # two of them data
     assert not [tag for tag, _ in found.tags if tag == "b" and "onmouseover" in _]
     assert INK in found.text()
     assert data_of(page)["identity"]["name"] == [INK] * 12
@@ -277,6 +277,30 @@ def test_the_command_writes_what_the_function_returns(tmp_path):
     assert done.output.strip() == str(out)
     assert out.read_text(encoding="utf-8") == report(heads(), kernels=kernels((0, 1)))
     assert report(heads(), tmp_path / "plain.html") == (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_the_command_takes_further_tables_each_several_times(tmp_path):
+    sweeps = [
+        pd.DataFrame({"layer": [0], "head": [1], "part": [part], "delta": [delta]})
+        for part, delta in (("output", 1.5), ("rope_phase", 0.25))
+    ]
+    for number, table in enumerate([heads(), *sweeps]):
+        write_table(table, tmp_path / f"{number}.parquet")
+    files, out = [str(tmp_path / f"{number}.parquet") for number in range(3)], tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["report", files[0], "-o", str(out), "--sweep", files[1], "--sweep", files[2]])
+    assert done.exit_code == 0, done.output
+    cards = json.loads(Structure(out.read_text(encoding="utf-8")).scripts()[1])
+    assert list(cards) == ["L0H1"]
+    assert re.findall("<td[^>]*>([^<]*)", cards["L0H1"]) == ["output", "1.500", "rope_phase", "0.250"]
+
+
+def test_a_table_without_detectors_says_so():
+    table = heads()
+    table[["prev", "dup", "ind"]] = np.nan
+    text = Structure(report(table)).text()
+    assert "This table was made without detectors" in text
+    assert "Previous-token heads" not in text
+    assert "Mean attention on" not in text
 
 
 def test_the_command_refuses_another_table_in_one_line(tmp_path):

@@ -67,7 +67,7 @@ def k_composition(
         model: a TransformerBridge or HookedTransformer, or a name or path. A folder of safetensors or a hub model is
             read from its files, one layer's values and output at a time, without loading it (architectures:
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
-        target: the head that reads, as "L5H1" or (5, 1).
+        target: the head that reads, "L5H1", (5, 1) or a table row.
         kind: which input of the target is meant.
         revision: branch, tag or commit of a hub model that is given by name.
 

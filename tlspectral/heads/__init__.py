@@ -1,4 +1,4 @@
-"""One row per attention head, one per head and rotary frequency, the noise of weight rounding, two tables compared.
+"""Head table, frequency table, card and directions of one head, weight-rounding noise, comparison of two tables.
 
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
@@ -9,6 +9,7 @@ from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.heads.analysis import analyze_heads
+    from tlspectral.heads.card import HeadCard, head_card
     from tlspectral.heads.comparison import compare_heads
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
 
 _HOMES = {
+    "HeadCard": "card",
     "analyze_heads": "analysis",
     "analyze_models": "many_models",
     "compare_heads": "comparison",
     "frequency_table": "frequencies",
+    "head_card": "card",
     "head_directions": "directions",
     "statistic_noise": "noise",
     "weight_noise_band": "noise",
@@ -27,10 +30,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "HeadCard",
     "analyze_heads",
     "analyze_models",
     "compare_heads",
     "frequency_table",
+    "head_card",
     "head_directions",
     "statistic_noise",
     "weight_noise_band",

@@ -237,7 +237,7 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
                 continue
             for rank in range(len(one.ids)):
                 token = int(one.ids[rank, direction])
-                words = {"rank": rank + 1, "token": token, "word": _word(view, token)}
+                words = {"rank": rank + 1, "token": token, "word": token_text(view, token)}
                 loading = float(signs[direction] * one.signed[rank, direction])
                 rows.append({**row, **words, "loading": loading, "random_loading": float(one.random[rank].mean())})
     return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64", "token": "Int64", "random_loading": float})
@@ -282,7 +282,8 @@ def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk 
         yield _unit(chunk - mean[:, None]).T
 
 
-def _word(view: AttentionView, token: int) -> str:
+def token_text(view: AttentionView, token: int) -> str:
+    """Return a token as text, its id without a tokenizer or beyond its vocabulary."""
     tokenizer = getattr(view.model, "tokenizer", None)
     if tokenizer is None or token >= len(tokenizer):
         return str(token)

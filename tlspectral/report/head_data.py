@@ -41,7 +41,7 @@ def head_data(heads: pd.DataFrame) -> str:
     Numbers keep 6 significant digits; NaN is null, an infinity the text "Infinity" or "-Infinity", as JSON has no such
     number.
     """
-    shown = _shown_columns(heads)
+    shown = shown_columns(heads)
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
     data = {
         "identity": {name: _identity(heads[name]) for name in _IDENTITY if name in heads},
@@ -50,13 +50,16 @@ def head_data(heads: pd.DataFrame) -> str:
         "detectors": [name for name in DETECTORS if name in heads],
         "values": {name: _cells(heads[name]) for name in numbers},
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # Inside a script element only these characters could end it or begin another.
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return script_json(data)
 
 
-def _shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
-    """Numeric columns that a reader can choose, by subject, without those shown beside another column."""
+def script_json(data: Any) -> str:
+    """Return JSON that may stand inside a script element, which only "<" could end."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the numeric columns that a reader can choose, by subject, without those shown beside another column."""
     grouped = {group: [name for name in names if name in heads] for group, names in _GROUPS.items()}
     assigned = {name for names in grouped.values() for name in names} | set(_IDENTITY)
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}

@@ -10,9 +10,9 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from tlspectral.report.head_data import head_data
+from tlspectral.report.cards import Evidence, Given, Section
+from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.sections import (
-    check_kernels,
     column_meanings,
     detector_note,
     detector_tables,
@@ -41,41 +41,81 @@ class Page(str):
 
 
 def report(
-    heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, *, kernels: pd.DataFrame | None = None
+    heads: pd.DataFrame,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    types: Given = None,
+    kernels: Given = None,
+    prediction: Given = None,
+    frequencies: Given = None,
+    positional: Given = None,
+    sweep: Given = None,
+    edges: Given = None,
+    directions: Given = None,
 ) -> Page:
     """One self-contained page about a table of heads.
 
+        heads = tls.analyze_heads(model)
+        kernels = tls.relative_position_kernel(model)
+        phase = tls.ablation_sweep(model, "rope_phase")
+        tls.report(heads, "report.html", kernels=kernels, sweep=phase)
+
     On it: the heads as a grid that can be coloured by any column, the plane of dir_frac and D_head with the null, the
     strongest heads of each detector with their kernels, the heads against their nulls, statuses, provenance, and
-    the meaning of every column. Pointing at a head shows its row, a click pins it, and the page's address then ends in
-    its name (`#L16H0`), so that a link can lead to a head. Style, script and data are in the file, whose
-    policy forbids every request and every other script. Without scripts the tables remain.
+    the meaning of every column. Pointing at a head shows its row. A click pins it and opens its card, with what the
+    other tables hold of it (`head_card` shows the same), and the page's address then ends in its name (`#L16H0`), so
+    that a link can lead to a head. Style, script and data are in the file, whose policy forbids every request and every
+    other script. Without scripts the tables remain.
 
     Args:
-        heads: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`; what else is there is shown, with
-            "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
+        heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
+            shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
-        kernels: table of `relative_position_kernel`, drawn for the heads that lead a detector.
+        types, kernels, prediction, frequencies, positional, sweep, edges, directions: tables of `head_types`,
+            `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
+            `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables. What is not
+            given is not on the cards. Kernels are also drawn for the heads that lead a detector.
 
     Returns:
         The page's HTML, a string that a notebook shows as the page.
 
     Raises:
         ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
-            or kernels of other heads.
+            or another table of other heads or weights.
         FileNotFoundError: the folder of `path` does not exist.
 
-    What it does not establish: anything beyond the table. A head that stands out on the page should be examined
+    What it does not establish: anything beyond the tables. A head that stands out on the page should be examined
     further: by ablation, on other prompts, in another seed of the model.
     """
     table = _checked(heads)
-    if kernels is not None:
-        check_kernels(kernels, table)
-    page = Page(_page(table, kernels))
+    given: dict[str, Given] = {
+        "types": types, "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
+        "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
+    }  # fmt: skip
+    page = Page(_page(table, Evidence(table, given), kernels))
     if path is not None:
         with whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8")
     return page
+
+
+def card_page(name: str, heads: pd.DataFrame, sections: list[Section]) -> Page:
+    """Return the page of one head's card, which has no script."""
+    style = _part("style.css")
+    policy = f"default-src 'none'; style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    body = "".join(section.html() for section in sections)
+    return Page(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=False)}">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(name)} of {escape(_model(heads))}</title><style>{style}</style></head><body><header>"
+        f'<p class="eyebrow">{escape(_model(heads))}</p><h1>{escape(name)}</h1></header>'
+        f'<main class="evidence">{body}</main></body></html>'
+    )
+
+
+def _model(heads: pd.DataFrame) -> str:
+    return str(heads.attrs.get("model") or "unnamed model")
 
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
@@ -98,25 +138,25 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _page(heads: pd.DataFrame, kernels: pd.DataFrame | None) -> str:
+def _page(heads: pd.DataFrame, evidence: Evidence, kernels: Given) -> str:
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
     policy = (
         f"default-src 'none'; script-src {_fingerprint(script)}; style-src {_fingerprint(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    model = str(heads.attrs.get("model") or "unnamed model")
     revision = heads.attrs.get("revision")
     return Template(template).substitute(
         policy=escape(policy, quote=False),
         style=style,
         script=script,
         data=head_data(heads),
-        model=escape(model),
+        cards=_cards(heads, evidence),
+        model=escape(_model(heads)),
         revision=f"revision {escape(str(revision))}" if revision else "",
         facts=facts(heads),
         detector_note=escape(detector_note(heads)),
         detector_tables=detector_tables(heads),
-        kernels=kernel_figures(kernels, heads) if kernels is not None else "",
+        kernels=kernel_figures(evidence.rows("kernels"), heads) if kernels is not None else "",
         kernels_hidden="" if kernels is not None else "hidden",
         null_table=null_table(heads),
         null_draws=escape(str(heads.attrs.get("null_draws", "an unrecorded number of"))),
@@ -124,6 +164,16 @@ def _page(heads: pd.DataFrame, kernels: pd.DataFrame | None) -> str:
         provenance=provenance(heads.attrs),
         column_meanings=column_meanings(heads),
     )
+
+
+def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
+    """Return the bodies of all cards as data that the page's script parses when a card is opened; none is empty."""
+    bodies = {
+        f"L{layer}H{head}": "".join(section.html() for section in sections)
+        for layer, head in zip(heads["layer"], heads["head"], strict=True)
+        if (sections := evidence.sections((layer, head)))
+    }
+    return f'<script type="application/json" id="cards">{script_json(bodies)}</script>' if bodies else ""
 
 
 def _part(name: str) -> str:

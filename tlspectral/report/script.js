@@ -173,7 +173,7 @@ function extent(column, mark) {
   const low = found.length ? found.reduce((one, other) => Math.min(one, other)) : 0;
   const high = found.length ? found.reduce((one, other) => Math.max(one, other)) : 1;
   const room = (high - low) * 0.05 || 0.05;
-  return [low - room, high + room];
+  return [Math.max(0, low - room), Math.min(1, high + room)]; // both are shares: a wide null ends at the axes
 }
 
 function drawPlane() {
@@ -264,6 +264,7 @@ function pin(index) {
   pinned = index;
   if (index >= 0) cells[index].setAttribute("aria-selected", "true");
   mark();
+  fillOpened();
 }
 
 function pinByHand(index) {
@@ -319,6 +320,26 @@ function fillCard(index) {
     cellOf(line, inColumn(name, index), "number");
     if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation < 5e-5 ? reachText(deviation) : deviation.toFixed(4)}`);
   }
+}
+
+/* ---- the card of the pinned head, from HTML that is parsed when the first one is opened ---- */
+
+let bodies;
+
+function fillOpened() {
+  const opened = part("opened"), within = opened.contains(document.activeElement);
+  if (pinned >= 0) bodies ??= JSON.parse(part("cards")?.textContent ?? "{}");
+  const body = pinned < 0 ? undefined : bodies[key(pinned)];
+  opened.hidden = part("open").hidden = body === undefined;
+  part("evidence").innerHTML = body ?? "";
+  part("openedhead").textContent = body === undefined ? "" : names[pinned];
+  if (body !== undefined) part("open").textContent = `Open the card of ${names[pinned]}`;
+  if (body === undefined && within) grid.focus();
+}
+
+function goTo(element) {
+  element.focus({ preventScroll: true });
+  element.scrollIntoView();
 }
 
 /* ---- what the reader does ---- */
@@ -382,6 +403,8 @@ function listen() {
   grid.addEventListener("keydown", onKey);
   document.addEventListener("keydown", (event) => event.key === "Escape" && pinned >= 0 && pinByHand(pinned));
   part("unpin").addEventListener("click", () => pinByHand(pinned));
+  part("open").addEventListener("click", () => goTo(part("opened")));
+  part("back").addEventListener("click", () => goTo(grid));
   select.addEventListener("change", () => choose(select.value));
   dark.addEventListener("change", () => choose(chosen));
   const byAddress = () => places.has(location.hash.slice(1)) && pin(places.get(location.hash.slice(1)));

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
-from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables import COLUMNS
 from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
-from tlspectral.tables.required import require
-from tlspectral.tables.same_model import require_same_model
 
 _TOP_HEADS = 8  # of each detector
 _NOT_COMPUTED = '<span class="none">not computed</span>'
@@ -41,8 +38,6 @@ _PROVENANCE = (
 _NO_LIMIT = (None, "rotary_valid_up_to")
 _SAID_ELSEWHERE = {"columns"}
 _MOST_DRAWN = 24  # kernels
-_WIDTH, _HEIGHT = 220, 116
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 6, 8, 22  # of the axes within the drawing of a kernel
 
 
 def facts(heads: pd.DataFrame) -> str:
@@ -72,7 +67,13 @@ def facts(heads: pd.DataFrame) -> str:
 
 def detector_tables(heads: pd.DataFrame) -> str:
     """Tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
+    if not _has_detectors(heads):
+        return ""
     return "".join(_detector_table(heads, name, title) for name, title in DETECTORS.items())
+
+
+def _has_detectors(heads: pd.DataFrame) -> bool:
+    return any(name in heads and heads[name].notna().any() for name in DETECTORS)
 
 
 def _detector_table(heads: pd.DataFrame, name: str, title: str) -> str:
@@ -110,16 +111,19 @@ def _head_link(row: Mapping[Any, Any]) -> str:
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Sentence about the prompts of the detectors, as far as the table records them."""
+    """Sentences about the detectors and their prompts, as far as the table records them."""
+    if not _has_detectors(heads):
+        return "This table was made without detectors: it says nothing of what the heads attend to."
+    beside = "null pct: share of the null's draws at or below the head's D_head."
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
-        return "This table does not say what its detectors ran on."
+        return f"This table does not say what its detectors ran on. {beside}"
     text = (
         f"Mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], r of "
         f"{detectors.get('segment_length', 'some')} tokens; standard errors over sequences."
     )
     chance = detector_chance(heads)
-    return text if chance is None else f"{text} The tick on a bar is chance, {chance:.3f}."
+    return f"{text} {beside}" if chance is None else f"{text} The tick on a bar is chance, {chance:.3f}. {beside}"
 
 
 def null_table(heads: pd.DataFrame) -> str:
@@ -228,80 +232,23 @@ def _number(value: Any) -> str:
     return _NOT_COMPUTED if value is None or pd.isna(value) else f"{value:.3f}".replace("-", "\N{MINUS SIGN}")
 
 
-def check_kernels(kernels: pd.DataFrame, heads: pd.DataFrame) -> None:
-    """Refuse a table with kernels of other heads or another model. Raises ValueError."""
-    require(kernels, ("layer", "head", "offset", "score"), "relative_position_kernel", name="table of kernels")
-    require_same_model(heads, kernels.attrs, "the kernels")
-    known = head_pairs(heads)
-    unknown = [pair for pair in head_pairs(kernels) if pair not in known]
-    if unknown:
-        raise ValueError(
-            f"the kernels hold {head_name(*unknown[0])}, which the table of heads lacks: give tables of the same model"
-        )
-
-
-def kernel_figures(kernels: pd.DataFrame, heads: pd.DataFrame) -> str:
+def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
     """Drawings of the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
-    available = head_pairs(kernels)
     wanted: dict[tuple[int, int], str] = {}
     for detector in DETECTORS:
         for row in _top_heads(heads, detector).to_dict("records"):
             pair = (int(row["layer"]), int(row["head"]))
-            if pair in available:
+            if pair in kernels:
                 score = f"{detector} {row[detector]:.2f}"
                 wanted[pair] = f"{wanted[pair]}, {score}" if pair in wanted else score
-    drawn = wanted or dict.fromkeys(available, "")
+    drawn = wanted or dict.fromkeys(kernels, "")
     chosen = list(drawn)[:_MOST_DRAWN]
     rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}
-    grouped = {pair: table.sort_values("offset") for pair, table in kernels.groupby(["layer", "head"])}
     figures = "".join(
         f"<figure><figcaption>{_head_link(rows[pair])} <small>{escape(drawn[pair])}</small></figcaption>"
-        f"{_drawing(grouped[pair], str(rows[pair]['name']))}</figure>"
+        f"{kernel_drawing(kernels[pair], str(rows[pair]['name']))}</figure>"
         for pair in chosen
     )
-    left_out = len(available) - len(chosen)
+    left_out = len(kernels) - len(chosen)
     note = f'<p class="note">{left_out:,} more in the table of kernels.</p>' if left_out else ""
     return f'<div class="kernels">{figures}</div>{note}'
-
-
-def _drawing(kernel: pd.DataFrame, name: str) -> str:
-    """SVG of score against offset, on a scale of its own; an offset without keys is a gap."""
-    offsets, scores = kernel["offset"].to_numpy(float), kernel["score"].to_numpy(float)
-    finite = np.isfinite(scores)
-    if not finite.any():
-        return '<p class="none">not computed</p>'
-    low, high = scores[finite].min(), scores[finite].max()
-    span, reach = (high - low) or 1.0, np.ptp(offsets) or 1.0
-    across = _LEFT + (offsets - offsets.min()) / reach * (_WIDTH - _LEFT - _RIGHT)
-    up = _HEIGHT - _BOTTOM - (scores - low) / span * (_HEIGHT - _TOP - _BOTTOM)
-    steps, pen = [], "M"
-    for x, y, seen in zip(across, up, finite, strict=True):
-        if seen:
-            steps.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "L" if seen else "M"
-    best, looks = int(np.nanargmax(scores)), ('r="1.5"', 'r="2.6" class="best"')
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" {looks[index == best]}/>'
-        for index, (x, y, seen) in enumerate(zip(across, up, finite, strict=True))
-        if seen
-    )
-    ends = ((offsets.min(), across.min(), "start"), (offsets.max(), across.max(), "end"))
-    ticks = "".join(
-        f'<text x="{x:.1f}" y="{_HEIGHT - 7}" text-anchor="{anchor}">{_signed(offset)}</text>'
-        for offset, x, anchor in ends
-    )
-    values = "".join(
-        f'<text x="{_LEFT - 6}" y="{y:.1f}" text-anchor="end">{_signed(round(value, 1))}</text>'
-        for value, y in ((high, _TOP + 4), (low, _HEIGHT - _BOTTOM + 1))
-    )
-    label = f"{name}: highest mean score {scores[best]:.2f} at offset {offsets[best]:.0f}, lowest {low:.2f}"
-    base = _HEIGHT - _BOTTOM + 5
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
-        f'<path class="axis" d="M{_LEFT} {base}H{_WIDTH - _RIGHT}"/>'
-        f'<path class="line" d="{"".join(steps)}"/>{dots}{ticks}{values}</svg>'
-    )
-
-
-def _signed(value: float) -> str:
-    return f"{value:g}".replace("-", "\N{MINUS SIGN}")

@@ -2,6 +2,9 @@
 
 Only looking up the tables of other rooms loads torch and TransformerLens."""
 
+from typing import TYPE_CHECKING
+
+from tlspectral.lazy import lazy_names
 from tlspectral.tables.column import Column, Table, named
 from tlspectral.tables.every_table import TABLES, describe_table
 from tlspectral.tables.head_columns import (
@@ -12,12 +15,14 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
-from tlspectral.tables.joining import join
 from tlspectral.tables.parquet import read_table, write_table
 from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
+
+if TYPE_CHECKING:
+    from tlspectral.tables.joining import join
 
 __all__ = [
     "COLUMNS",
@@ -47,3 +52,6 @@ __all__ = [
     "workers_kept",
     "write_table",
 ]
+
+# `analyze_heads` needs tables, and joins none.
+__getattr__ = lazy_names(__name__, {"join": "joining"})

@@ -1,0 +1,229 @@
+"""One card per head: its sections hold the numbers of the tables, absent where not measured; texts stay texts."""
+
+import functools
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from test_report import INK, Structure, kernels
+from test_report import heads as made_up_heads
+
+import tlspectral as tls
+from tlspectral.errors import BadHead
+from tlspectral.heads import card as room
+from tlspectral.heads.card import NULL_DRAWS, null_cloud
+from tlspectral.models.attention import attention_view
+from tlspectral.report.cards import Evidence
+from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
+
+
+@functools.cache
+def model():
+    return tls.load_model("tiny-rope")
+
+
+@functools.cache
+def heads():
+    return tls.analyze_heads(model(), null_draws=20, show_progress=False)
+
+
+@functools.cache
+def composition():
+    return tls.k_composition(model(), "L1H0")
+
+
+@functools.cache
+def edges():
+    return tls.edge_effects(model(), "L1H0", show_progress=False)
+
+
+def types(**columns):
+    rows = {"layer": 1, "head": 0, "type": ["sink", "induction"], "score": [0.3, 0.9], "stderr": [0.01, 0.02],
+            "chance": 0.1, "qvalue": [0.5, 0.001], "claimed": [False, True]}  # fmt: skip
+    return pd.DataFrame({**rows, **columns})
+
+
+def section(card, title):
+    (found,) = [one for one in card.sections if one.title == title]
+    return found
+
+
+def titles(card):
+    return [one.title for one in card.sections]
+
+
+def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
+    card = tls.head_card(heads(), "L1H0")
+    assert titles(card) == ["Row"]
+    row = heads().set_index("name").loc["L1H0"]
+    metric = f"D_head {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
+    assert metric in Structure(card.html).text()
+    assert metric in " ".join(repr(card).split())
+    bare = tls.head_card(made_up_heads()[["layer", "head", "dir_frac"]].assign(prev=np.nan), (0, 1))
+    assert "prev" not in repr(bare)  # not measured: absent
+    assert repr(bare).split()[:1] == ["L0H1"]
+
+
+def test_every_table_given_is_a_section_and_no_other():
+    given = {
+        "types": types(),
+        "kernels": tls.relative_position_kernel(model()),
+        "prediction": tls.detectors.kernel_prediction(model()),
+        "sweep": [tls.ablation_sweep(model(), part, show_progress=False) for part in ("rope_phase", "output")],
+        "edges": edges(),
+        "directions": [tls.head_directions(model(), "L1H0", kind, n_words=3) for kind in ("qk", "ov")],
+    }
+    card = tls.head_card(heads(), "L1H0", **given, composition=composition())
+    assert titles(card) == ["Row", "Types", "By distance", "Prediction by distance", "Ablation", "Edges in",
+                            "Directions in words", "K-composition"]  # fmt: skip
+    assert re.search(r"induction\s+0\.900\s+0\.020\s+0\.100\s+0\.001\s+yes\nsink .*no$", section(card, "Types").text)
+    for sweep in given["sweep"]:
+        row = sweep.set_index(["layer", "head"]).loc[1, 0]
+        assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
+    strongest = edges().loc[edges()["delta"].abs().idxmax()]
+    assert section(card, "Edges in").text.splitlines()[1].startswith(strongest["source"])
+    assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
+    assert "predicted" in section(card, "By distance").body
+    assert section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out").text.splitlines()[1].startswith("L1H0")
+    Structure(card.html)  # well formed
+    report = Structure(tls.report(heads(), **given))
+    assert [attributes["id"] for tag, attributes in report.tags if tag == "script" and "id" in attributes] == [
+        "data", "cards"]  # fmt: skip
+
+
+def test_a_direction_without_words_is_counted_and_not_listed():
+    words = tls.head_directions(model(), "L1H0", "qk", n_words=3)
+    read = words[words["token"].notna()].groupby(["direction", "side"]).ngroups
+    sides = words.groupby(["direction", "side"]).ngroups
+    found = section(tls.head_card(heads(), "L1H0", directions=words), "Directions in words")
+    assert f"{read} of {sides} sides" in found.note
+    assert len(found.text.splitlines()) == read + 1
+    none = section(tls.head_card(heads(), "L1H0", directions=words[words["token"].isna()]), "Directions in words")
+    assert (none.text, none.body) == ("no reading", "")
+
+
+def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
+    prompt = torch.tensor([1, 5, 9, 5])
+    card = tls.head_card(heads(), "L1H0", model=model(), prompt=prompt)
+    assert titles(card) == ["Row", "Eigenvalues", "Phase by frequency", "Attention on the prompt"]
+    body = section(card, "Eigenvalues").body
+    values = tls.qk_operators(model())[1, 0].spectrum().eigenvalues
+    assert body.count("<circle") == len(values) == 16
+    cloud = re.search(r'class="cloud" d="([^"]*)"', body)
+    assert cloud is not None
+    assert cloud[1].count("M") == 16 * NULL_DRAWS
+    assert section(card, "Phase by frequency").body.count('class="im"') == 8
+    weights = model().run_with_cache(prompt[None])[1]["blocks.1.attn.hook_pattern"][0, 0]
+    found = section(card, "Attention on the prompt")
+    assert f"5 (1) looks at 1 (0): {weights[1, 0]:.3f}" in found.body
+    assert len(found.text.splitlines()) == 4
+    # The caller's model is as it was: no hook is left.
+    assert not any(point.fwd_hooks for point in model().hook_dict.values())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_cloud_is_the_null_of_the_table(name):
+    """The same draws, also under LayerNorm, where frames have a dimension less: the table's percentile comes out."""
+    bridge = zoo.shared("bridge", name)
+    table = tls.analyze_heads(bridge, null_draws=NULL_DRAWS, detectors=False, seed=5, show_progress=False)
+    ops = tls.qk_operators(bridge)
+    for row in table.itertuples():
+        singular = ops[row.layer, row.head].spectrum().singular_values
+        cloud = null_cloud(attention_view(bridge).layer(row.layer), singular, 5).numpy()
+        drawn = np.abs(cloud.imag).sum(1) / np.abs(cloud).sum(1)
+        assert (drawn <= row.D_head).mean() == row.D_head_null_pct
+    card = tls.head_card(table, (1, 1), model=bridge)
+    assert titles(card) == ["Row", "Eigenvalues"] + ["Phase by frequency"] * (name == "llama")
+
+
+def test_drawings_stand_where_the_numbers_are():
+    values = np.array([1 + 0j, 0.5 - 0.5j])
+    places = np.array(
+        re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', eigenvalue_drawing(values, -values, "x")), float
+    )
+    middle, step = 130, 130 / 1.05
+    # One decimal of a pixel is written.
+    np.testing.assert_allclose(places, [[middle + step, middle], [middle + step / 2, middle + step / 2]], atol=0.051)
+    rows = [{"frequency": t, "wavelength": 6.0 * (t + 1), "re_norm": 1.0, "im_norm": float(t)} for t in range(4)]
+    heights = [float(one) for one in re.findall(r'class="im".*?height="([\d.]+)"', phase_drawing(rows, "x"))]
+    np.testing.assert_allclose(heights, [86 * t / 4 for t in range(4)], atol=0.051)
+    drawn = attention_drawing(np.array([[1.0, 0.0], [0.25, 0.75]]), [" a", "\n"], "x")
+    assert re.findall(r'fill-opacity="([\d.]+)"', drawn) == ["1.000", "0.250", "0.750"]
+    assert "\N{OPEN BOX}a (0)" in drawn
+
+
+def hostile():
+    words = pd.DataFrame([{"layer": 0, "head": 1, "kind": INK, "direction": 1, "share": 0.5, "side": INK, "token": 3,
+                           "qvalue": 0.01, "word": INK, "loading": 1.0}])  # fmt: skip
+    sweep = pd.DataFrame([{"layer": 0, "head": 1, "part": INK, "delta": 1.0}])
+    sweep.attrs["task"] = INK
+    edge = pd.DataFrame([{"layer": 0, "head": 0, "source": INK, "target": INK, "target_layer": 0, "target_head": 1,
+                          "input": INK, "delta": 1.0}])  # fmt: skip
+    named = types(layer=0, head=1, type=INK)
+    return {"types": named.iloc[:1], "sweep": sweep, "edges": edge, "directions": words}
+
+
+def test_text_of_tables_and_tokens_stays_text():
+    table = made_up_heads()
+    table.attrs["model"] = INK
+    card = tls.head_card(table, (0, 1), **hostile())
+    for page in (card.html, tls.report(table, **hostile()), card._repr_html_()):
+        assert INK not in page
+        assert "<b onmouse" not in page
+    assert not [tag for tag, _ in Structure(card.html).tags if tag == "script"]
+    assert Structure(card.html).text().count(INK) >= 7
+    drawn = attention_drawing(np.eye(2), [INK, '"><b>'], "x")
+    assert INK not in drawn
+    assert '"><b>' not in drawn
+
+
+def test_the_card_asks_for_nothing_and_runs_nothing():
+    found = Structure(tls.head_card(made_up_heads(), (0, 1), kernels=kernels((0, 1))).html)
+    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert not any(
+        name.startswith("on") or name in ("style", "src") for _, attributes in found.tags for name in attributes
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: {"types": types(layer=9)}, "the types hold L9H0, which the table of heads lacks"),
+        (lambda: {"sweep": types()}, "the table of sweeps has no column part, delta: give a table of ablation_sweep"),
+        (lambda: {"composition": tls.k_composition(model(), "L0H0")}, "composition has no rows"),
+        (lambda: {"composition": composition().assign(layer=3)}, "composition ends with layer 3, and L1H0 reads"),
+        (lambda: {"prompt": "a"}, "give model= too"),
+        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, "found 2 of 4"),
+        (lambda: {"model": tls.load_model("tiny-ape")}, "other weights|of model tiny-rope"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        tls.head_card(heads(), "L1H0", **given())
+
+
+def test_a_long_prompt_is_refused(monkeypatch):
+    monkeypatch.setattr(room, "MOST_TOKENS", 4)
+    tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(4, dtype=torch.long))
+    with pytest.raises(ValueError, match="up to 4 tokens can be drawn; found 1 of 5"):
+        tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(5, dtype=torch.long))
+
+
+def test_tables_of_other_weights_and_other_heads_are_refused():
+    stranger = types()
+    stranger.attrs = {**heads().attrs, "weights_layers": 2, "weights_sha256": "f" * 64}
+    for made in (lambda: tls.head_card(heads(), "L1H0", types=stranger), lambda: tls.report(heads(), types=[stranger])):
+        with pytest.raises(ValueError, match="made from other weights than the types"):
+            made()
+    with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
+        tls.head_card(heads(), "L7H0")
+
+
+def test_a_head_of_whom_nothing_was_measured_has_no_sections():
+    evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "types": None})
+    assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
+    assert evidence.sections((0, 0)) == []

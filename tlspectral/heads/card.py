@@ -1,0 +1,192 @@
+"""`head_card`: all that is known of one head on one page."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Complex128, Float64
+from torch import Tensor
+
+from tlspectral.errors import BadHead
+from tlspectral.heads.directions import token_text
+from tlspectral.heads.frequencies import frequency_table
+from tlspectral.heads.same_model import require_table_of
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.nulls import block_generator, haar_blocks, one_thread
+from tlspectral.operators import qk_operators
+from tlspectral.report.cards import Evidence, Given, Section, composition_section, row_section
+from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
+from tlspectral.report.page import Page, card_page
+from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
+
+NULL_DRAWS = 30
+"""Draws of the null behind the eigenvalues: each has as many as the head, and more make the cloud a blot."""
+
+MOST_TOKENS = 128
+"""Of a prompt whose attention is drawn; beyond it the squares cannot be told apart."""
+
+
+@dataclass(frozen=True, repr=False)
+class HeadCard:
+    """The card of one head: a notebook shows it as a page, a terminal as text.
+
+    Attributes:
+        name: the head, such as L16H0.
+        sections: what was measured, in the order of the page; `title`, `note`, `body` (HTML) and `text` of each.
+        html: the page, one file without scripts or requests: `Path("L16H0.html").write_text(card.html)`.
+    """
+
+    name: str
+    sections: tuple[Section, ...]
+    html: Page
+
+    def __repr__(self) -> str:
+        parts = [f"{section.title}\n{section.text}" for section in self.sections]
+        return "\n\n".join([self.name, *parts])
+
+    def _repr_html_(self) -> str:
+        return self.html._repr_html_()
+
+
+def head_card(
+    heads: pd.DataFrame,
+    head: Head,
+    *,
+    types: Given = None,
+    kernels: Given = None,
+    prediction: Given = None,
+    frequencies: Given = None,
+    positional: Given = None,
+    sweep: Given = None,
+    edges: Given = None,
+    directions: Given = None,
+    composition: pd.DataFrame | None = None,
+    model: Any = None,
+    prompt: Any = None,
+) -> HeadCard:
+    """Show one head on one page: its row, and what other tables and the model hold of it.
+
+        heads = tls.analyze_heads(model)
+        phase = tls.ablation_sweep(model, "rope_phase", heads="L16H0")
+        tls.head_card(heads, "L16H0", sweep=phase, model=model, prompt="The cat sat on the mat, and the cat slept")
+
+    What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
+    eigenvalues of M in the complex plane over those of 30 draws of its null (FP section 3: its own singular values,
+    random frames; the table's seed), and the phase by rotary frequency unless `frequencies` are given; with `prompt`,
+    the attention of the head on it, every weight shown on hover. `report` shows the same sections for all heads.
+
+    Args:
+        heads: table of `analyze_heads` or `tables.join`.
+        head: "L16H0", (16, 0) or a table row.
+        types, kernels, prediction, frequencies, positional, sweep, edges, directions: tables of `head_types`,
+            `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
+            `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables, of this head
+            or of more.
+        composition: table of `k_composition(model, head)`, of this very head.
+        model: the TransformerBridge or HookedTransformer that `heads` was made from.
+        prompt: text, or a tensor of token ids [pos], of 128 tokens at most. The model runs on it once,
+            under the hooks that are on it.
+
+    Returns:
+        `HeadCard`, with `sections` and `html`.
+
+    Raises:
+        BadHead: `head` is no head, or not in the table.
+        ValueError: a table or model of other weights, a table without a needed column, a prompt without a model, or one
+            of several sequences or more than 128 tokens.
+        UnsupportedArchitecture, BadWeights: the layer cannot be read, or does not return its attention.
+
+    What it does not establish: more than its tables do, each of which says what it does not. That several of them
+    agree is no proof: they see one set of weights.
+    """
+    require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
+    n_layers = int(heads["layer"].max()) + 1
+    pair = head_pair(head, n_layers)
+    if not ((heads["layer"] == pair[0]) & (heads["head"] == pair[1])).any():
+        raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
+    if prompt is not None and model is None:
+        raise ValueError("the attention on a prompt is the model's: give model= too")
+    sections = [row_section(heads, pair)]
+    if model is not None:
+        require_table_of(model, heads)
+        view = attention_view(model)
+        sections.append(_eigenvalues(view, pair, int(heads.attrs.get("seed") or 0)))
+        if frequencies is None and view.layer(pair[0]).rotary is not None:
+            frequencies = frequency_table(model)
+    given: dict[str, Given] = {
+        "types": types, "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
+        "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
+    }  # fmt: skip
+    sections += Evidence(heads, given).sections(pair)
+    if composition is not None:
+        sections.append(_composition(heads, pair, composition))
+    if prompt is not None:
+        sections.append(_attention(attention_view(model), pair, prompt))
+    name = head_name(*pair)
+    return HeadCard(name, tuple(sections), card_page(name, heads, sections))
+
+
+def null_cloud(
+    layer: AttentionLayer, singular_values: Float64[Tensor, "k"], seed: int
+) -> Complex128[Tensor, "draws k"]:
+    """Return the eigenvalues of `NULL_DRAWS` draws of a head's null; the draws of a table with shared blocks."""
+    n = layer.effective_dimension
+    k = min(len(singular_values), n)  # under LayerNorm a head as wide as the model has one direction less
+    blocks = haar_blocks(n, k, NULL_DRAWS, block_generator(seed, n, k))
+    with one_thread():
+        return torch.linalg.eigvals(singular_values[:k, None] * blocks)
+
+
+def _eigenvalues(view: AttentionView, pair: tuple[int, int], seed: int) -> Section:
+    spectrum = qk_operators(view.model)[pair].spectrum()
+    cloud = null_cloud(view.layer(pair[0]), spectrum.singular_values, seed).flatten().numpy()
+    values = spectrum.eigenvalues.numpy()
+    complex_share = float((np.abs(values.imag) > 1e-9 * np.abs(values).max(initial=0.0)).mean())
+    name = head_name(*pair)
+    return Section(
+        "Eigenvalues",
+        f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey). Values on hover.",
+        eigenvalue_drawing(values, cloud, name),
+        f"{len(values)} eigenvalues, {complex_share:.0%} of them complex; largest modulus {np.abs(values).max():.3g}, "
+        f"of {NULL_DRAWS} null draws {np.abs(cloud).max():.3g}",
+    )
+
+
+def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
+    name = head_name(*pair)
+    require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")
+    require_same_model(heads, table.attrs, "the scores of composition")
+    if table["layer"].max() != pair[0] - 1:
+        raise ValueError(
+            f"the composition ends with layer {table['layer'].max()}, and {name} reads layers 0 to {pair[0] - 1}: give "
+            f"k_composition(model, {name!r})"
+        )
+    return composition_section(table.to_dict("records"))
+
+
+def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
+    layer, head = pair
+    packed = packed_prompts(view, prompt)
+    n_sequences, length = packed.tokens.shape
+    if n_sequences != 1 or length > MOST_TOKENS:
+        raise ValueError(f"one prompt of up to {MOST_TOKENS} tokens can be drawn; found {n_sequences} of {length}")
+    pattern = view.hook_names(layer)["pattern"]
+    weights = view.capture(packed.tokens, [pattern], last=pattern)[pattern][0, head].float().cpu().numpy()
+    tokens = [token_text(view, int(token)) for token in packed.tokens[0]]
+    strongest = weights.argmax(1)
+    lines = [
+        f"{visible(tokens[query])} looks at {visible(tokens[key])} ({key - query}): {weights[query, key]:.2f}"
+        for query, key in enumerate(strongest.tolist())
+    ]
+    return Section(
+        "Attention on the prompt",
+        "A row per query, a column per key; the weight on hover. Weights below .005 are left white. One prompt.",
+        attention_drawing(weights, tokens, head_name(*pair)),
+        "\n".join(lines),
+        wide=True,
+    )

@@ -1,0 +1,285 @@
+"""The sections of one head's card, made from tables: each as HTML, and as text for a terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
+from tlspectral.report.head_data import NULL_METRICS, shown_columns
+from tlspectral.selection import head_name, head_pairs
+from tlspectral.tables.required import require
+from tlspectral.tables.same_model import require_same_model
+
+Pair = tuple[int, int]
+Given = pd.DataFrame | Sequence[pd.DataFrame] | None
+"""One table, several of the same kind, or none."""
+
+NO_READING = "no reading"
+_LISTED = 8  # edges and sources
+_WHOLE = frozenset({"direction", "rank", "peak", "predicted_peak"})
+_MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a card.
+
+    Attributes:
+        title: what it shows.
+        note: what the numbers are, and what they do not establish.
+        body: HTML in which every text of a table is escaped.
+        text: the same as lines of text.
+        wide: it takes the whole width of the page.
+    """
+
+    title: str
+    note: str
+    body: str
+    text: str
+    wide: bool = False
+
+    def html(self) -> str:
+        """The section as an element of the page."""
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        look = ' class="wide"' if self.wide else ""
+        return f"<section{look}><h3>{escape(self.title)}</h3>{note}{self.body}</section>"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of table is checked and shown."""
+
+    plural: str
+    made_by: str
+    needed: tuple[str, ...]
+    sections: Callable[[str, Rows], list[Section]]
+
+
+class Evidence:
+    """Rows of all tables about single heads, by head. Raises ValueError for tables of other heads or weights."""
+
+    def __init__(self, heads: pd.DataFrame, tables: Mapping[str, Given]):
+        self._rows: dict[str, dict[Pair, list[Mapping[Any, Any]]]] = {}
+        known = set(head_pairs(heads))
+        for name, given in tables.items():
+            kind, by_head = _KINDS[name], self._rows.setdefault(name, {})
+            for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
+                for pair, row in _checked(table, heads, known, kind, name):
+                    by_head.setdefault(pair, []).append(row)
+                    if name == "edges":
+                        self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
+
+    def rows(self, name: str) -> Mapping[Pair, Rows]:
+        """The rows of one kind of table, by head."""
+        return self._rows.get(name, {})
+
+    def sections(self, pair: Pair) -> list[Section]:
+        """The sections of one head, in the order of the card; none for what was not measured."""
+        found = []
+        for name, kind in _KINDS.items():
+            rows = self.rows(name).get(pair)
+            if rows:
+                found += kind.sections(head_name(*pair), rows)
+        return found
+
+
+def _checked(
+    table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
+) -> list[tuple[Pair, Mapping[Any, Any]]]:
+    require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
+    require_same_model(heads, table.attrs, f"the {kind.plural}")
+    fields = ("target_layer", "target_head") if name == "edges" else ("layer", "head")
+    rows = table.reset_index(drop=True).to_dict("records")
+    task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
+    pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
+    for pair in dict.fromkeys(pairs):
+        if pair not in known:
+            raise ValueError(
+                f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
+                "model"
+            )
+    return [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+
+
+def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
+    """The head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
+    rows = heads[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])]
+    row = rows.to_dict("records")[0]
+    metrics = []
+    for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
+        ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "null pct": "_null_pct"}
+        metrics.append({"metric": metric, "head": row[metric]} | {k: row.get(metric + end) for k, end in ends.items()})
+    beside = {f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")}
+    others = [
+        {"column": name, "value": row[name], "± se": row.get(f"{name}_se")}
+        for names in shown_columns(heads).values()
+        for name in names
+        if name not in beside and pd.notna(row[name])
+    ]
+    tables = [_listing(some) for some in (metrics, others) if some]
+    note = "Null: random left and right frames, the head's own singular values; pct: share of its draws at or below."
+    return Section(
+        "Row", note if metrics else "", "".join(html for html, _ in tables), "\n".join(text for _, text in tables)
+    )
+
+
+def composition_section(rows: Rows) -> Section:
+    """Heads whose output the keys of this head can read most, by weights alone."""
+    best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
+    shown = ("score", "chance", "rank")
+    cells = [{"source": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
+    note = "From weights: which earlier heads this head's keys can read. Not that they do."
+    return _table("K-composition", note, cells)
+
+
+def _types(name: str, rows: Rows) -> list[Section]:
+    ordered = sorted(rows, key=lambda row: (row.get("claimed") is not True, -row["score"]))
+    cells = [_chosen(row, "type", "score", "± se", "chance", "qvalue", "claimed") for row in ordered]
+    note = "Each score beside what its null gives; q over all heads and types. A head may have several types or none."
+    return [_table("Types", note, cells)]
+
+
+def _kernel(name: str, rows: Rows) -> list[Section]:
+    best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
+    predicted = any(pd.notna(row.get("predicted")) for row in rows)
+    note = "Mean attention score before the softmax by offset, key less query, in tokens." + (
+        " Dashed: predicted from the mean query and key, which is nearly an identity of means." if predicted else ""
+    )
+    text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
+    body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
+    return [Section("By distance", note, body, text)]
+
+
+def _prediction(name: str, rows: Rows) -> list[Section]:
+    cells = [
+        {**_chosen(row, "r", "peak", "predicted_peak", "band"), "its share": row.get(f"share_{row.get('band')}")}
+        for row in rows
+    ]
+    note = "Measured kernel against predicted, on other prompts; band: the third of frequencies that makes most of it."
+    return [_table("Prediction by distance", note, cells)]
+
+
+def _frequencies(name: str, rows: Rows) -> list[Section]:
+    largest = max(rows, key=lambda row: row["im_norm"])
+    text = f"Im M_t is largest at pair {largest['frequency']} (wavelength {largest['wavelength']:.4g} tokens)"
+    note = "Norms of Im M_t (below) and Re M_t (above) by rotary pair; under the ends, wavelengths in tokens."
+    body = f'<div class="kernels phase">{phase_drawing(rows, name)}</div>'
+    return [Section("Phase by frequency", note, body, text)]
+
+
+def _directions(name: str, rows: Rows) -> list[Section]:
+    sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
+    for row in rows:
+        sides.setdefault((row["kind"], row["direction"], row["side"]), []).append(row)
+    read = [
+        {**_chosen(words[0], "kind", "direction", "share", "side", "qvalue"), "words": " ".join(map(_quoted, words))}
+        for words in sides.values()
+        if words[0]["word"] != NO_READING or pd.notna(words[0]["token"])
+    ]
+    note = (
+        f"{len(read)} of {len(sides)} sides of singular directions have words that load more than on random directions "
+        f"(q < .05); {_MINUS} marks a negative loading."
+    )
+    body, text = _listing(read) if read else ("", "no reading")
+    return [Section("Directions in words", note, body, text)]
+
+
+def _quoted(row: Mapping[Any, Any]) -> str:
+    sign = _MINUS if row["loading"] < 0 else ""
+    return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
+
+
+def _edges(title: str, other: str) -> Callable[[str, Rows], list[Section]]:
+    def sections(name: str, rows: Rows) -> list[Section]:
+        best = sorted(rows, key=lambda row: -abs(row["delta"]) if pd.notna(row["delta"]) else np.inf)[:_LISTED]
+        shown = (other, "input", "attention", "delta", "± se", "control_delta", "qvalue", "task")
+        left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
+        note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
+        return [_table(title, note, [_chosen(row, *shown) for row in best])]
+
+    return sections
+
+
+def _sweep(name: str, rows: Rows) -> list[Section]:
+    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta")
+    note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
+    return [_table("Ablation", note, [_chosen(row, *shown) for row in rows])]
+
+
+def _positional(name: str, rows: Rows) -> list[Section]:
+    whole = [row for row in rows if pd.isna(row.get("frequency"))]
+    if not whole:
+        return []
+    note = "1: attention stays with places (s_pos) or moves with the blocks (s_sym) when blocks of a prompt swap."
+    shown = ("mode", "s_pos", "s_sym", "exclusion_index", "logit_std")
+    return [_table("Positional or symbolic", note, [_chosen(row, *shown) for row in whole])]
+
+
+_OF_HEAD = ("layer", "head")
+_EDGE = (*_OF_HEAD, "source", "target", "target_layer", "target_head", "input", "delta")
+_KINDS = {
+    "types": _Kind("types", "head_types", (*_OF_HEAD, "type", "score"), _types),
+    "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
+    "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
+    "frequencies": _Kind(
+        "frequencies", "frequency_table", (*_OF_HEAD, "frequency", "wavelength", "re_norm", "im_norm"), _frequencies
+    ),
+    "positional": _Kind("positional scores", "positional_symbolic", (*_OF_HEAD, "s_pos", "s_sym"), _positional),
+    "sweep": _Kind("sweeps", "ablation_sweep", (*_OF_HEAD, "part", "delta"), _sweep),
+    "edges": _Kind("edges", "edge_effects", _EDGE, _edges("Edges in", "source")),
+    "edges_out": _Kind("edges", "edge_effects", _EDGE, _edges("Edges out", "target")),
+    "directions": _Kind(
+        "directions",
+        "head_directions",
+        (*_OF_HEAD, "kind", "direction", "side", "token", "word", "loading"),
+        _directions,
+    ),
+}  # in the order of the card
+
+
+def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
+    """Return some columns of a row; "± se" is the standard error, whatever the table calls it."""
+    errors = [name for name in ("stderr", "delta_stderr") if name in row]
+    return {column: row.get(errors[0] if column == "± se" and errors else column) for column in columns}
+
+
+def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:
+    return Section(title, note, *_listing(rows))
+
+
+def _listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return rows as an HTML table and as text, without the columns that no row has."""
+    columns = [column for column in rows[0] if any(pd.notna(row[column]) for row in rows)]
+    cells = [[_written(column, row[column]) for column in columns] for row in rows]
+    numeric = [not any(isinstance(row[column], str) for row in rows) for column in columns]
+    look = [' class="number"' if number else "" for number in numeric]
+    titles = "".join(f'<th scope="col"{one}>{escape(column)}</th>' for column, one in zip(columns, look, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{one}>{escape(cell)}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
+        for line in cells
+    )
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in [columns, *cells]
+    ]
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>", "\n".join(lines)
+
+
+def _written(column: str, value: Any) -> str:
+    if pd.isna(value):
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, float | np.floating):
+        size = abs(value)
+        fixed = ".0f" if column in _WHOLE else ".3f" if 0.001 <= size < 1000 or size == 0 else ".3g"
+        return f"{value:{fixed}}".replace("-", _MINUS)
+    return value if isinstance(value, str) else str(value).replace("-", _MINUS)

@@ -1,0 +1,166 @@
+"""Drawings of one head as SVG: kernel, eigenvalues, phase by frequency, attention. They need no script."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+from jaxtyping import Complex, Float
+
+Rows = Sequence[Mapping[Any, Any]]
+
+_WIDTH, _HEIGHT = 220, 116
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 6, 8, 22  # of the axes within a drawing
+_SIDE = 260  # of the plane of eigenvalues
+_LETTER = 6.6  # width of a letter of a token, in pixels
+_LONGEST = 14  # letters of a token that are written
+_FAINT = 0.005  # attention weights below it are left white
+
+
+def kernel_drawing(rows: Rows, name: str) -> str:
+    """Draw score against offset, on a scale of its own, the prediction dashed; an offset without keys is a gap."""
+    rows = sorted(rows, key=lambda row: row["offset"])
+    offsets, scores = (np.array([row[column] for row in rows], dtype=float) for column in ("offset", "score"))
+    predicted = np.array([row.get("predicted", np.nan) for row in rows], dtype=float)
+    finite = np.isfinite(scores)
+    if not finite.any():
+        return '<p class="none">not computed</p>'
+    both = np.concatenate([scores[finite], predicted[np.isfinite(predicted)]])
+    low, high = both.min(), both.max()
+    span, reach = (high - low) or 1.0, np.ptp(offsets) or 1.0
+    across = _LEFT + (offsets - offsets.min()) / reach * (_WIDTH - _LEFT - _RIGHT)
+
+    def up(values: Float[np.ndarray, " offsets"]) -> Float[np.ndarray, " offsets"]:
+        return _HEIGHT - _BOTTOM - (values - low) / span * (_HEIGHT - _TOP - _BOTTOM)
+
+    best, looks = int(np.nanargmax(scores)), ('r="1.5"', 'r="2.6" class="best"')
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" {looks[index == best]}/>'
+        for index, (x, y, seen) in enumerate(zip(across, up(scores), finite, strict=True))
+        if seen
+    )
+    dashed = f'<path class="predicted" d="{_path(across, up(predicted))}"/>' if np.isfinite(predicted).any() else ""
+    ends = ((offsets.min(), across.min(), "start"), (offsets.max(), across.max(), "end"))
+    ticks = "".join(_text(x, _HEIGHT - 7, signed(offset), anchor) for offset, x, anchor in ends)
+    values = "".join(
+        _text(_LEFT - 6, y, signed(round(value, 1)), "end")
+        for value, y in ((high, _TOP + 4), (low, _HEIGHT - _BOTTOM + 1))
+    )
+    lowest = scores[finite].min()
+    label = f"{name}: highest mean score {scores[best]:.2f} at offset {offsets[best]:.0f}, lowest {lowest:.2f}"
+    base = _HEIGHT - _BOTTOM + 5
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<path class="axis" d="M{_LEFT} {base}H{_WIDTH - _RIGHT}"/>'
+        f'{dashed}<path class="line" d="{_path(across, up(scores))}"/>{dots}{ticks}{values}</svg>'
+    )
+
+
+def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndarray, " n"], name: str) -> str:
+    """Draw eigenvalues in the complex plane over those of null draws; both axes have one scale."""
+    everything = np.concatenate([values, cloud])
+    reach = float(np.abs([everything.real, everything.imag]).max()) * 1.05 or 1.0
+    middle = _SIDE / 2
+
+    def places(numbers: Complex[np.ndarray, " n"]) -> list[tuple[float, float]]:
+        scale = middle / reach
+        return [(middle + scale * number.real, middle - scale * number.imag) for number in numbers]
+
+    # Dots of the cloud are points of one path: thousands of circles would be slow and large.
+    points = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places(cloud))
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"><title>{_complex(number)}</title></circle>'
+        for (x, y), number in zip(places(values), values, strict=True)
+    )
+    label = f"{name}: {len(values)} eigenvalues in the complex plane over {len(cloud)} of null draws"
+    edge = f"{reach / 1.05:.3g}"
+    return (
+        f'<svg class="plane" viewBox="0 0 {_SIDE} {_SIDE}" role="img" aria-label="{escape(label)}">'
+        f'<path class="axis" d="M0 {middle}H{_SIDE}M{middle} 0V{_SIDE}"/><path class="cloud" d="{points}"/>{dots}'
+        f"{_text(_SIDE - 2, middle - 5, f'Re {edge}', 'end')}{_text(middle + 5, 12, f'Im {edge}', 'start')}</svg>"
+    )
+
+
+def phase_drawing(rows: Rows, name: str) -> str:
+    """Draw the norms of Re M_t and Im M_t of each rotary pair as one bar, Im below; wavelengths on hover."""
+    rows = sorted(rows, key=lambda row: row["frequency"])
+    highest = max((row["re_norm"] + row["im_norm"] for row in rows), default=0.0) or 1.0
+    step = (_WIDTH - _LEFT - _RIGHT) / len(rows)
+    base, room = _HEIGHT - _BOTTOM, _HEIGHT - _TOP - _BOTTOM
+    bars = []
+    for place, row in enumerate(rows):
+        im, re = (room * row[part] / highest for part in ("im_norm", "re_norm"))
+        x, width = _LEFT + place * step, max(step - 1, 0.6)
+        said = (
+            f"pair {row['frequency']}: {row['wavelength']:.4g} tokens; Im {row['im_norm']:.3g}, Re {row['re_norm']:.3g}"
+        )
+        bars.append(
+            f'<g><title>{said}</title><rect class="im" x="{x:.1f}" y="{base - im:.1f}" width="{width:.1f}" '
+            f'height="{im:.1f}"/><rect class="re" x="{x:.1f}" y="{base - im - re:.1f}" width="{width:.1f}" '
+            f'height="{re:.1f}"/></g>'
+        )
+    largest = max(rows, key=lambda row: row["im_norm"])
+    label = f"{name}: Im M_t is largest at pair {largest['frequency']}, wavelength {largest['wavelength']:.4g} tokens"
+    ends = ((rows[0], _LEFT, "start"), (rows[-1], _WIDTH - _RIGHT, "end"))
+    ticks = "".join(_text(x, _HEIGHT - 7, f"{row['wavelength']:.3g}", anchor) for row, x, anchor in ends)
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(bars)}{ticks}'
+        f"{_text(_LEFT - 6, _TOP + 8, f'{highest:.2g}', 'end')}</svg>"
+    )
+
+
+def attention_drawing(weights: Float[np.ndarray, "pos pos"], tokens: Sequence[str], name: str) -> str:
+    """Draw where each token looks: a row per query, a column per key, the weight as depth of colour and on hover."""
+    shown = [visible(token)[:_LONGEST] for token in tokens]
+    cell, count = 15, len(shown)
+    label = 8 + max(map(len, shown)) * _LETTER
+    squares = []
+    for query, key in np.argwhere(weights >= _FAINT).tolist():
+        weight = float(weights[query, key])
+        said = f"{visible(tokens[query])} ({query}) looks at {visible(tokens[key])} ({key}): {weight:.3f}"
+        squares.append(
+            f'<rect x="{label + key * cell:.0f}" y="{label + query * cell:.0f}" width="{cell - 1}" height="{cell - 1}" '
+            f'fill-opacity="{weight:.3f}"><title>{escape(said)}</title></rect>'
+        )
+    words = "".join(
+        _text(label - 5, label + place * cell + 11, escape(word), "end")
+        + f'<text transform="translate({label + place * cell + 11:.0f} {label - 5:.0f}) rotate(-90)">'
+        f"{escape(word)}</text>"
+        for place, word in enumerate(shown)
+    )
+    side = label + count * cell
+    frame = f'<path class="axis" d="M{label - 1:.0f} {label - 1:.0f}V{side:.0f}H{side:.0f}"/>'
+    said = f"{name}: attention of {count} tokens, a row per query and a column per key"
+    return (
+        f'<svg class="attention" width="{side:.0f}" height="{side:.0f}" viewBox="0 0 {side:.0f} {side:.0f}" '
+        f'role="img" aria-label="{escape(said)}">{frame}{"".join(squares)}{words}</svg>'
+    )
+
+
+def visible(token: str) -> str:
+    """Return a token on one line, with its spaces and line ends seen."""
+    return token.replace(" ", "\N{OPEN BOX}").replace("\n", "\N{RETURN SYMBOL}").replace("\t", "\N{RIGHTWARDS ARROW}")
+
+
+def signed(value: float) -> str:
+    """Return a number in short form with a true minus sign."""
+    return f"{value:g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
+    steps, pen = [], "M"
+    for x, y in zip(across, up, strict=True):
+        if np.isfinite(y):
+            steps.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L" if np.isfinite(y) else "M"
+    return "".join(steps)
+
+
+def _text(x: float | int, y: float | int, content: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'
+
+
+def _complex(number: complex) -> str:
+    return f"{number.real:.3g} {'-' if number.imag < 0 else '+'} {abs(number.imag):.3g} i".replace(
+        "-", "\N{MINUS SIGN}"
+    )
