@@ -57,13 +57,13 @@ class KeysInPlaces:
         return scores if self.raw.softcap is None else self.raw.softcap * torch.tanh(scores / self.raw.softcap)
 
     def pair_logits(self, order):
-        """[heads, pairs, pos], without scale and softcap."""
+        """[heads, pairs, pos], with the model's scale and without its softcap."""
         rows = []
         for position, key in enumerate(order):
             q, k = self.turned(self.q, self.n - 1), self.turned(self.k[key], position)
             product = q * k
             rows.append(product[:, self.raw.rotary.real_index] + product[:, self.raw.rotary.imag_index])
-        return torch.stack(rows, dim=-1)
+        return self.raw.score_scale * torch.stack(rows, dim=-1)
 
     def still_logits(self):
         """[heads, pos], what columns in no pair give."""

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tlspectral.positional.binding import TEMPLATES, BindingDraw, BindingTask, binding_colours, binding_names
+from tlspectral.positional.binding import TEMPLATES, BindingTask, binding_colours, binding_names
 
 few = settings(max_examples=20, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 templates = st.sampled_from(sorted(TEMPLATES))
 
-PAIR = BindingDraw(("Alice", "Bob", "Clara"), ("Red", "Blue", "Red"))
+PAIR = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")
 
 # Written out here a second time, from PS appendix B.4.
 LINES = "Alice likes the color Red\nBob likes the color Blue\nClara likes the color Red\n"
@@ -53,6 +53,10 @@ Answer: Bob likes the color""",
 }
 
 
+def names_of(draw):
+    return [block.split()[0] for block in draw.blocks]
+
+
 def text_of(prompt):
     return prompt.prefix + "".join(prompt.blocks) + prompt.suffix
 
@@ -78,21 +82,23 @@ def test_names_and_colours_are_many_single_words_without_repetition():
 @given(seeds, st.integers(3, 256))
 def test_a_draw_has_every_name_once_and_is_the_start_of_a_longer_one(seed, n_pairs):
     draw = BindingTask(n_pairs=n_pairs).draw(seed)
-    assert draw == BindingTask("gemma-2", n_pairs).draw(seed)
-    assert len(draw.names) == len(draw.colours) == len(set(draw.names)) == n_pairs
+    assert draw.blocks == BindingTask("gemma-2", n_pairs).draw(seed).blocks
+    assert len(draw.blocks) == len(draw.choices) == len(set(names_of(draw))) == n_pairs
+    assert draw.asked == tuple(range(n_pairs))
     longer = BindingTask(n_pairs=n_pairs + 7).draw(seed)
-    assert longer.names[:n_pairs] == draw.names
-    assert longer.colours[:n_pairs] == draw.colours
+    assert longer.blocks[:n_pairs] == draw.blocks
+    assert longer.choices[:n_pairs] == draw.choices
 
 
 def test_every_name_and_colour_is_drawn_and_colours_come_again():
     task = BindingTask(n_pairs=256)
     draws = [task.draw(seed) for seed in range(20)]
-    assert {name for draw in draws for name in draw.names} == set(binding_names())
-    assert all(set(draw.colours) == set(binding_colours()) for draw in draws)
-    assert len(set(draws)) == 20
+    assert {name for draw in draws for name in names_of(draw)} == set(binding_names())
+    colours = {f" {colour}" for colour in binding_colours()}
+    assert all(set(draw.choices) == colours for draw in draws)
+    assert len({draw.blocks for draw in draws}) == 20
     # Uniform: 20 * 256 / 26 = 197 of each, standard deviation 14; the bound is 5 of them.
-    counts = [sum(draw.colours.count(colour) for draw in draws) for colour in binding_colours()]
+    counts = [sum(draw.choices.count(colour) for draw in draws) for colour in colours]
     assert min(counts) > 127
     assert max(counts) < 267
 
@@ -102,12 +108,14 @@ def test_every_name_and_colour_is_drawn_and_colours_come_again():
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 def test_the_text_is_that_of_the_paper(template):
-    prompt = BindingTask(template, 3).prompt(PAIR, 1, bos="<s>")
+    task = BindingTask(template, 3)
+    prompt = task.prompt(task.lines(*PAIR), 1, bos="<s>")
     assert text_of(prompt) == PRINTED[template]
 
 
 def test_without_a_bos_the_plain_template_opens_with_its_first_word():
-    assert text_of(BindingTask(n_pairs=3).prompt(PAIR, 1)) == PRINTED["plain"].removeprefix("<s>")
+    task = BindingTask(n_pairs=3)
+    assert text_of(task.prompt(task.lines(*PAIR), 1)) == PRINTED["plain"].removeprefix("<s>")
 
 
 @few
@@ -122,11 +130,11 @@ def test_prompts_of_a_draw_share_all_but_the_question(template, seed):
         assert len(prompt.blocks) == 5
         assert all(block.endswith("\n") and block.count("\n") == 1 for block in prompt.blocks)
         assert prompt.suffix.startswith("---\n")
-        assert prompt.suffix.count(draw.names[query]) == 2
+        assert prompt.suffix.count(names_of(draw)[query]) == 2
         # The prompt and its answer end as the asked block does.
         asked = prompt.blocks[query]
         assert (prompt.suffix + draw.answer(query) + "\n").endswith(asked)
-        assert draw.answer(query) == f" {draw.colours[query]}"
+        assert draw.answer(query) == draw.choices[query]
 
 
 def test_a_task_or_query_that_does_not_exist_is_refused():
@@ -136,11 +144,12 @@ def test_a_task_or_query_that_does_not_exist_is_refused():
         BindingTask(n_pairs=2)
     with pytest.raises(ValueError, match="found 1000"):
         BindingTask(n_pairs=1000)
-    with pytest.raises(ValueError, match="has 4 pairs and the draw 3"):
-        BindingTask(n_pairs=4).prompt(PAIR, 0)
+    with pytest.raises(ValueError, match="has 4 pairs; found 3 names"):
+        BindingTask(n_pairs=4).lines(*PAIR)
+    task = BindingTask(n_pairs=3)
     for query in (-1, 3):
-        with pytest.raises(ValueError, match=f"pair {query} does not exist: there are pairs 0 to 2"):
-            BindingTask(n_pairs=3).prompt(PAIR, query)
+        with pytest.raises(ValueError, match=rf"no question about block {query}: there are some about \[0, 1, 2\]"):
+            task.prompt(task.lines(*PAIR), query)
 
 
 # --- tokens ---

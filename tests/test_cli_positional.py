@@ -35,11 +35,22 @@ def table(tmp_path):
 
 @pytest.mark.usefixtures("llama")
 def test_positional_writes_what_the_library_measures(table, tmp_path):
-    done = run("positional", "any", *SMALL, "--table", table, "-o", tmp_path / "out", "--seed", 3)
+    options = ["--table", table, "--seed", 3, "--swaps", "all", "--tau", 0.05]
+    done = run("positional", "any", *SMALL, *options, "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
     for mode in ("prompt", "key"):
         expected = positional_symbolic_profile(
-            reader("llama"), "plain", n_pairs=5, n_blocks=4, queries=2, draws=1, mode=mode, per_frequency=True, seed=3
+            reader("llama"),
+            "plain",
+            n_pairs=5,
+            n_blocks=4,
+            queries=2,
+            draws=1,
+            mode=mode,
+            per_frequency=True,
+            seed=3,
+            swaps="all",
+            tau=0.05,
         )
         for name, one in expected.tables.items():
             found = read_table(tmp_path / "out" / f"{name}_{mode}.parquet")
@@ -63,7 +74,7 @@ def undrawn(monkeypatch):
 def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
     options = [*SMALL, "--table", table, "--draws", 2]
     whole = run("positional", "any", *options, "-o", tmp_path / "whole")
-    real, measured = draws.measure_queries, []
+    real, measured = draws.block_reading, []
 
     def stopped(*given, **named):
         if len(measured) == 3:
@@ -71,13 +82,13 @@ def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
         measured.append(named["mode"])
         return real(*given, **named)
 
-    monkeypatch.setattr(draws, "measure_queries", stopped)
+    monkeypatch.setattr(draws, "block_reading", stopped)
     run("positional", "any", *options, "-o", tmp_path / "out")
-    monkeypatch.setattr(
-        draws, "measure_queries", lambda *given, **named: measured.append("last") or real(*given, **named)
-    )
+    assert len(list((tmp_path / "out" / "runs").glob("*.parquet"))) == 3  # within the second draw, by words
+    monkeypatch.setattr(draws, "block_reading", lambda *given, **named: measured.append("on") or real(*given, **named))
     again = run("positional", "any", *options, "-o", tmp_path / "out")
-    assert measured == ["prompt", "prompt", "key", "last"]
+    # Of words a draw is its intact prompts and the three swaps: one part was left, and the keys of both draws.
+    assert measured == ["prompt", "prompt", "prompt", "on", "on", "on"]
     assert again.stdout.replace("/out", "/whole") == whole.stdout
     for file in (tmp_path / "whole").glob("*.parquet"):
         pd.testing.assert_frame_equal(read_table(tmp_path / "out" / file.name), read_table(file), check_exact=True)
@@ -116,13 +127,17 @@ def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_pa
 
 
 @pytest.mark.usefixtures("llama")
-def test_refusals_are_one_line(table, tmp_path):
+def test_refusals_are_one_line(table, monkeypatch):
     for options, said in (
         (["--mode", "words"], "--mode is prompt, key or both; not 'words'"),
         (["--template", "gpt-5"], "'gpt-5' is no template"),
-        (["--pairs", "60", "--table", table], "at most n_pairs="),
+        (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
+        (["--swaps", "some"], "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
+        (["--preset", "paper"], "preset='paper' has n_blocks = 9, found 4"),
+        (["--pairs", "60"], "at most n_pairs="),
     ):
-        done = run("positional", "any", *options)
+        monkeypatch.setattr(tlspectral, "analyze_heads", None)  # not reached: a table that is not given is made later
+        done = run("positional", "any", *SMALL[2:], *options)
         assert done.exit_code == 2
         assert done.output.startswith("tlspectral: error: ")
         assert said in done.output

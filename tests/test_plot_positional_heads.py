@@ -65,3 +65,23 @@ def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
     assert [axes.get_title() for axes in plots.score_agreement(joined()).axes[:3]] == ["", "", ""]
     with pytest.raises(ValueError, match="table of statistics has no column spearman, null_pct"):
         plots.score_agreement(table, statistics.drop(columns=["spearman", "null_pct"]))
+
+
+def test_the_exclusion_index_is_drawn_as_it_stands_in_the_tables():
+    table, queries = head_scores(), by_query()
+    dots = offsets(plots.exclusion_plane(table), "heads")
+    np.testing.assert_array_equal(dots, table[["exclusion_index", "logit_std"]])
+    (mesh,) = part(plots.exclusion_heatmap(table), "exclusion_index")
+    values = mesh.get_array().reshape(N_HEADS, N_LAYERS)
+    np.testing.assert_array_equal(values[table["head"], table["layer"]], table["exclusion_index"])
+    for axes in plots.exclusion_histograms(queries).axes:
+        (steps,) = part(axes, "exclusion_index")
+        assert steps.get_data()[0].sum() == N_LAYERS * N_HEADS
+    other = table.assign(exclusion_index=1 - table["exclusion_index"]).drop(index=[5])
+    (cells,) = part(
+        plots.heads_over_tasks({"one": table, "two": other.sample(frac=1, random_state=1)}), "exclusion_index"
+    )
+    rows = np.ma.filled(cells.get_array().reshape(2, -1), np.nan)
+    np.testing.assert_array_equal(rows[0], table["exclusion_index"])
+    np.testing.assert_array_equal(np.delete(rows[1], 5), np.delete(1 - table["exclusion_index"].to_numpy(), 5))
+    assert np.isnan(rows[1, 5])

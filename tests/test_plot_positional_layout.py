@@ -22,6 +22,10 @@ FIGURES = {
     "attention_traces": lambda: plots.attention_traces(traces()),
     "rotary_plane": lambda: plots.rotary_plane(projections()),
     "score_agreement": lambda: plots.score_agreement(joined()),
+    "exclusion_plane": lambda: plots.exclusion_plane(head_scores()),
+    "exclusion_heatmap": lambda: plots.exclusion_heatmap(head_scores()),
+    "exclusion_histograms": lambda: plots.exclusion_histograms(by_query()),
+    "heads_over_tasks": lambda: plots.heads_over_tasks({"binding": head_scores(), "copying": head_scores()}),
 }
 
 
@@ -30,6 +34,7 @@ WORDS = {
     "attention_traces": "mean attention per token",
     "rotary_plane": "coordinate of the pair",
     "frequency_grid": "score 0 to 1 up",
+    **dict.fromkeys(("exclusion_plane", "exclusion_heatmap", "exclusion_histograms", "heads_over_tasks"), "0 symbolic"),
 }
 
 

@@ -30,6 +30,11 @@ def test_rows_with_nan_are_left_out_and_counted():
     empty = head_scores(s_pos=np.nan)
     assert "12 rows" in said(plots.positional_symbolic_plane(empty))  # drawn, though nothing is left to draw
     plots.score_heatmaps(empty)
+    flat = head_scores()
+    flat.loc[2, "logit_std"] = 0.0
+    assert "not drawn: 1 row with NaN in logit_std" in said(plots.exclusion_plane(flat))
+    with pytest.raises(ValueError, match="no table is given"):
+        plots.heads_over_tasks({})
 
 
 def test_tables_are_left_as_they_are():
@@ -54,6 +59,10 @@ def test_tables_are_left_as_they_are():
         (plots.attention_traces, traces, "swap_j"),
         (plots.rotary_plane, projections, "kind"),
         (plots.score_agreement, joined, "D_head"),
+        (plots.exclusion_plane, head_scores, "logit_std"),
+        (plots.exclusion_heatmap, head_scores, "exclusion_index"),
+        (plots.exclusion_histograms, by_query, "exclusion_index"),
+        (lambda table: plots.heads_over_tasks({"binding": table}), head_scores, "exclusion_index"),
     ],
 )
 def test_a_missing_column_or_an_empty_table_is_refused(draw, table, column):

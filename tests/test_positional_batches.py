@@ -62,11 +62,12 @@ def test_small_batches_give_what_large_ones_do(monkeypatch):
 
 
 @modes
-def test_progress_counts_prompts(mode):
+def test_progress_counts_layers(mode):
     view, prompt = attention_view(shared("bridge", "llama")), block_prompt()
     done = []
     suffixes = [prompt.suffix, prompt.suffix.flip(0)]
     measure_queries(
         view, prompt.prefix, prompt.blocks, suffixes, mode=mode, swaps=[(1, 2), (2, 3)], advance=done.append
     )
-    assert sum(done) == 2 * 3
+    assert sum(done) == 2 * 3 * view.n_layers
+    assert len(done) >= 2 * view.n_layers  # the bar moves within a pass, by keys too

@@ -44,7 +44,7 @@ def test_frequencies_and_still_columns_sum_to_the_scores(name):
         if seen.n_pairs == 0:
             continue
         keys = KeysInPlaces(view, layer, prompt.tokens())
-        summed = keys.raw.score_scale * (seen.frequency_logits().sum(1) + keys.still_logits())
+        summed = seen.frequency_logits().sum(1) + keys.raw.score_scale * keys.still_logits()
         whole = seen.capped(summed)[:, seen.visible]
         # Logits of size 10 in float64: measured 4e-14.
         assert (whole - seen.head_logits()[:, seen.visible]).abs().max() < 1e-12
@@ -66,9 +66,10 @@ def test_a_logit_scale_takes_the_place_of_the_models_own():
     assert differ(sharp, plain, ["exclusion_index"]) < 1e-12
     assert differ(sharp, plain, ["s_pos"]) > 1e-2
     pairs = measured(model, mode="key", per_frequency=True)
-    assert differ(pairs, measured(model, mode="key", per_frequency=True, logit_scale=1.0)) == 0
-    scaled = measured(model, mode="key", per_frequency=True, logit_scale=0.25)
-    assert (scaled["logit_std"] / pairs["logit_std"]).to_numpy() == pytest.approx(0.25)
+    assert differ(pairs, measured(model, mode="key", per_frequency=True, logit_scale=scale)) < 1e-12
+    printed = measured(model, mode="key", per_frequency=True, logit_scale=1.0)  # the formula of PS to the letter
+    assert (pairs["logit_std"] / printed["logit_std"]).to_numpy() == pytest.approx(scale)
+    assert differ(pairs, printed, ["s_pos"]) > 1e-2
 
 
 def test_scores_per_frequency_leave_the_scores_of_heads_as_they_are():

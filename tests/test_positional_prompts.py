@@ -113,10 +113,16 @@ def test_a_tokenizer_that_merges_blocks_is_refused_with_the_border_and_the_token
 
 
 def test_a_prompt_beyond_the_context_is_refused(words):
-    exact = numbered([40, 40, 43])
+    exact = zeros([40, 40, 43])
     assert len(exact.tokens()) == zoo.CONTEXT == len(exact.tokenized(words).tokens())
     with pytest.raises(ValueError, match=r"129 tokens and the model's context 128"):
-        numbered([40, 40, 44]).tokenized(words)
+        zeros([40, 40, 44]).tokenized(words)
+
+
+def zeros(lengths):
+    """A prompt of one id, which every vocabulary has."""
+    pieces = [torch.zeros_like(piece) for piece in numbered(lengths).pieces]
+    return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
 
 
 # --- which swaps ---

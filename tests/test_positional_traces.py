@@ -15,6 +15,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
+from tlspectral.positional.projections import rotary_projections
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores
 from tlspectral.positional.traces import attention_traces, frequency_norms
@@ -143,7 +144,7 @@ def test_key_traces_are_those_of_keys_turned_one_by_one(backend, name):
     # Float32 tables of the model against float64 ones: 1e-6 when measured; keys that are not turned differ by 1e-2.
     np.testing.assert_allclose(of(table, 1, 2, None, swap)["after"], expected, atol=1e-5)
     columns = list(pairs[1])
-    alone = torch.einsum("d,nd->n", q[2][columns], again[2][:, columns]).softmax(0)
+    alone = (raw.score_scale * torch.einsum("d,nd->n", q[2][columns], again[2][:, columns])).softmax(0)
     expected = [float(alone[start:stop].mean()) for start, stop in spans]
     np.testing.assert_allclose(of(table, 1, 2, 1, swap)["after"], expected, atol=1e-5)
 
@@ -205,7 +206,7 @@ def test_norms_leave_out_keys_beyond_the_window():
 def test_norms_bound_one_another_and_hold_the_spread_of_the_logits():
     model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
     norms = frequency_norms(model, prompt, HEADS)
-    scores = positional_symbolic(model, prompt, per_frequency=True, show_progress=False)
+    scores = positional_symbolic(model, prompt, per_frequency=True, logit_scale=1.0, show_progress=False)
     joined = norms.merge(scores, on=["layer", "head", "frequency"])
     assert len(joined) == len(norms)
     assert (joined["logit_std"] <= joined["logit_norm"] * (1 + 1e-9)).all()
@@ -269,3 +270,19 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(UnsupportedArchitecture, match="layer 0 has no rotary positions"):
         attention_traces(absolute, prompt, HEADS, swaps=SWAPS, frequencies=[0])
     assert attention_traces(absolute, prompt, HEADS, swaps=SWAPS, frequencies=[])["frequency"].isna().all()
+
+
+@pytest.mark.parametrize(("backend", "name"), ROTARY[:2])
+def test_projections_are_the_rotated_query_and_keys(backend, name):
+    model, prompt = built(backend, name), block_prompt()
+    q, k, pairs = turned(model, prompt, 1)
+    table = rotary_projections(model, prompt, "L1H2", 1)
+    assert_described(table)
+    assert table["kind"].tolist() == ["query"] + ["key"] * (len(table) - 1)
+    columns = list(pairs[1])
+    # Float32 tables of the model against float64 ones, on numbers of size 1: measured 1e-6.
+    np.testing.assert_allclose(table.loc[0, ["x", "y"]].to_numpy(float), q[2][columns], atol=1e-5)
+    keys = table.iloc[1:]
+    np.testing.assert_allclose(keys[["x", "y"]], k[keys["position"].tolist(), 2][:, columns], atol=1e-5)
+    with pytest.raises(ValueError, match="frequency 99: those of layer 1"):
+        rotary_projections(model, prompt, (1, 2), 99)

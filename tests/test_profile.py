@@ -20,9 +20,11 @@ from zoo_words import CONTEXT, reader, word_tokenizer
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
-from tlspectral.positional.binding import BindingDraw, BindingTask
-from tlspectral.positional.draws import answers_table, planned_experiment
-from tlspectral.positional.profile import median_tests, over_draws, pearson_of_scores
+from tlspectral.positional.answers import answers_table
+from tlspectral.positional.averages import over_draws
+from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.draws import planned_experiment, require_context
+from tlspectral.positional.profile import median_tests, pearson_of_scores
 
 invariant = settings(max_examples=60, derandomize=True)
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
@@ -61,7 +63,8 @@ def test_blocks_are_evenly_spaced_over_the_pairs_and_queries_over_the_blocks(dat
     n_pairs = data.draw(st.integers(3, 256))
     n_blocks = data.draw(st.integers(2, n_pairs))
     queries = data.draw(st.integers(1, n_blocks))
-    plan = planned_experiment("plain", n_pairs=n_pairs, n_blocks=n_blocks, queries=queries, draws=1, seed=0)
+    wanted = {"n_pairs": n_pairs, "n_blocks": n_blocks, "queries": queries, "draws": 1, "seed": 0}
+    plan = planned_experiment("plain", swaps="all", **wanted)
     gap = (n_pairs - 1) / (n_blocks - 1)
     assert len(plan.blocks) == len(set(plan.blocks)) == n_blocks
     assert (plan.blocks[0], plan.blocks[-1]) == (0, n_pairs - 1)
@@ -70,21 +73,31 @@ def test_blocks_are_evenly_spaced_over_the_pairs_and_queries_over_the_blocks(dat
     assert set(plan.queries) <= set(plan.blocks)
     assert plan.queries[0] == 0
     assert queries == 1 or plan.queries[-1] == n_pairs - 1
-    swaps = plan.swaps(exclude_first_block=True)
-    assert len(swaps) == (n_blocks - 1) * (n_blocks - 2) // 2
-    assert all(0 < i < j for i, j in swaps)
-    assert len(plan.swaps(exclude_first_block=False)) == n_blocks * (n_blocks - 1) // 2
+    assert len(plan.swaps_of(0)) == n_blocks * (n_blocks - 1) // 2
+    if n_blocks > 2:
+        kept = planned_experiment("plain", **wanted).swaps_of(0)
+        assert len(kept) == (n_blocks - 1) * (n_blocks - 2) // 2
+        assert all(0 < i < j for i, j in kept)
+        assert set(kept) < set(plan.swaps_of(0))
+    of_each = planned_experiment("plain", swaps="per_query", **wanted)
+    for query in plan.queries:
+        own = of_each.swaps_of(query)
+        assert len(own) == len(set(own)) == n_blocks - 1
+        assert all(i < j and query in (i, j) for i, j in own)
+        assert set(own) <= set(plan.swaps_of(0))
 
 
 def test_the_preset_is_the_setting_of_the_paper():
     usual = {"n_blocks": 9, "queries": 9, "draws": 1, "seed": 0, "preset": "paper"}
-    for given_pairs, task in ((64, "gemma-2"), (256, "gemma-2"), (64, BindingTask("gemma-2", 256))):
+    for given_pairs, task in ((None, "gemma-2"), (256, "gemma-2"), (None, BindingTask("gemma-2", 256))):
         plan = planned_experiment(task, n_pairs=given_pairs, **usual)
         assert plan.task == BindingTask("gemma-2", 256)
         assert plan.blocks == plan.queries == (0, 32, 64, 96, 128, 159, 191, 223, 255)
-        assert len(plan.swaps(exclude_first_block=False)) == 36
+        assert len(plan.swaps_of(0)) == 36  # for all i, j
+    per_query = planned_experiment("gemma-2", swaps="per_query", **usual)
+    assert per_query.swaps_of(96) == [(0, 96), (32, 96), (64, 96), *((96, j) for j in (128, 159, 191, 223, 255))]
     with pytest.raises(ValueError, match="there is one preset, 'paper'; found 'fast'"):
-        planned_experiment("plain", n_pairs=64, **{**usual, "preset": "fast"})
+        planned_experiment("plain", **{**usual, "preset": "fast"})
 
 
 def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
@@ -103,8 +116,9 @@ def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
         ({"preset": "paper", "queries": 3}, "preset='paper' has queries = 9, found 3"),
         ({"preset": "paper", "queries": [0, 5]}, r"preset='paper' has queries = 9, found \[0, 5\]"),
         ({"preset": "paper", "task": BindingTask()}, "preset='paper' has the task's n_pairs = 256, found 64"),
-        ({"task": BindingTask(n_pairs=9), "n_pairs": 8}, "n_pairs is 8, but the task has 9 pairs.*'plain' as the task"),
-        ({"task": "gemma"}, "'gemma' is no template"),
+        ({"task": BindingTask(n_pairs=9), "n_pairs": 8}, "n_pairs is 8, but the task has 9 pairs"),
+        ({"task": "gemma"}, "'gemma' is no template.* and no ready task: 'binding', 'key-value'"),
+        ({"swaps": "some"}, "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
         ({"draws": 0}, "at least one draw is needed, found 0"),
         ({"n_pairs": 7, "n_blocks": 8}, "n_blocks must be from 3 to the 7 pairs, found 8"),
         ({"n_pairs": 7, "n_blocks": 2}, "n_blocks must be from 3 to the 7 pairs, found 2"),
@@ -266,12 +280,12 @@ def test_answers_have_the_probability_of_a_plain_forward_pass():
         with torch.no_grad():
             logits = model(torch.tensor([tokenizer(text).input_ids]), return_type="logits")[0, -1].double()
         probability = logits.softmax(0).numpy()
-        answer = tokenizer.convert_tokens_to_ids(f" {draw.colours[row['query']]}")
-        assert row["answer"] == f" {draw.colours[row['query']]}"
+        answer = tokenizer.convert_tokens_to_ids(draw.answer(row["query"]))
+        assert row["answer"] == draw.choices[row["query"]]
         # Measured: 3e-8 relative, from float32 logits behind a cache; answers differ by 1e-2 from one another.
         assert row["probability"] == pytest.approx(probability[answer], rel=1e-5)
         assert row["rank"] == 1 + (probability > probability[answer]).sum()
-        colours = [tokenizer.convert_tokens_to_ids(f" {colour}") for colour in draw.colours]
+        colours = [tokenizer.convert_tokens_to_ids(colour) for colour in draw.choices]
         assert row["relative_probability"] == pytest.approx(
             probability[answer] / sum(probability[one] for one in set(colours)), rel=1e-5
         )
@@ -282,11 +296,9 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
     raw = Tokenizer(models.WordLevel({"?": 0, " R": 1, " B": 2, " T": 3}, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r" [A-Z]|[^ ]| [^A-Z]"), "isolated")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-    draw = BindingDraw(("Alice", "Bob", "Clara", "Dora"), ("Red", "Rose", "Blue", "Red"))
-    task = BindingTask(n_pairs=4)
-    prompts = [task.prompt(draw, query) for query in (1, 2)]
+    draw = BindingTask(n_pairs=4).lines(("Alice", "Bob", "Clara", "Dora"), ("Red", "Rose", "Blue", "Red"))
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
-    table = answers_table(tokenizer, draw, (1, 2), prompts, logits)
+    table = answers_table(tokenizer, draw, (1, 2), logits)
     assert table["answer"].tolist() == [" Rose", " Blue"]
     assert table["probability"].tolist() == pytest.approx([0.3, 0.2])
     assert table["rank"].tolist() == [2, 3]
@@ -300,7 +312,7 @@ def test_a_tokenizer_that_joins_prompt_and_answer_is_refused():
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
     draw = BindingTask(n_pairs=3).draw(0)
     with pytest.raises(ValueError, match="joins the end of the prompt with the answer ' "):
-        answers_table(tokenizer, draw, (1,), [BindingTask(n_pairs=3).prompt(draw, 1)], torch.zeros(1, 1).double())
+        answers_table(tokenizer, draw, (1,), torch.zeros(1, 1).double())
 
 
 # --- the whole ---
@@ -311,7 +323,9 @@ def test_the_context_decides_how_many_pairs_fit():
         settings = {"n_blocks": 3, "queries": 1, "draws": 2, "mode": "key", "show_progress": False}
         return positional_symbolic_profile(reader(), "plain", n_pairs=n_pairs, **settings)
 
-    with pytest.raises(ValueError, match=r"100 pairs in the template 'plain' are \d+ tokens, more than.* 192") as found:
+    with pytest.raises(
+        ValueError, match=r"100 pairs of BindingTask\(.*'plain'.*\) are \d+ tokens, more than.* 192"
+    ) as found:
         run(100)
     fits = int(re.search(r"at most n_pairs=(\d+) fit", str(found.value)).group(1))
     tokens = run(fits).heads.attrs["n_tokens"]
@@ -320,7 +334,7 @@ def test_the_context_decides_how_many_pairs_fit():
         run(fits + 1)
     plan = planned_experiment("plain", n_pairs=5, n_blocks=3, queries=1, draws=1, seed=0)
     with pytest.raises(ValueError, match="not even three pairs fit"):
-        plan.require_context(word_tokenizer(), 20)
+        require_context(plan, word_tokenizer(), 20)
 
 
 def test_the_longest_draw_and_the_longest_question_decide():
@@ -334,17 +348,17 @@ def test_the_longest_draw_and_the_longest_question_decide():
         prompts = [task.prompt(task.draw(seed), query) for seed in plan.seeds for query in range(n_pairs)]
         return max(len(prompt.prefix + "".join(prompt.blocks) + prompt.suffix) for prompt in prompts)
 
-    plan.require_context(letters, longest(12))
+    require_context(plan, letters, longest(12))
     for n_pairs in (4, 7, 11):
         for spare in (0, 5):
             with pytest.raises(ValueError, match=f"are {longest(12)} tokens.* at most n_pairs={n_pairs} fit"):
-                plan.require_context(letters, longest(n_pairs) + spare)
+                require_context(plan, letters, longest(n_pairs) + spare)
     with pytest.raises(ValueError, match="fit"):
-        plan.require_context(letters, longest(12) - 1)
+        require_context(plan, letters, longest(12) - 1)
 
 
 def test_a_model_that_cannot_be_profiled_is_refused():
-    with pytest.raises(ValueError, match=r"no tokenizer, so the binding task cannot be written.*positional_symbolic"):
+    with pytest.raises(ValueError, match=r"no tokenizer, so the prompts of BindingTask.* cannot be written"):
         positional_symbolic_profile(zoo.bridge("llama"), "plain")
     with pytest.raises(UnsupportedArchitecture, match="rotary"):
         positional_symbolic_profile(reader("gpt2"), "plain", draws=1, per_frequency=True, **SMALL)
@@ -353,7 +367,7 @@ def test_a_model_that_cannot_be_profiled_is_refused():
 def test_a_model_without_rotary_positions_has_heads_alone():
     found = positional_symbolic_profile(reader("gpt2"), "plain", draws=1, **SMALL)
     assert found.frequencies is None
-    assert set(found.tables) == {"heads", "queries", "answers", "median_tests", "correlation"}
+    assert set(found.tables) == {"heads", "queries", "draws", "answers", "median_tests", "correlation"}
     assert found.heads[["s_pos", "s_sym"]].notna().all(axis=None)
     assert found.heads[ERRORS].isna().all(axis=None)  # one draw
 
@@ -385,7 +399,8 @@ def test_a_profile_says_what_it_was_made_with_and_whether_the_model_answers():
         assert json.loads(json.dumps(table.attrs, allow_nan=False)) == table.attrs
     attrs = found.frequencies.attrs
     expected = {
-        "template": "plain", "n_pairs": 7, "blocks": [0, 2, 4, 6], "queries": [0, 6], "draws": 3, "seed": 5,
+        "task": "BindingTask(template='plain', n_pairs=7)", "swaps": "kept",
+        "n_pairs": 7, "blocks": [0, 2, 4, 6], "queries": [0, 6], "draws": 3, "seed": 5,
         "mode": "prompt", "tau": None, "exclude_first_block": True, "logit_scale": None, "n_swaps": 3, "preset": None,
     }  # fmt: skip
     assert {name: attrs[name] for name in expected} == expected
@@ -396,7 +411,7 @@ def test_a_profile_says_what_it_was_made_with_and_whether_the_model_answers():
         assert f"mean probability {probability:.3g}" in text
         assert f"{chance:.2f}" in text
         assert f"{found.pearson:.2f} of averages" in text
-    assert len(repr(found).splitlines()) == 6
+    assert len(repr(found).splitlines()) == 8
 
 
 def test_the_seed_decides():

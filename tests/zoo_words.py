@@ -7,7 +7,7 @@ import zoo
 import zoo_shapes
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from tlspectral.positional.binding import BindingDraw, BindingTask, binding_colours, binding_names
+from tlspectral.positional.binding import BindingTask, binding_colours, binding_names
 
 __all__ = ["CONTEXT", "WORDS", "reader", "word_tokenizer"]
 
@@ -21,7 +21,7 @@ def word_tokenizer():
     raw = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split(WORDS, "isolated")
     everyone = BindingTask(n_pairs=len(binding_names()))
-    draw = BindingDraw(tuple(binding_names()), tuple(binding_colours() * 20)[: len(binding_names())])
+    draw = everyone.lines(tuple(binding_names()), tuple(binding_colours() * 20)[: len(binding_names())])
     words = ["<unk>", "<s>"]
     for query in range(everyone.n_pairs):
         prompt = everyone.prompt(draw, query)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
     from tlspectral.operators import qk_operators, qk_penalty, verify_scores
-    from tlspectral.positional import BlockPrompt, positional_symbolic, positional_symbolic_profile
+    from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic, positional_symbolic_profile
     from tlspectral.spectral_rope import SpectralHookedTransformer, SpectralRoPE, to_spectral
     from tlspectral.stats import (
         attenuation,
@@ -52,7 +52,7 @@ _ROOMS = {
     "hooks": ("ablate", "ablation_hooks"),
     "models.loading": ("load_model",),
     "operators": ("qk_operators", "qk_penalty", "verify_scores"),
-    "positional": ("BlockPrompt", "positional_symbolic", "positional_symbolic_profile"),
+    "positional": ("BlockPrompt", "BlockTask", "positional_symbolic", "positional_symbolic_profile"),
     "spectral_rope": ("SpectralHookedTransformer", "SpectralRoPE", "to_spectral"),
     "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),
     "tables": ("read_table", "write_table"),
@@ -64,6 +64,7 @@ _SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "report", "rotary"
 
 __all__ = [
     "BlockPrompt",
+    "BlockTask",
     "SpectralHookedTransformer",
     "SpectralRoPE",
     "Task",

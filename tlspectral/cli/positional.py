@@ -17,11 +17,27 @@ _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 @app.command(short_help="does a head look at a place or at a word?")
 def positional(
     model: Model,
-    template: Annotated[str, typer.Option(help="Wording: plain, gemma-2, llama-3.2 or qwen2.")] = "plain",
-    pairs: Annotated[int, typer.Option(min=3, help="Pairs of a name and a colour in a prompt.")] = 64,
-    blocks: Annotated[int, typer.Option(min=3, help="Evenly spaced pairs that swap with one another.")] = 9,
+    task: Annotated[
+        str,
+        typer.Option(
+            "--task",
+            "--template",
+            help="binding, key-value, copying, needle, list-index; or the binding task's wording: plain, gemma-2, "
+            "llama-3.2, qwen2.",
+        ),
+    ] = "binding",
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Prompts of your own: JSON lines, see PromptFile.")
+    ] = None,
+    pairs: Annotated[int | None, typer.Option(min=3, help="Blocks of a prompt; none: the task's own number.")] = None,
+    blocks: Annotated[int, typer.Option(min=2, help="Evenly spaced blocks that swap with one another.")] = 9,
     queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
-    draws: Annotated[int, typer.Option(min=1, help="Lists of names and colours; errors are over them.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 1,
+    preset: Annotated[str | None, typer.Option(help="paper: 256 pairs, 9 blocks, 9 queries, all 36 swaps.")] = None,
+    swaps: Annotated[str | None, typer.Option(help="kept (without the first block), all or per_query.")] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="Temperature of the swaps' weights; none: 0.1 of the largest difference.")
+    ] = None,
     mode: Annotated[str, typer.Option(help="prompt (words swap), key (keys of one pass swap) or both.")] = "both",
     table: Annotated[
         Path | None,
@@ -37,10 +53,10 @@ def positional(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of names, colours, nulls and random bands.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of draws, nulls and random bands.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Score every head on the binding task: does its attention keep its position, or follow the words that swap?
+    """Score every head on a block task: does its attention keep its position, or follow the words that swap?
 
     With -o, what was measured is kept in FOLDER/runs, and the same command continues there.
 
@@ -52,37 +68,41 @@ def positional(
         require_writable(output / "heads_prompt.parquet")
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
-    from tlspectral.positional import BindingTask, frequency_agreement, score_agreement
+    from tlspectral.models.attention import attention_view
+    from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
     from tlspectral.tables import read_table
 
-    task = BindingTask(template, pairs)
     heads = None if table is None else head_table(read_table(table), table)
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
-    if heads is None:
-        heads = tlspectral.analyze_heads(loaded, null_draws=2, show_progress=not quiet)
-    else:
+    if heads is not None:
         require_table_of(loaded, heads)
-    rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
+    view = attention_view(loaded)
+    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
     if bands and rotary and table is not None:
         require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
-    columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
     for way in _MODES[mode]:
         profile = tlspectral.positional_symbolic_profile(
             loaded,
-            task,
+            task if prompts is None else PromptFile(str(prompts)),
             n_pairs=pairs,
             n_blocks=blocks,
             queries=queries,
             draws=draws,
             mode=way,  # type: ignore[arg-type]
+            preset=preset,  # type: ignore[arg-type]
+            swaps=swaps,
+            tau=tau,
             per_frequency=weights is not None,
             checkpoint_dir=None if output is None else output / "runs",
             seed=seed,
             show_progress=not quiet,
         )
+        if heads is None:  # after the first profile, which refuses in seconds what it cannot measure
+            heads = tlspectral.analyze_heads(loaded, null_draws=2, show_progress=not quiet)
+        columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
         way_tables = {f"{name}_{way}": frame for name, frame in profile.tables.items()}
         way_tables[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
         say(f"{profile}\n")
@@ -95,7 +115,7 @@ def positional(
         if output is not None:
             _write_figures(output, way, profile, heads, way_tables[f"agreement_{way}"])
         tables |= way_tables
-    if bands and weights is not None:
+    if bands and weights is not None and heads is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
         tables["bands"] = _bands(loaded, heads, scores, bands, seed, not quiet)
         say(_bands_text(tables["bands"], _MODES[mode][0]))
@@ -149,6 +169,9 @@ def _bands_text(effects: "pd.DataFrame", way: str) -> str:
 
 def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", agreement: "pd.DataFrame") -> None:
     from tlspectral.plots import (
+        exclusion_heatmap,
+        exclusion_histograms,
+        exclusion_plane,
         frequency_grid,
         plane_by_query,
         positional_symbolic_plane,
@@ -162,6 +185,9 @@ def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", 
         "heatmaps": score_heatmaps(profile.heads),
         "plane_by_query": plane_by_query(profile.queries),
         "histograms": score_histograms(profile.queries),
+        "exclusion_plane": exclusion_plane(profile.heads),
+        "exclusion_heatmap": exclusion_heatmap(profile.heads),
+        "exclusion_histograms": exclusion_histograms(profile.queries),
     }
     columns = agreement["column"].unique()
     if len(columns) == 3:

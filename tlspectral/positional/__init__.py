@@ -1,19 +1,32 @@
-"""Positional and symbolic attention: scores per head and frequency, and the binding task they are measured on."""
+"""Positional and symbolic attention: scores per head and frequency, and the block tasks they are measured on."""
 
 from tlspectral.positional.agreement import frequency_agreement, score_agreement
-from tlspectral.positional.binding import BindingDraw, BindingTask
+from tlspectral.positional.answers import task_answers
+from tlspectral.positional.binding import BindingTask
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
+from tlspectral.positional.contrast import profile_contrast
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.profile import PositionalSymbolicProfile, positional_symbolic_profile
+from tlspectral.positional.projections import rotary_projections
 from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
+from tlspectral.positional.scores import score_correlation
 from tlspectral.positional.traces import attention_traces, frequency_norms
 
 __all__ = [
-    "BindingDraw",
     "BindingTask",
+    "BlockDraw",
     "BlockPrompt",
+    "BlockTask",
+    "CopyingTask",
     "ExclusionSplit",
+    "KeyValueTask",
+    "ListIndexTask",
+    "NeedleTask",
     "PositionalSymbolicProfile",
+    "PromptFile",
+    "Question",
     "attention_traces",
     "exclusion_split",
     "exclusion_split_factored",
@@ -21,5 +34,9 @@ __all__ = [
     "frequency_norms",
     "positional_symbolic",
     "positional_symbolic_profile",
+    "profile_contrast",
+    "rotary_projections",
     "score_agreement",
+    "score_correlation",
+    "task_answers",
 ]

@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.positional.prompts import BlockPrompt
 
 _INSTRUCTION = "You are a helpful assistant that can answer questions about entities and their associated"
@@ -35,23 +36,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class BindingDraw:
-    """The pairs of one binding prompt.
-
-    Attributes:
-        names: all different; colours: the colour that each name likes.
-    """
-
-    names: tuple[str, ...]
-    colours: tuple[str, ...]
-
-    def answer(self, query: int) -> str:
-        """The text that should follow a prompt that asks about pair `query`, with its space: `" Red"`."""
-        return f" {self.colours[query]}"
-
-
-@dataclass(frozen=True)
-class BindingTask:
+class BindingTask(BlockTask):
     """The binding task in one wording: lines "NAME likes the color COLOUR", then a question about one name.
 
     The chat templates are those of PS appendix B.4 to the letter, special tokens written out as text. What
@@ -88,7 +73,12 @@ class BindingTask:
         if not 3 <= self.n_pairs <= most:
             raise ValueError(f"n_pairs must be from 3 to {most}, the number of packaged names; found {self.n_pairs}")
 
-    def draw(self, seed: int) -> BindingDraw:
+    @property
+    def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Lines, as `n_pairs`."""
+        return self.n_pairs
+
+    def draw(self, seed: int) -> BlockDraw:
         """Draw names without and colours with repetition, uniformly; fewer pairs are the first of more pairs.
 
         PS does not say which names and colours it uses, nor how it draws them.
@@ -96,30 +86,30 @@ class BindingTask:
         generator = np.random.default_rng(seed)
         names = generator.permutation(binding_names())[: self.n_pairs]
         colours = generator.choice(binding_colours(), self.n_pairs)
-        return BindingDraw(tuple(map(str, names)), tuple(map(str, colours)))
+        return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
-    def prompt(self, draw: BindingDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """The prompt that asks about pair `query` of a draw, as text.
+    def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
+        """The draw with these names, all different, and the colour that each likes.
 
-        Prompts of one draw differ in their suffix alone. Every block ends with its line break, so that blocks can be
-        exchanged without changing how the text around them is split into tokens.
-
-        Args:
-            draw: the pairs, as many as the task has.
-            query: index of the asked pair, from 0.
-            bos: what `"plain"` opens with, the tokenizer's `bos_token`; the other templates have their own.
-
-        Raises:
-            ValueError: the draw has another number of pairs, or not this one.
+        Every block ends with its line break, so that blocks can be exchanged without changing how the text around them
+        is split into tokens. Raises ValueError for another number of pairs than the task's.
         """
-        if len(draw.names) != self.n_pairs:
-            raise ValueError(f"this task has {self.n_pairs} pairs and the draw {len(draw.names)}")
-        if not 0 <= query < self.n_pairs:
-            raise ValueError(f"pair {query} does not exist: there are pairs 0 to {self.n_pairs - 1}")
+        if not len(names) == len(colours) == self.n_pairs:
+            raise ValueError(f"this task has {self.n_pairs} pairs; found {len(names)} names, {len(colours)} colours")
         prefix, suffix = TEMPLATES[self.template]
-        blocks = [f"{name} likes the color {colour}\n" for name, colour in zip(draw.names, draw.colours, strict=True)]
-        opening = bos if self.template == "plain" else ""
-        return BlockPrompt(opening + prefix, blocks, suffix.format(name=draw.names[query]))
+        return BlockDraw(
+            prefix,
+            tuple(f"{name} likes the color {colour}\n" for name, colour in zip(names, colours, strict=True)),
+            tuple(
+                Question(block, suffix.format(name=name), f" {colour}")
+                for block, (name, colour) in enumerate(zip(names, colours, strict=True))
+            ),
+            tuple(f" {colour}" for colour in colours),
+        )
+
+    def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
+        """As `BlockTask.prompt`; only `"plain"` opens with `bos`, the other templates have their own."""
+        return super().prompt(draw, query, bos=bos if self.template == "plain" else "")
 
 
 def binding_names() -> list[str]:
@@ -130,6 +120,11 @@ def binding_names() -> list[str]:
 def binding_colours() -> list[str]:
     """The packaged colours, one word each; see `data/binding/NOTICE.md`."""
     return _words("colours.txt")
+
+
+def packaged_nouns() -> list[str]:
+    """The packaged common nouns, one lower-case word each; see `data/binding/NOTICE.md`."""
+    return _words("nouns.txt")
 
 
 def _words(file: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Columns of the tables around positional and symbolic scores: the profile, its agreement with weights, traces.
 
-PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers". A draw is a list of names
-and colours, a query one of its lines that is asked about.
+PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers". A draw is a list of
+blocks, a query one of them that is asked about.
 """
 
 from dataclasses import replace
@@ -25,29 +25,29 @@ def _averaged(over: str) -> tuple[Column, ...]:
         columns.append(
             Column(f"{column.name}_se", f"Standard error of {column.name} over draws. NaN for one draw.", column.unit,
                 range="0 .. inf",
-                does_not_establish="Lists of names and colours only: neither another wording nor another task.")
+                does_not_establish="Draws of one task only: neither another wording nor another task.")
         )
     return tuple(columns)
 
 
-_DRAW = Column("draw", "Number of the list of names and colours, from 0.", "index", range="0 .. draws - 1")
-_QUERY = Column("query", "Index of the line of the list that is asked about, from 0.", "index", range="0 .. pairs - 1",
-    source="PS B.5", also_known_as="queried block")
+_DRAW = Column("draw", "Number of the list of blocks, from 0.", "index", range="0 .. draws - 1")
+_QUERY = Column("query", "Index of the block of the list that is asked about, from 0.", "index",
+    range="0 .. blocks - 1", source="PS B.5", also_known_as="queried block")
 
 _ANSWERS = (
-    Column("answer", "The right colour, as text.", "text", range="a colour", source="PS B.4"),
-    Column("probability", "Probability that the model gives to the first token of the right colour after the prompt.",
+    Column("answer", "The right answer, as text.", "text", range="a choice of the draw", source="PS B.4"),
+    Column("probability", "Probability that the model gives to the first token of the right answer after the prompt.",
         "probability", range="0 .. 1",
-        does_not_establish="That the model read the line: colours differ in how probable they are in any text."),
+        does_not_establish="That the model read the block: answers differ in how probable they are in any text."),
     Column("rank", "Rank of that token among all tokens by probability; 1 is the most probable.", "index",
         range="1 .. d_vocab",
-        does_not_establish="That the model read the line: a colour may rank high after any such prompt."),
-    Column("relative_probability", "probability as a share of that of the first tokens of all colours of this draw.",
+        does_not_establish="That the model read the block: an answer may rank high after any such prompt."),
+    Column("relative_probability", "probability as a share of that of the first tokens of all choices of this draw.",
         "share", range="0 .. 1",
-        does_not_establish="That the model read the line: compare with chance, and with other lists."),
-    Column("chance", "Share of the draw's lines that have the right colour's first token.", "share", range="0 .. 1",
-        does_not_establish="What a model without the list would answer: it takes into account how often a draw has a "
-        "colour, not how probable colours are in any text."),
+        does_not_establish="That the model read the block: compare with chance, and with other lists."),
+    Column("chance", "Share of the draw's choices that have the right answer's first token.", "share", range="0 .. 1",
+        does_not_establish="What a model without the list would answer: it takes into account how often a draw has an "
+        "answer, not how probable answers are in any text."),
 )
 
 _DEPENDENT = (
@@ -175,12 +175,39 @@ PROFILE = {
     for name, columns in (
         ("heads", (*_HEAD, *_averaged("the queries of a draw, then over draws"))),
         ("queries", (*_HEAD, _QUERY, *_averaged("draws"))),
+        ("draws", (*_HEAD, _DRAW, *POSITIONAL_COLUMNS)),
         ("frequencies", (*_HEAD, _FREQUENCY, *_averaged("the queries of a draw, then over draws"))),
         ("answers", (_DRAW, _QUERY, *_ANSWERS)),
         ("median_tests", _MEDIANS),
         ("correlation", (_DRAW, _QUERY, *_CORRELATION)),
     )
 }
+_CONTRAST = (
+    Column("score", "Which score is compared.", "label", range="s_pos, s_sym, exclusion_index"),
+    *(Column(name, f"Mean of the score over heads of the {which} profile.", "as the score", range="0 .. 1",
+        does_not_establish="A typical head: heads differ more than means do.")
+        for name, which in (("a", "first"), ("b", "second"))),
+    Column("difference", "a less b.", "as the score", range="-1 .. 1", does_not_establish="That every head differs."),
+    *(Column(name, f"{side} end of the interval of difference, by Student's t from leaving out one layer (two tasks on "
+        "one model) or one draw (two models on one task) after another. NaN for fewer than three.", "as the score",
+        range="-1 .. 1", does_not_establish="Anything about other tasks or models.")
+        for name, side in (("low", "Low"), ("high", "High"))),
+    Column("pvalue", "Two-sided p of the same t.", "probability", range="0 .. 1",
+        does_not_establish="Anything about other tasks or models; it is small where neighbouring layers resemble."),
+    Column("n", "Layers or draws behind the interval.", "count", range="1 .. inf"),
+    Column("paired_by", "What is paired, and what the interval is over.", "label", range="head, over layers; draw"),
+)
+PROFILE_CONTRAST = Table("profile_contrast", "`tlspectral.positional.profile_contrast`", _CONTRAST)
+_PROJECTIONS = (
+    Column("kind", "What the row is of.", "label", range="query, key", source="PS figure 3C"),
+    Column("position", "Position of the token in the prompt, from 0.", "index", range="0 .. tokens - 1"),
+    Column("label", "The token as text; its id for a model without tokenizer.", "text", range="any"),
+    *(Column(name, f"{which} coordinate of the rotary pair, rotated to the position.", "units of the model's keys",
+        range="any", source="PS figure 3C", does_not_establish="How the head attends: a score has a term per pair.")
+        for name, which in (("x", "First"), ("y", "Second"))),
+)
+ROTARY_PROJECTIONS = Table("rotary_projections", "`tlspectral.positional.rotary_projections`", _PROJECTIONS)
+BLOCK_ANSWERS = Table("block_answers", "`tlspectral.positional.task_answers`", (_DRAW, _QUERY, *_ANSWERS))
 SCORE_AGREEMENT = Table("score_agreement",
     "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
     "and agreement_key.parquet", _AGREEMENT)
@@ -190,5 +217,6 @@ FREQUENCY_AGREEMENT = Table("frequency_agreement",
 ATTENTION_TRACES = Table("attention_traces", "`tlspectral.positional.attention_traces`", (*_HEAD, *_TRACES))
 FREQUENCY_NORMS = Table("frequency_norms", "`tlspectral.positional.frequency_norms`", (*_HEAD, _FREQUENCY, *_NORMS))
 TABLES = (
-    POSITIONAL_SYMBOLIC, *PROFILE.values(), SCORE_AGREEMENT, FREQUENCY_AGREEMENT, ATTENTION_TRACES, FREQUENCY_NORMS,
+    POSITIONAL_SYMBOLIC, *PROFILE.values(), BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
+    ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
 )

@@ -112,10 +112,11 @@ def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSpli
 
 
 def frequency_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
-    """`head_exclusion` of every rotary pair of every head, [heads, pairs]; scale 1 unless given, no softcap."""
+    """`head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
-    contents = (1.0 if scale is None else scale) * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
+    scale = seen.score_scale if scale is None else scale
+    contents = scale * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
     places = seen.places[..., : 2 * pairs, visible].unflatten(-2, (2, pairs)).movedim(-3, -1)  # (heads) pairs keys 2
     return exclusion_split_factored(contents.permute(0, 2, 3, 1), places.expand(len(contents), -1, -1, -1))
 

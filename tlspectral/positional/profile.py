@@ -1,29 +1,34 @@
-"""`positional_symbolic_profile`: positional and symbolic scores of a whole model on the binding task, over draws."""
+"""`positional_symbolic_profile`: positional and symbolic scores of a whole model on a block task, over draws."""
 
 import os
-import warnings
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy.stats
-import torch
-from jaxtyping import Float64
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.positional.binding import BindingTask
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.positional.averages import mean_over_prompts, over_draws
+from tlspectral.positional.block_task import BlockTask
+from tlspectral.positional.block_weights import Mode, require_mode
 from tlspectral.positional.columns import PROFILE
-from tlspectral.positional.draws import DrawSettings, draw_folder, measured_draw, planned_experiment
-from tlspectral.positional.measure import Mode
-from tlspectral.tables import WorkPart, finished_parts, named, unbundled
+from tlspectral.positional.draws import (
+    DrawSettings,
+    draw_folder,
+    draw_parts,
+    drawn_prompts,
+    planned_experiment,
+    scored_draw,
+)
+from tlspectral.positional.measure import require_positive
+from tlspectral.selection import Heads
+from tlspectral.tables import finished_parts, named
 from tlspectral.tables.html_summary import html_rows
-
-_WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
-_SCORES = (*_WITH_ERRORS, "tau", "alpha_ess")
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,10 +40,11 @@ class PositionalSymbolicProfile:
             `tau, alpha_ess`: means over the queries of a draw, then over draws; errors are over draws, NaN for one.
             See `positional_symbolic` for what they are. Means leave out prompts in which a head has no score.
         queries: the same per queried block, `layer, head, query`.
+        draws: the scores of each draw, `layer, head, draw`: means over its queries.
         frequencies: the same per rotary pair, `layer, head, frequency`; None if not asked for.
         answers: per prompt, `draw, query, answer`; `probability` of the answer's first token and its `rank` among all
-            tokens, from 1; `relative_probability`, its share among the first tokens of the colours of this draw;
-            `chance`, that share for the colour of a random pair.
+            tokens, from 1; `relative_probability`, its share among the first tokens of the draw's choices (for
+            binding, its colours); `chance`, that share for a random choice.
         median_tests: `score, early_median, late_median, statistic, pvalue`: Mood's median test of the scores in `heads`
             between the first half of the layers and the others, as PS footnote 2; the middle one of an odd number is
             late. NaN where there is nothing to compare.
@@ -48,6 +54,7 @@ class PositionalSymbolicProfile:
 
     heads: pd.DataFrame
     queries: pd.DataFrame
+    draws: pd.DataFrame
     frequencies: pd.DataFrame | None
     answers: pd.DataFrame
     median_tests: pd.DataFrame
@@ -74,20 +81,28 @@ class PositionalSymbolicProfile:
     def _summary(self) -> list[tuple[str, str]]:
         about, answers = self.heads.attrs, self.answers.mean(numeric_only=True)
         rho = self.correlation[["pearson", "null_mean"]].mean()
+        quartiles = self.heads["exclusion_index"].quantile([0.25, 0.5, 0.75])
         tests = [
             f"{row['score']} {row['early_median']:.3f} early, {row['late_median']:.3f} late (p = {row['pvalue']:.1g})"
             for row in self.median_tests.to_dict("records")
         ]
-        counted = f"{about['n_pairs']} pairs, blocks: {len(about['blocks'])}, queries: {len(about['queries'])}"
+        counted = f"blocks that swap: {len(about['blocks'])}, queries: {len(about['queries'])}"
+        first = "without" if about["exclude_first_block"] else "with"
         return [
-            ("task", f"{about['template']}, {counted}, draws: {about['draws']}, swaps by {about['mode']}"),
+            ("task", f"{about['task']}, {counted}, draws: {about['draws']}"),
+            (
+                "swaps",
+                f"by {about['mode']}, {about['swaps']} ({first} the first block), tau "
+                f"{'0.1 of the largest difference' if about['tau'] is None else about['tau']}",
+            ),
             (
                 "answer",
-                f"mean probability {answers['probability']:.3g}, median rank {self.answers['rank'].median():.0f}; "
-                f"{answers['relative_probability']:.2f} among the colours (a random pair's colour: "
-                f"{answers['chance']:.2f})",
+                f"mean probability {answers['probability']:.3g}, first of all tokens in "
+                f"{(self.answers['rank'] == 1).mean():.2f} of the prompts; {answers['relative_probability']:.2f} among "
+                f"the choices (a random one: {answers['chance']:.2f})",
             ),
             ("medians over heads", "; ".join(tests)),
+            ("quartiles of the exclusion index", ", ".join(f"{one:.2f}" for one in quartiles)),
             (
                 "correlation of s_pos and s_sym",
                 f"{self.pearson:.2f} of averages; mean over prompts {rho['pearson']:.2f}, null {rho['null_mean']:.2f}",
@@ -98,67 +113,80 @@ class PositionalSymbolicProfile:
 
 def positional_symbolic_profile(
     model: Any,
-    task: BindingTask | str,
+    task: BlockTask | str,
     *,
-    n_pairs: int = 64,
+    n_pairs: int | None = None,
     n_blocks: int = 9,
     queries: int | Iterable[int] = 9,
     draws: int = 5,
     seed: int = 0,
     preset: Literal["paper"] | None = None,
+    swaps: str | None = None,
     mode: Mode = "prompt",
     tau: float | None = None,
     exclude_first_block: bool = True,
     per_frequency: bool = False,
     logit_scale: float | None = None,
+    heads: Heads | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
     show_progress: bool = True,
 ) -> PositionalSymbolicProfile:
-    """Positional and symbolic scores of every head on the binding task, averaged over questions and draws.
+    """Positional and symbolic scores of every head on a block task, averaged over questions and draws.
 
-    A draw is a list of names and colours. `n_blocks` of its lines, evenly spaced from the first to the last, swap in
-    pairs, and several questions are asked about each list; the model reads a list once for all of them. The last token
-    of each prompt is the query whose attention is scored, as by `positional_symbolic`.
+    A draw is a list of blocks: for the binding task, lines of a name and a colour. `n_blocks` of them, evenly spaced
+    from the first to the last, swap in pairs, and several questions are asked about each list; the model reads a list
+    once for all of them. The last token of each prompt is the query whose attention is scored, as by
+    `positional_symbolic`.
 
     Args:
-        model: a TransformerBridge or HookedTransformer with a tokenizer.
-        task: a `BindingTask`, or the name of a template: `"plain"`, `"gemma-2"`, `"llama-3.2"`, `"qwen2"`.
-        n_pairs: lines of the list, each a block; not needed for a `BindingTask`, which has its own.
-        n_blocks: blocks that are swapped with one another, all pairs of them.
-        queries: how many of these blocks are asked about, evenly spaced; or which blocks, by index, of all pairs.
+        model: a TransformerBridge or HookedTransformer, with a tokenizer if the task is text.
+        task: any `BlockTask`; or the name of a ready one: `"binding"`, `"key-value"`, `"copying"`, `"needle"`,
+            `"list-index"`, or a template of the binding task, `"plain"`, `"gemma-2"`, `"llama-3.2"`, `"qwen2"`.
+        n_pairs: blocks of the list, for a task by name; None is its own size, 64 for the binding task.
+        n_blocks: blocks that are swapped with one another.
+        queries: how many of these blocks are asked about, evenly spaced; or which blocks, by index, of all. A draw
+            that has no question about any of them is asked its own.
         draws: number of lists; standard errors are over them.
         seed: of the draws and of the correlation's null.
-        preset: `"paper"` sets 256 pairs, 9 blocks and 9 queries, as PS appendix B.5. PS does not give tau, nor how many
-            lists it drew.
-        mode, tau, exclude_first_block, logit_scale: see `positional_symbolic`. Block 0 is the first selected block; it
-            may still be asked about.
+        preset: `"paper"` sets 256 pairs, 9 blocks, 9 queries and `swaps="all"`: PS appendix B.5 with the sum of B.3
+            "for all i, j = 1 .. 9" read as all 36 pairs of the 9 blocks. PS also speaks of nine permutations per query;
+            `preset="paper", swaps="per_query"` is that reading. PS gives neither tau nor the number of lists.
+        swaps: which pairs of the selected blocks swap. `"kept"` (None without a preset): all pairs of those that
+            `exclude_first_block` keeps, 28 of nine blocks. `"all"`: all pairs, 36. `"per_query"`: the queried block
+            with each other one, 8; the paper's ninth permutation, the identity, moves nothing.
+        mode, tau, logit_scale: see `positional_symbolic`.
+        exclude_first_block: of `swaps="kept"`: leave out the first selected block, which may still be asked about.
         per_frequency: also score every rotary pair of every head.
-        checkpoint_dir: a folder for one file per mode and draw; a profile that was stopped continues there and gives
-            the tables it would have given. Both modes, and profiles of more draws, may share it.
-        show_progress: bars over draws and prompts.
+        heads: only these heads, in any form that `ablate` takes; their layers alone are read.
+        checkpoint_dir: a folder for what was measured, written every few swaps; a profile that was stopped continues
+            there and gives the tables it would have given. Both modes, profiles of more draws and of other `tau` may
+            share it.
+        n_jobs: workers, as joblib counts them.
+        show_progress: bars over parts and layers.
 
     Returns:
         A `PositionalSymbolicProfile` of DataFrames.
 
     Raises:
-        ValueError: a model without tokenizer; more pairs than the context holds (the message says how many it does);
-            arguments that contradict one another or the preset; and as `positional_symbolic`.
+        TypeError: no model, or no task.
+        ValueError: a model without tokenizer for a task of text; more blocks than the context holds (the message says
+            how many it does); arguments that contradict one another or the preset; and as `positional_symbolic`. All of
+            these before anything is measured.
+        BadHead: a head that does not exist.
         UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
         IncompatibleCheckpoint: the folder holds a profile of other weights, hooks, prompts or settings.
 
-    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, appendices B.4 and B.5).
+    Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, appendices B.3 to B.5).
 
-    What it does not establish: how the model binds names to colours. A profile of a model that does not answer, which
-    `answers` shows, describes attention on this text and no mechanism of the task. Heads of a layer are not
-    independent, so that p-values of `median_tests` are too small. For the correlation, see `positional_symbolic`.
+    What it does not establish: how the model solves the task. A profile of a model that does not answer, which
+    `answers` shows, describes attention on this text and no mechanism of the task: read heads on tasks that are
+    answered above 0.5. Heads of a layer are not independent, so that p-values of `median_tests` are too small. For the
+    correlation, see `positional_symbolic`.
     """
     view = attention_view(model)
-    tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError(
-            "this model has no tokenizer, so the binding task cannot be written for it: load one that has, or measure "
-            "prompts of token ids with positional_symbolic"
-        )
+    require_positive(tau=tau, logit_scale=logit_scale)
+    require_mode(mode)
     experiment = planned_experiment(
         task,
         n_pairs=n_pairs,
@@ -167,47 +195,60 @@ def positional_symbolic_profile(
         draws=draws,
         seed=seed,
         preset=preset,
-        least_blocks=3 if exclude_first_block else 2,
+        swaps=swaps,
+        exclude_first_block=exclude_first_block,
     )
-    experiment.require_context(tokenizer, view.n_ctx)
-    settings = DrawSettings(mode, tau, exclude_first_block, logit_scale, per_frequency)
-    folder = None if checkpoint_dir is None else draw_folder(checkpoint_dir, view, experiment, settings, seed)
-    parts = [
-        WorkPart(f"{mode}_draw{number}", partial(measured_draw, view, experiment, number, settings, show_progress))
-        for number in experiment.seeds
+    chosen = None if heads is None else heads_by_layer(view, heads)
+    settings = DrawSettings(mode, logit_scale, per_frequency, chosen)
+    drawn = drawn_prompts(view, experiment, mode)
+    folder = None
+    if checkpoint_dir is not None:
+        folder = draw_folder(checkpoint_dir, view, experiment, drawn, settings, {"seed": seed})
+    of_draws = [draw_parts(one, settings, show_progress) for one in drawn]
+    made = finished_parts(
+        [part for parts in of_draws for part in parts],
+        folder,
+        description="profile",
+        unit="part",
+        items="passes",
+        prepare=partial(_unchanged, view),
+        n_jobs=n_jobs,
+        show_progress=show_progress,
+    )
+    measured = [
+        scored_draw(one, [made[part.name] for part in parts], tau) for one, parts in zip(drawn, of_draws, strict=True)
     ]
-    bundles = finished_parts(parts, folder, description="profile", unit="draw", show_progress=show_progress)
-    measured = [unbundled(bundle) for bundle in bundles.values()]
     heads_by_query, frequencies = (
-        [_by_query(draw[name], experiment.queries) for draw in measured if name in draw]
+        [_by_query(draw[name], one.queries) for draw, one in zip(measured, drawn, strict=True) if name in draw]
         for name in ("heads", "frequencies")
     )
-    heads = over_draws(heads_by_query)
-    tokens = [
-        torch.as_tensor(of_query["token"].to_numpy(copy=True))
-        for draw in measured
-        for _, of_query in draw["tokens"].groupby("query", sort=False)
-    ]
+    scored = over_draws([list(draw.values()) for draw in heads_by_query])
     profile = PositionalSymbolicProfile(
-        heads=heads,
-        queries=_per_query(heads_by_query, experiment.queries),
-        frequencies=over_draws(frequencies) if frequencies else None,
+        heads=scored,
+        queries=_per_query(heads_by_query),
+        draws=_per_draw(heads_by_query),
+        frequencies=over_draws([list(draw.values()) for draw in frequencies]) if frequencies else None,
         answers=_numbered([draw["answers"] for draw in measured]),
-        median_tests=median_tests(heads, view.n_layers),
+        median_tests=median_tests(scored, view.n_layers),
         correlation=_numbered([draw["correlation"] for draw in measured]),
     )
+    tokens = [prompt.tokens() for one in drawn for prompt in one.prompts]
     attrs: dict[Any, Any] = {
         **view.origin(),
-        "template": experiment.task.template,
-        "n_pairs": experiment.task.n_pairs,
+        "task": experiment.task.name,
+        "n_pairs": experiment.task.n_blocks,
         "blocks": list(experiment.blocks),
         "queries": list(experiment.queries),
         "draws": len(experiment.seeds),
         "draw_seeds": list(experiment.seeds),
         "seed": seed,
         "preset": preset,
-        **{name: value for name, value in asdict(settings).items() if name != "per_frequency"},
-        "n_swaps": len(experiment.swaps(exclude_first_block=exclude_first_block)),
+        "swaps": experiment.swaps,
+        "mode": mode,
+        "tau": tau,
+        "exclude_first_block": experiment.swaps == "kept" and exclude_first_block,
+        "logit_scale": logit_scale,
+        "n_swaps": len(experiment.swaps_of(experiment.queries[0])),
         "n_tokens": [len(prompt_tokens) for prompt_tokens in tokens],
         "tokens_sha256": digest_of(tokens),
     }
@@ -217,43 +258,37 @@ def positional_symbolic_profile(
     return profile
 
 
-def _by_query(table: pd.DataFrame, queries: tuple[int, ...]) -> list[pd.DataFrame]:
+def _unchanged(view: AttentionView) -> AttentionView:
+    """What every part is made of."""
+    return view
+
+
+def _by_query(table: pd.DataFrame, queries: tuple[int, ...]) -> dict[int, pd.DataFrame]:
     """The rows of one draw as a table per query."""
-    return [table.loc[table["query"] == query].drop(columns="query").reset_index(drop=True) for query in queries]
+    return {query: table.loc[table["query"] == query].drop(columns="query").reset_index(drop=True) for query in queries}
 
 
-def _per_query(heads: list[list[pd.DataFrame]], queries: tuple[int, ...]) -> pd.DataFrame:
+def _per_query(heads: list[dict[int, pd.DataFrame]]) -> pd.DataFrame:
     tables = []
-    for number, query in enumerate(queries):
-        table = over_draws([[of_draw[number]] for of_draw in heads])
+    for query in sorted({query for draw in heads for query in draw}):
+        table = over_draws([[draw[query]] for draw in heads if query in draw])
         table.insert(2, "query", query)
         tables.append(table)
     return pd.concat(tables).sort_values(["layer", "head", "query"], ignore_index=True)
 
 
+def _per_draw(heads: list[dict[int, pd.DataFrame]]) -> pd.DataFrame:
+    tables = []
+    for number, draw in enumerate(heads):
+        table = mean_over_prompts(list(draw.values()))
+        table.insert(2, "draw", number)
+        tables.append(table)
+    return pd.concat(tables).sort_values(["layer", "head", "draw"], ignore_index=True)
+
+
 def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:
     joined = pd.concat(tables, keys=range(len(tables)), names=["draw"])
     return joined.reset_index("draw").reset_index(drop=True)
-
-
-def over_draws(tables: list[list[pd.DataFrame]]) -> pd.DataFrame:
-    """Mean over the queries of each draw, then mean and standard error over draws, row by row.
-
-    The tables, one per draw and query, have the same rows in the same order. Scores have an `_se` (NaN for one draw)
-    except for `tau` and `alpha_ess`. Queries and draws without a score are left out.
-    """
-    names = tables[0][0].drop(columns=list(_SCORES))
-    for table in (table for draw in tables for table in draw):
-        if not table[list(names)].equals(names):
-            raise ValueError("these tables do not have the same rows, so they cannot be averaged")
-    columns = {name: names[name].to_numpy() for name in names}
-    for score in _SCORES:
-        values = np.array([[table[score].to_numpy(np.float64) for table in draw] for draw in tables])
-        by_draw = _mean(values, axis=1)
-        columns[score] = _mean(by_draw, axis=0)
-        if score in _WITH_ERRORS:
-            columns[f"{score}_se"] = _standard_error(by_draw)
-    return pd.DataFrame(columns)
 
 
 def median_tests(heads: pd.DataFrame, n_layers: int) -> pd.DataFrame:
@@ -291,16 +326,3 @@ def pearson_of_scores(heads: pd.DataFrame) -> float:
     if len(scores) < 3 or np.ptp(scores, axis=0).min() < 1e-12:
         return float("nan")
     return float(np.corrcoef(scores.T)[0, 1])
-
-
-def _mean(values: Float64[np.ndarray, "*shape"], axis: int) -> Float64[np.ndarray, "*rest"]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        return np.nanmean(values, axis=axis)
-
-
-def _standard_error(by_draw: Float64[np.ndarray, "draws rows"]) -> Float64[np.ndarray, "rows"]:
-    count = (~np.isnan(by_draw)).sum(0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
-        return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))

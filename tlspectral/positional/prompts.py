@@ -88,14 +88,20 @@ class BlockPrompt:
             model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompt is text.
 
         Raises:
-            ValueError: text without a tokenizer, text that the tokenizer joins across the border of two segments, or a
-                prompt longer than the model's context.
+            ValueError: text without a tokenizer, text that the tokenizer joins across the border of two segments, a
+                prompt longer than the model's context, or ids outside its vocabulary.
         """
         view = attention_view(model)
         prompt = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
-        length = sum(map(len, prompt.pieces))
-        if length > view.n_ctx:
-            raise ValueError(f"the prompt has {length} tokens and the model's context {view.n_ctx}: use fewer blocks")
+        tokens = prompt.tokens()
+        if len(tokens) > view.n_ctx:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens and the model's context {view.n_ctx}: use fewer blocks"
+            )
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) < view.d_vocab:
+            raise ValueError(
+                f"token ids are 0 to {view.d_vocab - 1}; the prompt has {int(tokens.min())} to {int(tokens.max())}"
+            )
         return prompt
 
     def _from_text(self, tokenizer: Any) -> "BlockPrompt":
@@ -137,17 +143,24 @@ class BlockPrompt:
 
 
 def chosen_swaps(
-    n_blocks: int, swaps: Iterable[Sequence[int]] | None, *, exclude_first_block: bool
+    n_blocks: int, swaps: str | Iterable[Sequence[int]] | None, *, exclude_first_block: bool
 ) -> list[tuple[int, int]]:
     """Pairs (i, j) of blocks that swap, i < j, sorted, each once.
 
-    `swaps` are in either order; None takes all pairs. `exclude_first_block` leaves out pairs that touch block 0.
+    `swaps` are pairs in either order, `"kept"` (also None) or `"all"`. `exclude_first_block` leaves out pairs that
+    touch block 0, but of `"all"`.
 
     Raises:
         ValueError: a block that does not exist, a block swapped with itself, or no swap left.
     """
     pairs: set[tuple[int, int]] = set()
-    for pair in combinations(range(n_blocks), 2) if swaps is None else swaps:
+    swaps = "kept" if swaps is None else swaps
+    if swaps == "per_query":
+        raise ValueError("swaps='per_query' needs a task, which says what block is asked about: here give the pairs")
+    if isinstance(swaps, str) and swaps not in ("kept", "all"):
+        raise ValueError(f"swaps are 'kept', 'all' or pairs of block indices; not {swaps!r}")
+    exclude_first_block = exclude_first_block and swaps != "all"
+    for pair in combinations(range(n_blocks), 2) if isinstance(swaps, str) else swaps:
         i, j = sorted(index(block) for block in pair)
         if not 0 <= i < j < n_blocks:
             reason = "a block does not swap with itself" if i == j else f"blocks are 0 to {n_blocks - 1}"

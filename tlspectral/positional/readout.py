@@ -68,12 +68,12 @@ class LastQuery:
     def frequency_logits(
         self, moved: Moved | None = None, *, scale: float | None = None
     ) -> Float64[Tensor, "heads pairs n"]:
-        """What each rotary pair adds to the scores; scale 1 unless given, no softcap. Arguments as `head_logits`."""
+        """What each rotary pair adds to the head's logits before its softcap. Arguments as `head_logits`."""
         contents, places, visible = self._placed(moved)
         pairs = self.n_pairs
         logits = contents[:, :pairs] * places[..., :pairs, :]
         logits.addcmul_(contents[:, pairs : 2 * pairs], places[..., pairs : 2 * pairs, :])
-        return (logits if scale is None else logits.mul_(scale)).masked_fill_(~visible, -torch.inf)
+        return logits.mul_(self.score_scale if scale is None else scale).masked_fill_(~visible, -torch.inf)
 
     def capped(self, logits: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch n"]:
         """Scaled scores under the model's softcap."""

@@ -15,8 +15,9 @@ from tlspectral.models.attention import AttentionView, RawAttention, attention_v
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.view import Hook
+from tlspectral.positional.block_weights import Mode, require_mode, require_valid_length
 from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS
-from tlspectral.positional.measure import Mode, require_mode, require_valid_length, tokenized_for
+from tlspectral.positional.measure import tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, LastQueryReader, Moved, Reduce, normed, require_reproduced
 from tlspectral.positional.scores import block_means
@@ -40,8 +41,8 @@ def attention_traces(
         prompt: the blocks; the query is the last token of the suffix.
         heads: (layer, head) pairs, or a DataFrame with these columns.
         swaps: pairs of block indices; each takes a pass under "prompt".
-        frequencies: indices of rotary pairs to be shown alone, beside the whole head. Their logits have neither the
-            model's score scale nor its softcap or ALiBi, as in `positional_symbolic`.
+        frequencies: indices of rotary pairs to be shown alone, beside the whole head. Their logits have the model's
+            score scale, no softcap and no ALiBi, as in `positional_symbolic`.
         mode: "prompt": the words swap and the model runs again; "key": the keys of one pass swap and are rotated
             to their new positions. See `positional_symbolic`.
 
@@ -117,8 +118,8 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     Returns:
         DataFrame `layer, head, frequency, logit_norm, key_norm`, sorted; both are root mean squares over the visible
         tokens before the query. `logit_norm` is of what the pair adds to the score, before the model's score scale (as
-        `positional_symbolic(..., per_frequency=True)`), `key_norm` of the length of the key's two coordinates, in the
-        model's units: after key norm and with the model's attention scaling.
+        `positional_symbolic(..., per_frequency=True, logit_scale=1.0)`), `key_norm` of the length of the key's two
+        coordinates, in the model's units: after key norm and with the model's attention scaling.
 
     Raises:
         BadHead: a head that does not exist.
@@ -150,7 +151,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
         require_reproduced(layer, seen, pattern, raw)
         visible = seen.visible[:-1].nonzero().flatten()
         lengths = _pair_lengths(raw, keys.pop(layer), seen)[..., visible]
-        logits = seen.frequency_logits()[..., visible]
+        logits = seen.frequency_logits(scale=1.0)[..., visible]
         for head in wanted[layer]:
             of_logits = logits[head].square().mean(-1).sqrt().tolist()
             of_keys = lengths[head].square().mean(-1).sqrt().tolist()

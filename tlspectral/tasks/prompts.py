@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -19,6 +19,15 @@ from tlspectral.models.attention.prompts import check_ids, refuse_padding, right
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROWS_READ = 2_000
+
+
+@runtime_checkable
+class PromptsOfModel(Protocol):
+    """Prompts that are made when the model is known."""
+
+    def packed(self, view: AttentionView) -> PackedTokens:
+        """Return the prompts as token ids of one model."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

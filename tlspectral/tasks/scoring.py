@@ -16,8 +16,8 @@ from tlspectral.models.attention.positions import attention_positions, positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.rotary import in_float64
-from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments, TextRows
+from tlspectral.tasks.metrics import MetricOfModel, next_token_loss
+from tlspectral.tasks.prompts import PromptsOfModel
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -126,10 +126,10 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
             prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
     """
-    ready = isinstance(task.prompts, RepeatedSegments | TextRows)
+    ready = isinstance(task.prompts, PromptsOfModel)
     packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
     metric = task.metric
-    if isinstance(metric, LogitDifference):
+    if isinstance(metric, MetricOfModel):
         metric = metric.for_model(view, len(packed.tokens))
     sequences = ScoredSequences(
         packed.tokens,

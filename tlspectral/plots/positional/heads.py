@@ -40,6 +40,7 @@ _AGREEMENT = {
     "D_head": r"$D_\mathrm{head}$ (share)",
     "prev": "prev (attention mass)",
 }
+_INDEX = "exclusion index"
 _STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_pct"]
 
 
@@ -58,19 +59,43 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
     makes them so by itself; `positional_symbolic_plane` shows the null of that.
     """
-    require(scores, ["layer", "head", *SCORES], "positional_symbolic")
+    titles = (r"positional score $s_\mathrm{pos}$", r"symbolic score $s_\mathrm{sym}$")
+    return _heatmaps(scores, dict(zip(SCORES, titles, strict=True)), "score (cosine)")
+
+
+def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
+    """The exclusion index of every head, layers across and heads up: 0 symbolic, 1 positional.
+
+    Args:
+        scores: table of `positional_symbolic` or of a profile, one row per head: `layer, head, exclusion_index`. Heads
+            with NaN are blank and counted in a note.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or a head has several.
+
+    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
+
+    What it does not establish: that a head matters. The index is a ratio, also of a head with flat logits;
+    `exclusion_plane` shows their spread.
+    """
+    return _heatmaps(scores, {"exclusion_index": "0 symbolic, 1 positional"}, _INDEX)
+
+
+def _heatmaps(scores: pd.DataFrame, titles: dict[str, str], scale: str) -> Figure:
+    """One panel of cells per column, on a scale from 0 to 1."""
+    require(scores, ["layer", "head", *titles], "positional_symbolic")
     require_one_row_per(scores, ["layer", "head"], "give one row per head")
-    _, note = without_nan(scores, SCORES)
+    _, note = without_nan(scores, list(titles))
     layers, heads = np.arange(scores["layer"].max() + 1), np.arange(scores["head"].max() + 1)
     cell = float(np.clip(5.6 / len(layers), 0.09, 0.4))
     height = float(np.clip(cell * len(heads), 0.8, 4.0))
-    figure = new_figure(max(cell * len(layers), 2.4) + 1.3, 2 * height + 1.2)
-    panels = figure.subplots(2, 1, sharex=True, sharey=True).tolist()
+    figure = new_figure(max(cell * len(layers), 2.4) + 1.3, len(titles) * height + 1.2)
+    panels = np.atleast_1d(figure.subplots(len(titles), 1, sharex=True, sharey=True)).tolist()
     colours = ScalarMappable(Normalize(0, 1), colormaps["cividis"])
-    for axes, score, name in zip(panels, SCORES, ("positional score", "symbolic score"), strict=True):
+    for axes, (score, title) in zip(panels, titles.items(), strict=True):
         values = scores.pivot(index="head", columns="layer", values=score).reindex(index=heads, columns=layers)
         draw_cells(axes, values.to_numpy(float), colours, score, edgecolors="white", linewidth=0.3)
-        axes.set_title(rf"{name} $s_\mathrm{{{score.removeprefix('s_')}}}$", fontsize=10, color=INK, loc="left")
+        axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_ylabel("head")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
@@ -78,7 +103,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
         axes.spines[["left", "bottom"]].set_visible(False)
     panels[-1].set_xlabel("layer")
     panels[-1].xaxis.label.set(color=INK, fontsize=10)
-    colour_bar(figure, colours, panels, "score (cosine)", whole=False)
+    colour_bar(figure, colours, panels, scale, whole=False)
     legend_below(figure, [], [note and note.replace("not drawn", "blank")])
     return figure
 
@@ -98,25 +123,50 @@ def score_histograms(by_query: pd.DataFrame) -> Figure:
     What it does not establish: which heads move. Two equal histograms may hold different heads; `plane_by_query`
     shows them one by one.
     """
-    queries = queried_blocks(by_query)
-    shown, note = without_nan(by_query, SCORES)
+    looks = {"s_pos": (BLUE, POSITIONAL), "s_sym": (ORANGE, SYMBOLIC)}
+    return _histograms(by_query, looks, "score (cosine)")
+
+
+def exclusion_histograms(by_query: pd.DataFrame) -> Figure:
+    """Histograms of the exclusion index over heads, one panel per queried block, on the same axes.
+
+    Args:
+        by_query: `layer, head, query, exclusion_index`, at most 9 different queries. Rows with NaN are left out and
+            counted.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
+
+    Source: PS, Theorem 1, over the queries of appendix B.5.
+
+    What it does not establish: which heads move: two equal histograms may hold different heads.
+    """
+    return _histograms(by_query, {"exclusion_index": (BLUE, "0 symbolic, 1 positional")}, _INDEX)
+
+
+def _histograms(by_query: pd.DataFrame, looks: dict[str, tuple[str, str]], axis: str) -> Figure:
+    """One panel per queried block: the first column filled, any other outlined."""
+    columns = list(looks)
+    queries = queried_blocks(by_query, columns)
+    shown, note = without_nan(by_query, columns)
     figure, panels = query_panels(len(queries), size=1.95)
-    low = min(0.0, float(shown[SCORES].min(axis=None))) if len(shown) else 0.0
+    low = min(0.0, float(shown[columns].min(axis=None))) if len(shown) else 0.0
     bins = np.linspace(low, 1.0, 21)
+    entries = []
+    for column, (colour, label) in looks.items():
+        filled = column == columns[0]
+        look = {"fill": True, "alpha": 0.55} if filled else {"linewidth": 1.6}
+        for axes, query in zip(panels, queries, strict=True):
+            counts = np.histogram(shown.loc[shown["query"] == query, column], bins)[0]
+            axes.stairs(counts, bins, color=colour, gid=column, **look)
+        patch = {"facecolor": colour, "alpha": 0.55} if filled else {"facecolor": "none", "edgecolor": colour}
+        entries.append((Patch(**patch), label))
     for axes, query in zip(panels, queries, strict=True):
-        rows = shown[shown["query"] == query]
-        filled, outlined = (np.histogram(rows[score], bins)[0] for score in SCORES)
-        axes.stairs(filled, bins, fill=True, color=BLUE, alpha=0.55, gid="s_pos")
-        axes.stairs(outlined, bins, color=ORANGE, linewidth=1.6, gid="s_sym")
         axes.set_title(f"block {query} queried", fontsize=10, color=INK)
         axes.set(xticks=(0, 0.5, 1), xticklabels=("0", ".5", "1"))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         dress(axes)
-    label_outer(panels, "score (cosine)", "heads")
-    entries = [
-        (Patch(facecolor=BLUE, alpha=0.55), POSITIONAL),
-        (Patch(facecolor="none", edgecolor=ORANGE, linewidth=1.6), SYMBOLIC),
-    ]
+    label_outer(panels, axis, "heads")
     legend_below(figure, entries, [note], columns=2)
     return figure
 

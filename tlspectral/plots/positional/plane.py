@@ -115,9 +115,9 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     return figure
 
 
-def queried_blocks(by_query: pd.DataFrame) -> list[int]:
+def queried_blocks(by_query: pd.DataFrame, columns: list[str] = SCORES) -> list[int]:
     """The queried blocks of a table, in order. Raises ValueError as `plane_by_query`."""
-    require(by_query, ["layer", "head", "query", *SCORES], "scores by queried block")
+    require(by_query, ["layer", "head", "query", *columns], "scores by queried block")
     queries = sorted(int(query) for query in by_query["query"].unique())
     if len(queries) > MOST_QUERIES:
         raise ValueError(f"{len(queries)} queried blocks: give a table with at most {MOST_QUERIES} of them")

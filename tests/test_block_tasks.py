@@ -1,0 +1,263 @@
+"""Block tasks: what the ready ones draw, one of the caller's own, prompts from a file, and their answers."""
+
+import functools
+import json
+from dataclasses import dataclass
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+from described import assert_described
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from positional_measurements import SCORES, differ
+from zoo_words import reader
+
+import tlspectral as tls
+from tlspectral.positional import BindingTask, BlockDraw, PromptFile, Question, task_answers
+from tlspectral.positional.ready_tasks import READY, CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, block_task
+
+few = settings(max_examples=15, derandomize=True)
+seeds = st.integers(0, 2**32 - 1)
+QUIET = {"show_progress": False}
+
+
+@dataclass(frozen=True)
+class Marks(tls.BlockTask):
+    """Blocks of two ids, a mark and a value; the question repeats the mark. Needs no tokenizer."""
+
+    n_blocks: int = 5
+
+    def draw(self, seed):
+        ids = torch.from_numpy(np.random.default_rng(seed).permutation(np.arange(3, 30))[: 2 * self.n_blocks])
+        blocks = ids.split(2)
+        questions = tuple(Question(i, block[:1], int(block[1])) for i, block in enumerate(blocks))
+        return BlockDraw(torch.tensor([1, 2]), blocks, questions, tuple(int(block[1]) for block in blocks))
+
+
+MARKS = {"n_blocks": 5, "queries": 3, "draws": 2, "seed": 4, **QUIET}
+
+
+@functools.cache
+def profile(**options):
+    return tls.positional_symbolic_profile(zoo.shared("bridge", "llama"), Marks(), **MARKS, **options)
+
+
+# --- ready tasks ---
+
+
+@pytest.mark.parametrize("name", READY)
+def test_draws_are_those_of_their_seed_and_blocks_end_lines(name):
+    task = READY[name]()
+    assert task.draw(3) == task.draw(3)
+    assert len({task.draw(seed).blocks for seed in range(5)}) == 5
+    for seed in range(5):
+        draw = task.draw(seed)
+        assert len(draw.blocks) == task.n_blocks == len(set(draw.blocks))
+        assert all(block.endswith("\n") and block.count("\n") == 1 for block in draw.blocks)
+        for question in draw.questions:
+            assert question.answer in draw.choices
+            assert question.answer.strip() in draw.blocks[question.block]
+            assert sum(question.answer.strip() in block for block in draw.blocks) >= 1
+
+
+@few
+@given(seeds, st.sampled_from([(3, 6), (9, 36), (4, 20)]))
+def test_the_copied_word_is_always_as_far_away(seed, size):
+    task = CopyingTask(*size)
+    draw = task.draw(seed)
+    for query in draw.asked:
+        prompt = task.prompt(draw, query)
+        words = ("".join(prompt.blocks) + prompt.suffix + draw.answer(query)).split()
+        assert words[-1 - task.distance] == words[-1]
+        assert words.count(words[-1]) == 2
+
+
+@few
+@given(seeds)
+def test_each_task_asks_for_what_its_name_says(seed):
+    pairs, needle, places = (task().draw(seed) for task in (KeyValueTask, NeedleTask, ListIndexTask))
+    for query in pairs.asked:
+        assert pairs.blocks[query] == pairs.question(query).suffix.removeprefix("---\n") + pairs.answer(query) + ".\n"
+    (place,) = needle.asked
+    assert needle.blocks[place] == f"The secret word is{needle.answer(place)}.\n"
+    assert sum("secret word" in block for block in needle.blocks) == 1
+    assert [f"- {places.answer(query).strip()}\n" for query in range(9)] == list(places.blocks)
+    assert "The third item" in places.question(2).suffix
+
+
+def test_tasks_by_name_and_sizes_that_cannot_be():
+    assert block_task("binding", 8) == block_task("plain", 8) == BindingTask("plain", 8)
+    assert block_task("key-value", 12) == KeyValueTask(12)
+    assert block_task(Marks()) == Marks()
+    for make, message in (
+        (lambda: KeyValueTask(2), "from 3 to"),
+        (lambda: CopyingTask(9, 40), "a multiple of n_blocks = 9"),
+        (lambda: ListIndexTask(10), "from 3 to 9"),
+        (lambda: BlockDraw("", ("a", "b"), (Question(2, "c", "d"),), ("d",)), "different blocks from 0 to 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    with pytest.raises(TypeError, match=r"task is a .*BlockTask or"):
+        block_task(3)
+
+
+# --- a file ---
+
+
+def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
+    task = BindingTask("plain", 4)
+    lines = []
+    for seed in (5, 6):
+        draw = task.draw(seed)
+        questions = [[q.block, q.suffix, q.answer] for q in draw.questions[seed - 5 : seed - 3]]
+        lines.append({"prefix": draw.prefix, "blocks": draw.blocks, "questions": questions, "choices": draw.choices})
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    prompts = PromptFile(str(file))
+    assert prompts.n_blocks == 4
+    assert prompts.draw(0).blocks == task.draw(5).blocks
+    assert prompts.draw(1).asked == (1, 2)
+    found = tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=[0, 1], draws=2, mode="key", **QUIET)
+    assert found.answers[["draw", "query"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert found.heads.attrs["task"] == f"PromptFile(path={str(file)!r})"
+    # Means over the questions that each line has, then over lines.
+    own = [
+        tls.positional_symbolic(
+            reader(), [task.prompt(task.draw(seed), query, bos="<s>") for query in queries], mode="key", **QUIET
+        )
+        for seed, queries in ((5, (0, 1)), (6, (1,)))
+    ]
+    for score in SCORES:
+        np.testing.assert_allclose(found.heads[score], (own[0][score] + own[1][score]) / 2, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="has 2 lines, each a draw; found draws=3"):
+        tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=1, draws=3, **QUIET)
+
+
+def test_a_file_of_another_form_is_refused(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    line = {"blocks": ["a\n", "b\n", "c\n"], "questions": [[0, "a", " b"]]}
+    for text, message in (
+        ("", "has no lines"),
+        ("{}", "line 1 is not of the form"),
+        ("nothing", "line 1 is not of the form"),
+        (f"{json.dumps(line)}\n{json.dumps({**line, 'blocks': ['a'] * 4})}", r"lines have \[3, 4\] blocks"),
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            PromptFile(str(file))
+
+
+# --- a task of one's own ---
+
+
+def test_a_task_of_ids_needs_no_tokenizer_and_is_named_truly():
+    found = profile()
+    assert found.heads.attrs["task"] == "Marks(n_blocks=5)"
+    assert found.answers["answer"].str.isdigit().all()
+    task, model = Marks(), zoo.shared("bridge", "llama")
+    prompts = [[task.prompt(task.draw(seed), q) for q in (0, 2, 4)] for seed in found.heads.attrs["draw_seeds"]]
+    by_draw = [tls.positional_symbolic(model, of_draw, **QUIET) for of_draw in prompts]
+    assert_described(by_draw[0], tls.positional_symbolic(model, prompts[0], mode="key", per_frequency=True, **QUIET))
+    for score in SCORES:
+        np.testing.assert_allclose(
+            found.heads[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6
+        )
+    for number, table in enumerate(by_draw):
+        assert table.attrs["n_prompts"] == 3
+        own = found.draws[found.draws["draw"] == number].reset_index(drop=True)
+        assert differ(own, table) < 1e-5
+
+
+def test_answers_are_those_of_the_task_and_of_the_profile():
+    model, found = zoo.shared("bridge", "llama"), profile()
+    table = task_answers(model, Marks(), draws=2, queries=[0, 2, 4], seed=4)
+    assert_described(table)
+    pd.testing.assert_frame_equal(table.drop(columns="chance"), found.answers.drop(columns="chance"), rtol=1e-5)
+    assert (table["chance"] == 1 / 5).all()
+    scored = tls.evaluate(model, Marks().task(draws=2, queries=[0, 2, 4], seed=4))
+    # float32 logits, alone and in a batch: measured 1e-7; prompts differ by tenths of their probability.
+    np.testing.assert_allclose(scored.per_sequence, table["probability"], rtol=1e-4)
+    assert list(scored.labels.columns) == ["draw", "query", "answer"]
+
+
+@pytest.mark.parametrize("mode", ["prompt", "key"])
+def test_swaps_of_each_query_are_counted_for_it_alone(mode):
+    task, model, found = Marks(), zoo.shared("bridge", "llama"), profile(mode=mode, swaps="per_query")
+    assert found.heads.attrs["n_swaps"] == 4
+    for query in (0, 2, 4):
+        pairs = [(query, block) for block in range(5) if block != query]
+        by_draw = [
+            tls.positional_symbolic(
+                model, task.prompt(task.draw(seed), query), mode=mode, swaps=pairs, exclude_first_block=False, **QUIET
+            )
+            for seed in found.heads.attrs["draw_seeds"]
+        ]
+        own = found.queries[found.queries["query"] == query]
+        for score in SCORES:
+            np.testing.assert_allclose(own[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6)
+    whole = profile(mode=mode, swaps="all")
+    assert whole.heads.attrs["n_swaps"] == 10
+    assert differ(whole.heads, found.heads) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["prompt", "key"])
+def test_chosen_heads_have_the_rows_they_have_among_all(mode):
+    whole = profile(mode=mode, per_frequency=True)
+    some = profile(mode=mode, per_frequency=True, heads=((1, 2), (1, 0)))
+    for name in ("heads", "frequencies", "queries", "draws"):
+        table = whole.tables[name]
+        rows = table[(table["layer"] == 1) & table["head"].isin([0, 2])].reset_index(drop=True)
+        pd.testing.assert_frame_equal(some.tables[name], rows)
+
+
+def test_workers_and_other_temperatures_change_nothing_that_was_measured(tmp_path):
+    kept = {"checkpoint_dir": tmp_path, **MARKS}
+    model = zoo.shared("bridge", "llama")
+    with joblib.parallel_config("threading"):
+        shared = tls.positional_symbolic_profile(model, Marks(), n_jobs=2, **kept)
+    for name, table in profile().tables.items():
+        pd.testing.assert_frame_equal(shared.tables[name], table)
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.parquet")}
+    warm = tls.positional_symbolic_profile(model, Marks(), tau=0.02, **kept)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.parquet")} == files
+    assert differ(warm.heads, profile(tau=0.02).heads) == 0
+    assert differ(warm.heads, shared.heads) > 1e-3
+
+
+def test_a_swap_on_the_head_scale_sums_over_frequencies():
+    """`logit_std` of a head without still columns is that of the sum of its frequencies."""
+    model, task = zoo.shared("bridge", "llama"), Marks()
+    prompt = task.prompt(task.draw(0), 2)
+    heads, pairs = (tls.positional_symbolic(model, prompt, mode="key", per_frequency=f, **QUIET) for f in (False, True))
+    together = pairs.groupby(["layer", "head"])["logit_std"].sum().to_numpy()
+    alone = pairs.groupby(["layer", "head"])["logit_std"].max().to_numpy()
+    # The triangle inequality on one scale; with a scale of 1 per frequency the sum would be 2 sqrt(d_head) too large.
+    assert (heads["logit_std"] <= together * (1 + 1e-9)).all()
+    assert (heads["logit_std"] >= 2 * alone - together - 1e-9).all()
+
+
+# --- what is no prompt ---
+
+
+def test_what_is_no_prompt_is_refused_in_our_words():
+    model, task = zoo.shared("bridge", "llama"), Marks()
+    prompt = task.prompt(task.draw(0), 2)
+    for wrong, error, message in (
+        ("text", TypeError, "prompt is a tls.BlockPrompt.* found str"),
+        (torch.zeros(4), TypeError, "found Tensor"),
+        ([prompt, "text"], TypeError, "found str"),
+        ([], ValueError, "the list of prompts is empty"),
+        (tls.BlockPrompt(prompt.prefix, prompt.blocks, torch.tensor([10**6])), ValueError, "token ids are 0 to"),
+        (tls.BlockPrompt(prompt.prefix, prompt.blocks, torch.tensor([-1])), ValueError, "token ids are 0 to"),
+    ):
+        with pytest.raises(error, match=message):
+            tls.positional_symbolic(model, wrong, **QUIET)
+    with pytest.raises(ValueError, match="'per_query' needs a task"):
+        tls.positional_symbolic(model, prompt, swaps="per_query", **QUIET)
+    with pytest.raises(ValueError, match="swaps are 'kept', 'all' or pairs"):
+        tls.positional_symbolic(model, prompt, swaps="some", **QUIET)
+    assert tls.positional_symbolic(model, prompt, swaps="all", **QUIET).attrs["n_swaps"] == 10

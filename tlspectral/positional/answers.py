@@ -1,0 +1,140 @@
+"""The answers to a block task: their tokens, their probability, and how often the model gives them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.replay import logits_at
+from tlspectral.positional.columns import BLOCK_ANSWERS
+from tlspectral.tables import named, stacked
+
+if TYPE_CHECKING:
+    from tlspectral.positional.block_task import BlockDraw, BlockTask
+
+
+@dataclass(frozen=True)
+class AnswerPrompts:
+    """Prompts of a block task: a task, a draw and the block asked about of each; token ids where a model is met."""
+
+    prompts: "tuple[tuple[BlockTask, BlockDraw, int], ...]"
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def packed(self, view: AttentionView) -> PackedTokens:
+        """Return the prompts. Raises ValueError as `BlockPrompt.tokenized`."""
+        bos = bos_text(view)
+        prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
+        return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])
+
+
+@dataclass(frozen=True)
+class AnswerProbability:
+    """Probability of the first token of each prompt's answer, at the one position that is predicted.
+
+    Attributes:
+        ends: suffix and answer of each prompt.
+    """
+
+    ends: tuple[tuple[Any, str | int], ...]
+
+    def for_model(self, view: AttentionView, n_prompts: int) -> Any:
+        """Return the metric with the answers as token ids of a model. Raises ValueError as `first_token`."""
+        tokenizer = getattr(view.model, "tokenizer", None)
+        ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])
+        return partial(_probability, ids)
+
+
+def task_answers(
+    model: Any, task: "BlockTask", *, draws: int = 5, queries: int | Iterable[int] = 9, seed: int = 0
+) -> pd.DataFrame:
+    """How a model answers a block task: probability and rank of the right answer after each prompt.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
+        task: a `BlockTask`.
+        draws, queries, seed: as in `BlockTask.task`.
+
+    Returns:
+        DataFrame, a row per prompt: `draw, query, answer`; `probability` of the answer's first token and its `rank`
+        among all tokens, from 1; `relative_probability`, its share among the first tokens of the draw's choices;
+        `chance`, that share for a random choice. The model's accuracy is `(rank == 1).mean()`.
+
+    Raises:
+        ValueError: as `BlockPrompt.tokenized`, or a tokenizer that joins the prompt's end with the answer.
+
+    What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
+    text, which `chance` does not take into account.
+    """
+    view = attention_view(model)
+    scored = task.task(draws=draws, queries=queries, seed=seed)
+    packed, asked = scored.prompts.packed(view), scored.prompts.prompts
+    tables = []
+    with torch.no_grad():
+        for number, (_, draw, query) in enumerate(asked):
+            tokens = packed.tokens[number, : packed.lengths[number]]
+            logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
+            tables.append(answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double()))
+    table = stacked(tables)
+    table.insert(0, "draw", pd.DataFrame(scored.labels)["draw"])
+    table.attrs = {**view.origin(), "task": task.name, "draws": draws, "seed": seed}
+    return named(table, BLOCK_ANSWERS)
+
+
+def answers_table(
+    tokenizer: Any, draw: "BlockDraw", queries: tuple[int, ...], logits: Float64[Tensor, "queries d_vocab"]
+) -> pd.DataFrame:
+    """Probability and rank of the right answer after each prompt of a draw, as `task_answers` without `draw`."""
+    rows = []
+    for query, prompt_logits in zip(queries, logits, strict=True):
+        question = draw.question(query)
+        first_tokens = {one: first_token(tokenizer, question.suffix, one) for one in {*draw.choices, question.answer}}
+        answer = first_tokens[question.answer]
+        probabilities = prompt_logits.softmax(0)
+        chosen = [first_tokens[choice] for choice in draw.choices]
+        rows.append(
+            {
+                "query": query,
+                "answer": str(question.answer),
+                "probability": float(probabilities[answer]),
+                "rank": 1 + int((prompt_logits > prompt_logits[answer]).sum()),
+                "relative_probability": float(probabilities[answer] / probabilities[sorted(set(chosen))].sum()),
+                "chance": chosen.count(answer) / len(chosen),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
+    """First token of an answer where it follows the suffix; an id stands for itself. Raises ValueError."""
+    if not isinstance(answer, str):
+        return int(answer)
+    if tokenizer is None or not isinstance(suffix, str):
+        raise ValueError(f"the answer {answer!r} is text, and this prompt is not: give its token id")
+    before = tokenizer(suffix, add_special_tokens=False, verbose=False).input_ids
+    both = tokenizer(suffix + answer, add_special_tokens=False, verbose=False).input_ids
+    if len(both) <= len(before) or both[: len(before)] != before:
+        raise ValueError(
+            f"this tokenizer joins the end of the prompt with the answer {answer!r}: no first token to read"
+        )
+    return int(both[len(before)])
+
+
+def bos_text(view: AttentionView) -> str:
+    """Text of the BOS token of a model's tokenizer, `""` without one."""
+    return getattr(getattr(view.model, "tokenizer", None), "bos_token", None) or ""
+
+
+def _probability(
+    ids: Int[Tensor, "sequences"], logits: Float[Tensor, "sequences 1 d_vocab"], tokens: Tensor, mask: Tensor
+) -> Float[Tensor, "sequences"]:
+    return logits[:, -1].softmax(-1).gather(1, ids.to(logits.device)[:, None])[:, 0]

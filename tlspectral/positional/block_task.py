@@ -1,0 +1,177 @@
+"""`BlockTask`: draws of prompts in blocks, with questions about the blocks and the answers to them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, is_dataclass
+from operator import index
+
+import numpy as np
+import pandas as pd
+
+from tlspectral.positional.answers import AnswerProbability, AnswerPrompts
+from tlspectral.positional.prompts import BlockPrompt, Segment
+from tlspectral.tasks import Task
+
+Answer = str | int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one block of a draw.
+
+    Attributes:
+        block: index of the block that is asked about.
+        suffix: what follows the blocks; its last token is the query.
+        answer: what should follow: text with its space, whose first token counts, or a token id.
+    """
+
+    block: int
+    suffix: Segment
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class BlockDraw:
+    """One list of blocks and the questions about it. All is text, or all is token ids.
+
+    Attributes:
+        prefix, blocks: as in `BlockPrompt`.
+        questions: one at least, each about another block.
+        choices: answers among which chance chooses, each as often as it stands here.
+
+    Raises:
+        ValueError: no question, two about one block, or one about a block that is not there.
+    """
+
+    prefix: Segment
+    blocks: tuple[Segment, ...]
+    questions: tuple[Question, ...]
+    choices: tuple[Answer, ...]
+
+    def __post_init__(self) -> None:
+        asked = list(self.asked)
+        if not asked or len(set(asked)) < len(asked) or not all(0 <= block < len(self.blocks) for block in asked):
+            raise ValueError(f"questions are about different blocks from 0 to {len(self.blocks) - 1}, found {asked}")
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Blocks that have a question."""
+        return tuple(question.block for question in self.questions)
+
+    def question(self, block: int) -> Question:
+        """The question about a block. Raises ValueError where there is none."""
+        for question in self.questions:
+            if question.block == block:
+                return question
+        raise ValueError(f"there is no question about block {block}: there are some about {list(self.asked)}")
+
+    def answer(self, block: int) -> Answer:
+        """What should follow a prompt that asks about a block. Raises ValueError where no question does."""
+        return self.question(block).answer
+
+
+class BlockTask(ABC):
+    """Prompts in blocks with questions and answers: what positional and symbolic scores are measured on.
+
+    A task of your own is a frozen dataclass with these two, and goes wherever a ready one does:
+
+        @dataclass(frozen=True)
+        class Capitals(tls.BlockTask):
+            n_blocks: int = 4
+
+            def draw(self, seed):
+                order = np.random.default_rng(seed).permutation(list(CAPITALS))[: self.n_blocks]
+                blocks = tuple(f"{land}: {CAPITALS[land]}\\n" for land in order)
+                questions = tuple(Question(i, f"{land}:", f" {CAPITALS[land]}") for i, land in enumerate(order))
+                return BlockDraw("", blocks, questions, tuple(q.answer for q in questions))
+
+    End every block where a token ends, at a line break say: a tokenizer that joins text across blocks is refused.
+
+    Attributes:
+        n_blocks: blocks of every draw.
+
+    What it does not establish: that the model can do the task. Look at the answers first, and read heads on tasks that
+    are answered above 0.5.
+    """
+
+    n_blocks: int
+
+    @abstractmethod
+    def draw(self, seed: int) -> BlockDraw:
+        """Blocks and questions from a seed; the same ones for the same seed."""
+
+    def seeds(self, draws: int, seed: int) -> tuple[int, ...]:
+        """Seeds of so many draws, made from one; the first are the same for any number. Raises ValueError for none."""
+        if draws < 1:
+            raise ValueError(f"at least one draw is needed, found {draws}")
+        return tuple(map(int, np.random.SeedSequence(seed).generate_state(draws)))
+
+    @property
+    def name(self) -> str:
+        """The task with its settings, for tables and figures."""
+        return repr(self) if is_dataclass(self) else type(self).__qualname__
+
+    def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
+        """The prompt that asks about block `query` of a draw. Prompts of one draw differ in their suffix alone.
+
+        Args:
+            draw: of this task.
+            query: index of the block, from 0.
+            bos: what text opens with, the tokenizer's `bos_token`.
+
+        Raises:
+            ValueError: no question about that block.
+        """
+        prefix = bos + draw.prefix if isinstance(draw.prefix, str) else draw.prefix
+        return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
+
+    def task(self, *, draws: int = 5, queries: int | Iterable[int] = 9, seed: int = 0) -> Task:
+        """The `Task` that scores the answers: probability of the answer's first token, from 0 to 1.
+
+        Args:
+            draws: lists of blocks.
+            queries: how many blocks are asked about, evenly spaced, or which.
+            seed: of the draws; the prompts are those of `positional_symbolic_profile` with as many blocks as queries.
+
+        Raises:
+            ValueError: blocks that do not exist.
+        """
+        asked = asked_blocks(self, queries)
+        lists = [self.draw(one) for one in self.seeds(draws, seed)]
+        rows = [(number, query) for number, draw in enumerate(lists) for query in questions_of(draw, asked)]
+        questions = [lists[number].question(query) for number, query in rows]
+        labels = pd.DataFrame(rows, columns=["draw", "query"]).assign(answer=[one.answer for one in questions])
+        return Task(
+            AnswerPrompts(tuple((self, lists[number], query) for number, query in rows)),
+            AnswerProbability(tuple((question.suffix, question.answer) for question in questions)),
+            predict=-1,
+            labels=labels,
+            higher_is_better=True,
+            name=self.name,
+        )
+
+
+def asked_blocks(
+    task: BlockTask, queries: int | Iterable[int], among: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """The blocks that are asked about: so many of `among` (None: all), evenly spaced, or these. Raises ValueError."""
+    if not isinstance(queries, Iterable):
+        blocks = tuple(range(task.n_blocks)) if among is None else among
+        count = index(queries) if among is not None else min(index(queries), len(blocks))
+        if not 1 <= count <= len(blocks):
+            raise ValueError(f"queries must be from 1 to the {len(blocks)} selected blocks, found {queries}")
+        return evenly(blocks, count)
+    asked = tuple(index(query) for query in queries)
+    if not asked or len(set(asked)) < len(asked) or not all(0 <= query < task.n_blocks for query in asked):
+        raise ValueError(f"queries must be different blocks from 0 to {task.n_blocks - 1}, found {list(asked)}")
+    return asked
+
+
+def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the chosen blocks that a draw has questions about; all its questions where it has none about them."""
+    return tuple(query for query in asked if query in draw.asked) or draw.asked
+
+
+def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Evenly spaced items, the first and the last among them; a single one is the first."""
+    return tuple(items[number] for number in np.linspace(0, len(items) - 1, count).round().astype(int).tolist())

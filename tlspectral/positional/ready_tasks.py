@@ -1,0 +1,248 @@
+"""Ready block tasks beside the binding task: key and value, copying, needle, list index, prompts from a file."""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tlspectral.positional.binding import TEMPLATES, BindingTask, packaged_nouns
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
+from tlspectral.tasks import packaged_text
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+
+
+@dataclass(frozen=True)
+class KeyValueTask(BlockTask):
+    """Lines "The password of the KEY is VALUE." of common nouns, all different, and one line again without its value.
+
+    Attributes:
+        n_blocks: lines, from 3 to half of the packaged nouns (`packaged_nouns`).
+    """
+
+    n_blocks: int = 9
+
+    def __post_init__(self) -> None:
+        _require_size(self.n_blocks, len(packaged_nouns()) // 2)
+
+    def draw(self, seed: int) -> BlockDraw:
+        """Keys and values without repetition."""
+        words = _nouns(seed, 2 * self.n_blocks)
+        pairs = list(zip(words[::2], words[1::2], strict=True))
+        return BlockDraw(
+            "",
+            tuple(f"The password of the {key} is {value}.\n" for key, value in pairs),
+            tuple(
+                Question(block, f"---\nThe password of the {key} is", f" {value}")
+                for block, (key, value) in enumerate(pairs)
+            ),
+            tuple(f" {value}" for _, value in pairs),
+        )
+
+
+@dataclass(frozen=True)
+class CopyingTask(BlockTask):
+    """Lines of common nouns, all different, and their copy; the prompt ends before the last word of a line of the copy.
+
+    From the word that is copied to its copy it is always as far, whichever line is asked about.
+
+    Attributes:
+        n_blocks: lines of the list.
+        distance: words from a word to its copy: a multiple of `n_blocks`, two words a line at least.
+    """
+
+    n_blocks: int = 9
+    distance: int = 36
+
+    def __post_init__(self) -> None:
+        _require_size(self.n_blocks, len(packaged_nouns()) // 2)
+        if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_nouns()):
+            raise ValueError(
+                f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
+                f"{len(packaged_nouns())} words; found {self.distance}"
+            )
+
+    def draw(self, seed: int) -> BlockDraw:
+        """Words without repetition."""
+        width = self.distance // self.n_blocks
+        words = _nouns(seed, self.distance)
+        lines = [words[start : start + width] for start in range(0, self.distance, width)]
+        blocks = tuple(" ".join(line) + "\n" for line in lines)
+        questions = (
+            Question(number, "".join(blocks[:number]) + " ".join(line[:-1]), f" {line[-1]}")
+            for number, line in enumerate(lines)
+        )
+        return BlockDraw("", blocks, tuple(questions), tuple(f" {word}" for word in words))
+
+
+@dataclass(frozen=True)
+class NeedleTask(BlockTask):
+    """One line names a secret word among sentences of *Alice's Adventures in Wonderland*; the question asks for it.
+
+    A draw has one question, about the block of the secret word, which is drawn too.
+
+    Attributes:
+        n_blocks: sentences, the one with the secret word among them. Let as many swap, that the word's block is
+            among those that do.
+    """
+
+    n_blocks: int = 9
+
+    def __post_init__(self) -> None:
+        _require_size(self.n_blocks, len(_sentences()))
+
+    def draw(self, seed: int) -> BlockDraw:
+        """Sentences without repetition, and a noun for the secret word."""
+        generator = np.random.default_rng(seed)
+        lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
+        needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_nouns()))
+        lines[needle] = f"The secret word is {word}."
+        question = Question(needle, "---\nQuestion: What is the secret word?\nAnswer: The secret word is", f" {word}")
+        choices = tuple(f" {noun}" for noun in packaged_nouns())
+        return BlockDraw("", tuple(f"{line}\n" for line in lines), (question,), choices)
+
+
+@dataclass(frozen=True)
+class ListIndexTask(BlockTask):
+    """Lines of one noun each, all different, and "The third item of the list is the": which place, not which word.
+
+    Attributes:
+        n_blocks: lines, from 3 to 9.
+    """
+
+    n_blocks: int = 9
+
+    def __post_init__(self) -> None:
+        _require_size(self.n_blocks, len(_ORDINALS))
+
+    def draw(self, seed: int) -> BlockDraw:
+        """Words without repetition."""
+        words = _nouns(seed, self.n_blocks)
+        questions = (
+            Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
+            for block, word in enumerate(words)
+        )
+        lines = tuple(f"- {word}\n" for word in words)
+        return BlockDraw("List of items:\n", lines, tuple(questions), tuple(f" {word}" for word in words))
+
+
+@dataclass(frozen=True)
+class PromptFile(BlockTask):
+    """Draws from a file of JSON lines, one draw a line, in the order of the file whatever the seed.
+
+    A line is `{"prefix": "", "blocks": ["a: 1\\n", ...], "questions": [[0, "a:", " 1"], ...]}`; block, suffix and
+    answer make a question. `"choices"` are those of chance; without them they are the answers of the line. All lines
+    have as many blocks.
+
+    Attributes:
+        path: the file.
+
+    Raises:
+        ValueError: a file without lines, or a line that is not of this form.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        sizes = sorted({len(draw.blocks) for draw in self.draws})
+        if len(sizes) > 1:
+            raise ValueError(f"{self.path}: lines have {sizes} blocks; give all of them as many")
+
+    @property
+    def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Blocks of every line."""
+        return len(self.draws[0].blocks)
+
+    @property
+    def draws(self) -> tuple[BlockDraw, ...]:
+        """The lines of the file."""
+        return _lines_of(self.path, Path(self.path).stat().st_mtime_ns)
+
+    def draw(self, seed: int) -> BlockDraw:
+        """The line with this number, from 0."""
+        return self.draws[seed]
+
+    def seeds(self, draws: int, seed: int) -> tuple[int, ...]:
+        """The first lines, whatever the seed. Raises ValueError for more than the file has."""
+        if not 1 <= draws <= len(self.draws):
+            raise ValueError(f"{self.path} has {len(self.draws)} lines, each a draw; found draws={draws}")
+        return tuple(range(draws))
+
+
+READY = {
+    "key-value": KeyValueTask,
+    "copying": CopyingTask,
+    "needle": NeedleTask,
+    "list-index": ListIndexTask,
+}
+"""Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
+
+_DEFAULT_PAIRS = 64
+
+
+def block_task(task: Any, n_blocks: int | None = None) -> BlockTask:
+    """The task that is meant by a `BlockTask` or by a name, with so many blocks.
+
+    Raises:
+        ValueError: no such task, or another number of blocks than a `BlockTask` has.
+    """
+    if isinstance(task, BlockTask):
+        if n_blocks not in (None, task.n_blocks):
+            raise ValueError(
+                f"n_pairs is {n_blocks}, but the task has {task.n_blocks} pairs: set the number in the task alone"
+            )
+        return task
+    if not isinstance(task, str):
+        raise TypeError(f"task is a tls.BlockTask or the name of a ready one; found {type(task).__name__}")
+    if task in READY:
+        return READY[task]() if n_blocks is None else READY[task](n_blocks=n_blocks)
+    template = "plain" if task == "binding" else task
+    if template not in TEMPLATES:
+        names = ", ".join(map(repr, ("binding", *READY)))
+        raise ValueError(
+            f"{task!r} is no template of the binding task ({', '.join(map(repr, TEMPLATES))}), and no "
+            f"ready task: {names}"
+        )
+    return BindingTask(template, _DEFAULT_PAIRS if n_blocks is None else n_blocks)
+
+
+def _nouns(seed: int, count: int) -> list[str]:
+    return [str(word) for word in np.random.default_rng(seed).permutation(packaged_nouns())[:count]]
+
+
+@cache
+def _sentences() -> list[str]:
+    """Sentences of the packaged book with 40 to 90 characters, each once."""
+    text = re.sub(r"\s+", " ", packaged_text())
+    whole = (sentence for sentence in re.split(r"(?<=[.!?]) ", text) if 40 <= len(sentence) <= 90)
+    return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))
+
+
+@cache
+def _lines_of(path: str, changed: int) -> tuple[BlockDraw, ...]:
+    del changed  # of the file: a key of the cache
+    draws = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            given = json.loads(line)
+            questions = tuple(Question(int(block), suffix, answer) for block, suffix, answer in given["questions"])
+            choices = tuple(given.get("choices", [question.answer for question in questions]))
+            draws.append(BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, choices))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}, line {number} is not of the form that PromptFile describes: {error!r}"
+            ) from error
+    if not draws:
+        raise ValueError(f"{path} has no lines: give one draw a line")
+    return tuple(draws)
+
+
+def _require_size(n_blocks: int, most: int) -> None:
+    if not 3 <= n_blocks <= most:
+        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")
