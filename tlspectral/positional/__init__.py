@@ -6,6 +6,7 @@ from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exc
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.profile import PositionalSymbolicProfile, positional_symbolic_profile
 from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.positional.shares import LogitSplit, logit_shares, split_logits
 from tlspectral.positional.traces import attention_traces, frequency_norms
 
 __all__ = [
@@ -13,13 +14,16 @@ __all__ = [
     "BindingTask",
     "BlockPrompt",
     "ExclusionSplit",
+    "LogitSplit",
     "PositionalSymbolicProfile",
     "attention_traces",
     "exclusion_split",
     "exclusion_split_factored",
     "frequency_agreement",
     "frequency_norms",
+    "logit_shares",
     "positional_symbolic",
     "positional_symbolic_profile",
     "score_agreement",
+    "split_logits",
 ]

@@ -1,6 +1,7 @@
 """Figures of the canonical tasks: accuracy by frequency and by position, queries and keys during training."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -174,9 +175,10 @@ def accuracy_while_learning(progress: pd.DataFrame) -> Figure:
     for axes, arm in zip(all_axes, arms, strict=True):
         ends = []
         for angle, rows in _rows_of(pooled, arm).groupby("angle"):
-            mean = rows.groupby("step")["accuracy"].mean()
-            axes.plot(mean.index, mean, color=colours[angle], linewidth=1.4, gid=f"angle {angle:g}")
-            ends.append((mean.iloc[-1], f"{angle:g}", colours[angle]))
+            mean = rows.groupby("step", as_index=False).agg({"accuracy": "mean"})
+            colour = colours[angle]
+            axes.plot(mean["step"], mean["accuracy"], color=colour, linewidth=1.4, gid=f"angle {angle:g}")
+            ends.append((np.asarray(mean["accuracy"])[-1], f"{angle:g}", colour))
         _name_lines(axes, ends)
     _label_panels(all_axes, "gradient steps")
     return figure
@@ -259,7 +261,7 @@ def _rows_of(table: pd.DataFrame, arm: tuple[str, int]) -> pd.DataFrame:
     return table.query("task == @arm[0] and n_frequencies == @arm[1]")
 
 
-def _angle_colours(table: pd.DataFrame) -> dict[float, np.ndarray]:
+def _angle_colours(table: pd.DataFrame) -> dict[Any, Any]:
     """Viridis without its palest end, by rank: the angles lie too unevenly for a scale."""
     angles = np.unique(table["angle"])
     return dict(zip(angles, colormaps["viridis"](np.linspace(0.0, 0.78, len(angles))), strict=True))
