@@ -98,8 +98,9 @@ class TrainingState:
         tensors = training_tensors(self.model, self.optimizer)
         if finished:  # the moments have done their work, and are two thirds of the file
             tensors = {name: value for name, value in tensors.items() if not name.startswith("optimizer.")}
-        for name, values in (("losses", log.losses), ("frequencies", log.frequencies), ("correct", log.correct)):
-            tensors |= {f"log.{name}": torch.stack(values)} if None not in values else {}
+        correct = [counts for counts in log.correct if counts is not None]
+        for name, values in (("losses", log.losses), ("frequencies", log.frequencies), ("correct", correct)):
+            tensors |= {f"log.{name}": torch.stack(values)} if values else {}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(self.file, tensors, {"made_with": self.made_with, "steps": log.steps})
         self.written = time.monotonic()
@@ -120,7 +121,7 @@ class TrainingState:
             )
         restore_training(self.model, self.optimizer, tensors)
         steps, log = facts["steps"], tensors_below("log", tensors)
-        correct = [None] * len(steps) if "correct" not in log else list(log["correct"])
+        correct: list[Tensor | None] = [None] * len(steps) if "correct" not in log else list(log["correct"])
         return TrainingLog(steps, list(log["losses"]), list(log["frequencies"]), correct)
 
 
