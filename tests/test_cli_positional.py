@@ -154,13 +154,14 @@ def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     row = next(line for line in done.stdout.splitlines() if line.startswith("retrieval"))
     values = accuracy.query("task == 'retrieval' and angle == 0")["accuracy"]
     assert f"{values.mean():.3f} ({values.std():.3f})" in row
-    for figure in ("accuracy_against_angle", "accuracy_against_position", "trajectories"):
+    for figure in ("accuracy_against_angle", "accuracy_against_position", "accuracy_while_learning", "trajectories"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
     monkeypatch.setattr(
         "tlspectral.studies.positional_symbolic.canonical.sweep.train_canonical", None
     )  # resumed: nothing is trained
     again = run("study", "canonical", "-o", tmp_path, "--seeds", 2)
     assert again.stdout == done.stdout
+    assert len(list((tmp_path / "runs" / "weights").glob("*.safetensors"))) == 4 * 2
 
 
 def test_the_two_ways_of_a_run_are_named_once():

@@ -21,6 +21,7 @@ from tlspectral.ablation.bands import band_effects
 from tlspectral.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.traces import attention_traces, frequency_norms
+from tlspectral.selection import BLOCK_PARTS
 from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spectral
 
 # Grouped keys; query/key norm per head and over heads; softcap and windows; ALiBi; attention that is delegated, with
@@ -44,6 +45,7 @@ def model_cases():
 
 every_model = pytest.mark.parametrize(("backend", "name", "device"), list(model_cases()), indirect=["device"])
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
+BLOCKS = block_prompt((2, 2, 2), prefix=16, suffix=2)  # inside the zoo's window of 8
 quiet = {"show_progress": False}
 
 
@@ -54,7 +56,9 @@ def on_device(backend, name):
 
 
 def parts_of(name):
-    return [part for part in tls.hooks.PARTS if name not in NO_ROPE or not part.startswith("ro")]
+    """Parts that every layer of the model has: without rotary positions, what blocks add to a score is content."""
+    missing = {"rope_phase", "rotary_band", "interaction"} | (set() if name == "bloom" else {"position"})
+    return [part for part in tls.hooks.PARTS if name not in NO_ROPE or part not in missing]
 
 
 def ablated(model, part, tokens, *, bias=False, mask=None):
@@ -66,7 +70,8 @@ def ablated(model, part, tokens, *, bias=False, mask=None):
         for head in (1, 2)
     ]
     options = {"rotary_band": {"frequencies": [0, 1]}, "long_range": {"window": 3, "sinks": 1}}.get(part, {})
-    options |= {"include_bias": bias} if part not in ("output", "long_range") else {}
+    options |= {"blocks": BLOCKS} if part in BLOCK_PARTS else {}
+    options |= {"include_bias": bias} if part not in ("output", "long_range", *BLOCK_PARTS) else {}
     masked = {} if mask is None else {"attention_mask": mask}
     with torch.no_grad(), tls.ablate(model, heads, part, **options):
         return model(tokens, return_type="logits", **masked)
@@ -230,7 +235,7 @@ def test_sweeps_are_those_of_the_cpu(name, device):
     mask = (text != 0).long()
     heads = [(0, 1), (1, 0), (1, 3)]
     for part in parts_of(name):
-        if part in ("rotary_band", "long_range"):
+        if part in ("rotary_band", "long_range", *BLOCK_PARTS):
             continue
         ways = [
             {"tokens": induction, "control": None if part == "output" else "random"},

@@ -27,6 +27,7 @@ from tlspectral.history import (
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.nulls import block_generator, haar_blocks, null_draws
+from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.studies.common import (
     AttentionOnlyTransformer,
     RandomMapTask,
@@ -203,7 +204,9 @@ def test_the_track_is_one_head_beside_the_summary(history):
 
 
 def test_what_was_measured_travels_with_the_tables(history, tmp_path):
-    for table in vars(history).values():
+    assert history.positional is None
+    assert history.frequencies is None
+    for table in (history.heads, history.summary, history.composition):
         assert_described(table)
     json.dumps(history.heads.attrs, allow_nan=False)
     assert [at["step"] for at in history.heads.attrs["checkpoints"]] == list(STEPS)
@@ -213,6 +216,29 @@ def test_what_was_measured_travels_with_the_tables(history, tmp_path):
     for text in (repr(history), history._repr_html_()):
         assert "3, from 0 to 10; heads: 6" in text
         assert f"{history.summary['icl_score'].iloc[-1]:.2f} last" in text
+
+
+def test_positional_scores_are_those_of_each_checkpoint(run, tmp_path):
+    tokens = torch.arange(14) % 20
+    prompt = BlockPrompt(tokens[:2], list(tokens[2:11].split(3)), tokens[11:])
+    checkpoints = training_checkpoints(run)
+    options = {**QUICK, "detectors": False, "null_draws": 2, "blocks": prompt, "folder": tmp_path}
+    found = head_history(checkpoints, **options)
+    assert_described(found.positional)
+    assert_described(found.frequencies)
+    for step, checkpoint in checkpoints:
+        for name, per_frequency in (("positional", False), ("frequencies", True)):
+            table = positional_symbolic(
+                checkpoint(), prompt, mode="key", per_frequency=per_frequency, show_progress=False
+            )
+            rows = getattr(found, name)
+            rows = rows[rows["step"] == step].drop(columns="step").reset_index(drop=True)
+            pd.testing.assert_frame_equal(rows, table)
+    assert found.positional.groupby("step")["exclusion_index"].mean().nunique() == len(STEPS)
+    again = head_history(checkpoints, **options)
+    pd.testing.assert_frame_equal(again.frequencies, found.frequencies)
+    with pytest.raises(IncompatibleCheckpoint, match="blocks"):
+        head_history(checkpoints, **{**options, "blocks": prompt.swapped(0, 1)})
 
 
 def test_the_model_is_not_changed():

@@ -15,9 +15,11 @@ _STAND_IN = "That heads without effect do nothing: others can stand in for them,
 _SWEEP = (
     Column("part",
         "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
-        "Im M_t), output (the whole head: zero, or as replace in df.attrs says), or long_range (keys between the first "
-        "sinks tokens and the last window keys, both in df.attrs).", "label",
-        range="symmetric, antisymmetric, rope_phase, output, long_range", source="FP 5, 8"),
+        "Im M_t), output (the whole head: zero, or as replace in df.attrs says), long_range (keys between the first "
+        "sinks tokens and the last window keys, both in df.attrs), or content, position or interaction (of the scores "
+        "between queries behind the blocks of the prompts and keys in them).", "label",
+        range="symmetric, antisymmetric, rope_phase, output, long_range, content, position, interaction",
+        source="FP 5, 8; PS 6"),
     Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
         "for the tasks induction and language.", _METRIC, range="by metric", source="FP 5, 8",
         does_not_establish="What the head is worth: compare with the intact value in df.attrs, or read delta."),
@@ -36,14 +38,16 @@ _SWEEP = (
         "Nor an exact level for skewed differences: with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %."),
     Column("score_rms",
         "Root mean square of what was removed from the scaled scores, before a softcap, over unmasked pairs of "
-        "tokens of all sequences. NaN for output and long_range.", "logit", range="0 .. inf",
+        "tokens of all sequences; for content, position and interaction over pairs of a query behind the blocks and a "
+        "key in them. NaN for output and long_range.", "logit", range="0 .. inf",
         also_known_as="size of the edit",
         does_not_establish="That a large edit matters: what is equal for all keys of a query is not seen by a "
         "softmax."),
     Column("control_delta",
         "As delta, with a random score part of equal size removed in place of the part: q O k^T of the head's own "
-        "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; mean over five draws. With "
-        "control='random' only.", _METRIC, range="-inf .. inf", also_known_as="random-part control",
+        "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; for content, position and "
+        "interaction the same numbers taken from other blocks. Mean over five draws. With control='random' only.",
+        _METRIC, range="-inf .. inf", also_known_as="random-part control",
         does_not_establish="What no edit would do: it says what any edit of that size costs."),
     Column("control_delta_stderr",
         "Standard error of control_delta, over draws and over sequences, in squares. With control='random' only.",

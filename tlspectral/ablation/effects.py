@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.hooks.arguments import Reach
+from tlspectral.hooks.blocks import BlockPlaces
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
@@ -56,8 +57,9 @@ def layer_effects(
     seed: int = 0,
     reach: Reach | None = None,
     replacement: Replacement | None = None,
+    blocks: BlockPlaces | None = None,
 ) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences. `reach` and `replacement` are those of `LayerAblation`.
+    """Ablate each of the heads in turn, on all sequences. The last three are as in `LayerAblation`.
 
     A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
     the batch axis. Stacking changes numbers by rounding only.
@@ -74,9 +76,11 @@ def layer_effects(
             chosen = [head for head, _ in jobs[chunk]]
             scores = Scores(sequences, len(chosen))
             for batch in sequences.batches(view):
-                ablation = LayerAblation(view, folded, chosen, part, stacked=True, reach=reach)
+                ablation = LayerAblation(view, folded, chosen, part, stacked=True, reach=reach, blocks=blocks)
                 if part not in ("output", "long_range"):
-                    ablation.alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch)
+                    ablation.alter = _alteration(
+                        jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks
+                    )
                 if replacement is not None:
                     ablation.replacement = replacement.of_rows(batch)
                 with hooks_on(view.model, intact.points, ablation.hooks()):
@@ -88,7 +92,13 @@ def layer_effects(
 
 
 def _alteration(
-    jobs: list[tuple[int, int]], layer: int, seed: int, squares: Tensor, sequences: ScoredSequences, batch: slice
+    jobs: list[tuple[int, int]],
+    layer: int,
+    seed: int,
+    squares: Tensor,
+    sequences: ScoredSequences,
+    batch: slice,
+    blocks: BlockPlaces | None,
 ) -> Callable[[Removal], Tensor]:
     """Record the mean square of each removed part, [jobs, sequences], and substitute random parts for control jobs."""
     random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
@@ -99,8 +109,12 @@ def _alteration(
         squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T.cpu())
         if not random:
             return removal.difference
-        frames = random_frames(seed, layer, [jobs[index] for index in random], removal.d_head)
-        replaced = removal.difference.clone()
+        drawn, replaced = [jobs[index] for index in random], removal.difference.clone()
+        if blocks is not None:
+            seeds = [[seed, layer, head, draw] for head, draw in drawn]
+            replaced[:, random] = blocks.shuffled(removal.difference[:, random], seeds)
+            return replaced
+        frames = random_frames(seed, layer, drawn, removal.d_head)
         replaced[:, random] = random_difference(removal, random, frames)
         return replaced
 

@@ -17,6 +17,7 @@ from tlspectral.ablation.effects import layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.arguments import Reach, check_arguments
+from tlspectral.hooks.blocks import BlockPlaces, block_places
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.replacement import Replace, drawn_donors, from_reference
 from tlspectral.models.attention import AttentionView, attention_view
@@ -24,7 +25,7 @@ from tlspectral.models.attention.padding import PackedTokens, TokenMask
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import SWEPT_PARTS, Heads, Symbol, chosen_part
+from tlspectral.selection import BLOCK_PARTS, SWEPT_PARTS, Heads, Symbol, chosen_part
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -55,6 +56,7 @@ def ablation_sweep(
     reference: Any = None,
     window: int | None = None,
     sinks: int = 0,
+    blocks: Any = None,
     control: Literal["random"] | None = None,
     screen: Literal["gradient"] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -70,7 +72,7 @@ def ablation_sweep(
     Args:
         model: a TransformerBridge or HookedTransformer.
         part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"`, `"output"` or
-            `"long_range"`.
+            `"long_range"`; or `"content"`, `"position"`, `"interaction"`.
         heads: as in `ablate`; None is every head (for `rope_phase`: of layers with rotary positions). On SmolLM2-135M
             they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
         task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
@@ -84,9 +86,12 @@ def ablation_sweep(
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; None is all
             sequences of the task, never a sequence for itself.
         window, sinks: of `long_range`, as in `ablate`.
+        blocks: of `content`, `position` and `interaction`, as in `ablate`: a prompt whose blocks stand where they stand
+            in every prompt of the task.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
-            that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head.
+            that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head. Of parts
+            in blocks: the same numbers taken from other blocks, by a random cycle through all of them.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
@@ -100,10 +105,11 @@ def ablation_sweep(
         DataFrame sorted by layer and head: `layer, head, part, value` (score of the ablated model), `delta` (value less
         that of the intact model, in the unit of the metric, nats for a loss), `delta_stderr` and `delta_p` (over
         sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
-        softcap, over unmasked pairs; NaN for `output` and `long_range`). With a control `control_delta,
-        control_delta_stderr`: mean over draws, and its error over draws and sequences, in squares. With a screen
-        `estimate` and `measured` (`"top"`, `"control"` or empty; `value` is NaN where empty). `attrs` hold model and
-        settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
+        softcap, over unmasked pairs, for parts in blocks of a query behind and a key in them; NaN for `output` and
+        `long_range`). With a control `control_delta, control_delta_stderr`: mean over draws, and its error over draws
+        and sequences, in squares. With a screen `estimate` and `measured` (`"top"`, `"control"` or empty; `value` is
+        NaN where empty). `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of
+        estimate and effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.
@@ -118,9 +124,9 @@ def ablation_sweep(
     `delta` beside `score_rms` and the control.
     """
     removed = _checked_part(part, control, screen)
-    check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks)
-    if screen is not None and (replace != "zero" or window is not None):
-        raise ValueError("screen='gradient' estimates the removal of score parts and replace='zero': leave it out")
+    check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks, blocks=blocks)
+    if screen is not None and (replace != "zero" or window is not None or blocks is not None):
+        raise ValueError("screen='gradient' estimates the removal of parts of M and replace='zero': leave it out")
     reach = None if window is None else Reach(window, sinks)
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
@@ -128,7 +134,8 @@ def ablation_sweep(
     sequences = scored_sequences(view, chosen_task)
     draws = CONTROL_DRAWS if control == "random" else 0
     replacing = None if replace == "zero" else _reference_of(view, sequences, replace, reference, seed)
-    plan = _Plan(removed, sequences, draws, seed, reach, replacing)
+    places = None if blocks is None else block_places(view.model, blocks)
+    plan = _Plan(removed, sequences, draws, seed, reach, replacing, places)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -188,10 +195,13 @@ class _Plan:
     seed: int
     reach: Reach | None = None
     reference: _Reference | None = None
+    blocks: BlockPlaces | None = None
 
     @property
     def edit(self) -> dict[str, Any]:
         """What is put in place of the part, as tables and folders hold it; nothing for a plain removal."""
+        if self.blocks is not None:
+            return {"block_starts": list(self.blocks.starts), "block_width": self.blocks.width}
         if self.reach is not None:
             return {"window": self.reach.window, "sinks": self.reach.sinks}
         if self.reference is not None:
@@ -202,7 +212,7 @@ class _Plan:
 def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
     if part == "rotary_band":
         raise ValueError("a sweep has no frequencies: use ablate(..., 'rotary_band', frequencies=...) for a band")
-    part = chosen_part(part, SWEPT_PARTS)
+    part = chosen_part(part, (*SWEPT_PARTS, *BLOCK_PARTS))
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
@@ -286,6 +296,7 @@ def _layer_table(
         seed=plan.seed,
         reach=plan.reach,
         replacement=replacement,
+        blocks=plan.blocks,
     )
     deltas = effects.values - intact_value
     table = pd.DataFrame(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tlspectral.composition.paths import COMPOSITION
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS
+from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS, POSITIONAL_COLUMNS
 from tlspectral.tables.published_columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
 
 
@@ -67,6 +67,7 @@ _STEP = replace(
     meaning="Training step of the checkpoint; where checkpoints have names instead, the name, in the order given.",
 )
 
+_SCORES = (COLUMNS["layer"], COLUMNS["head"], *POSITIONAL_COLUMNS)
 HEAD_HISTORY = {
     name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (_STEP, *columns))
     for name, also, columns in (
@@ -74,6 +75,8 @@ HEAD_HISTORY = {
         ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),
         ("composition", "", (*_PAIR, replace(COMPOSITION[0],
             meaning="||M OV^T|| / (||M|| ||OV||), M of the target and OV of the source."), *COMPOSITION[1:])),
+        ("positional", ", with `blocks=`", _SCORES),
+        ("frequencies", ", with `blocks=`", (*_SCORES[:2], COLUMNS["frequency"], *_SCORES[2:])),
     )
 }
 TABLES = tuple(HEAD_HISTORY.values())

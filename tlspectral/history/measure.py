@@ -19,6 +19,7 @@ from tlspectral.history.result import Head
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
 from tlspectral.models.opening import open_layers
+from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.tables import bundled
 from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_sequences, standard_error
 
@@ -44,13 +45,15 @@ def measure_step(
     null_dtype: Literal["float32", "float64"],
     detectors: bool,
     task: Task | None,
+    blocks: BlockPrompt | None,
     n_jobs: int,
     seed: int,
 ) -> pd.DataFrame:
     """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
     Returns:
-        The tables `heads` and `composition` as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with
+        The tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
+        `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with
         `in_context` (the columns of a summary, None without detectors), `score` (those of the task, None without one)
         and `shape` (numbers that have to be the same at all steps).
 
@@ -71,12 +74,25 @@ def measure_step(
     )
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
-    table = bundled({"heads": heads, "composition": composition})
+    table = bundled({"heads": heads, "composition": composition, **_positional(model, blocks)})
     table.attrs |= heads.attrs
     table.attrs["in_context"] = _in_context(model, seed) if detectors else None
     table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
     table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return table
+
+
+def _positional(model: Any, prompt: BlockPrompt | None) -> dict[str, pd.DataFrame]:
+    """Return scores by swapped keys of every head and, where a layer rotates, of every rotary frequency."""
+    if prompt is None:
+        return {}
+    view = attention_view(model)
+    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
+    return {
+        name: positional_symbolic(view.model, prompt, mode="key", per_frequency=per_frequency, show_progress=False)
+        for name, per_frequency in (("positional", False), ("frequencies", True))
+        if rotary or not per_frequency
+    }
 
 
 def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tlspectral.history.result import Head, HeadHistory
 from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
+from tlspectral.positional import BlockPrompt
 from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task, task_of
@@ -40,6 +41,7 @@ def head_history(
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
     task: Task | str | None = None,
+    blocks: BlockPrompt | None = None,
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
@@ -48,9 +50,9 @@ def head_history(
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
     One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
-    `detectors=False` and no task, folders of safetensors and hub models are read from their files, layer by layer, and
-    never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is deleted, and no
-    checkpoint is changed.
+    `detectors=False`, no task and no blocks, folders of safetensors and hub models are read from their files, layer by
+    layer, and never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is
+    deleted, and no checkpoint is changed.
 
     Args:
         checkpoints: a hub model or a folder that holds the steps of a training, chosen by `revisions` and `steps`; or
@@ -70,6 +72,9 @@ def head_history(
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
         task: also score every checkpoint on a `Task`, or on `"induction"` or `"language"`: `value, value_se` of the
             summary.
+        blocks: a prompt whose blocks swap by their keys at every checkpoint, with the defaults of
+            `positional_symbolic(mode="key")`: `positional` and, by rotary frequency, `frequencies` of the result. A
+            head without positions has the exclusion index 0 here.
         folder: where each step is stored as soon as it is measured. A second call with the same settings reads stored
             steps, if they were measured from the same commit on the hub or the same files. A checkpoint is then loaded
             only if its weights cannot be identified without loading.
@@ -78,7 +83,7 @@ def head_history(
         show_progress: a bar over steps.
 
     Returns:
-        A `HeadHistory` of three DataFrames. Their column `step` holds the labels: whole numbers, or names.
+        A `HeadHistory` of DataFrames. Their column `step` holds the labels: whole numbers, or names.
 
     Raises:
         ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
@@ -115,6 +120,8 @@ def head_history(
     scored = None if task is None else task_of(task)
     if scored is not None:
         settings["task"] = [scored.label, joblib.hash(scored.prompts)]
+    if blocks is not None:
+        settings["blocks"] = joblib.hash(blocks.pieces)
     part_folder = None if folder is None else open_parts(folder, settings)
 
     measure = partial(
@@ -124,10 +131,11 @@ def head_history(
         null_dtype=null_dtype,
         detectors=detectors,
         task=scored,
+        blocks=blocks,
         n_jobs=n_jobs,
         seed=seed,
     )
-    plan = _Plan(folder, measure, stream=not detectors and scored is None)
+    plan = _Plan(folder, measure, stream=not detectors and scored is None and blocks is None)
     with workers_kept():
         tables = finished_parts(
             _parts(labelled, plan),
@@ -271,12 +279,15 @@ def _joined(measured: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
         for label, table in measured.items()
     ]
     heads, composition = (_stacked(tables, name) for name in ("heads", "composition"))
-    history = HeadHistory(heads, pd.DataFrame(rows), composition)
+    names = [name for name in ("positional", "frequencies") if all(name in of_step for of_step in tables.values())]
+    scores = {name: _stacked(tables, name) for name in names}
+    history = HeadHistory(heads, pd.DataFrame(rows), composition, **scores)
     common = _provenance({label: table.attrs for label, table in measured.items()})
     for name, table in HEAD_HISTORY.items():
-        frame: pd.DataFrame = getattr(history, name)
-        frame.attrs = common
-        named(frame, table)
+        frame: pd.DataFrame | None = getattr(history, name)
+        if frame is not None:
+            frame.attrs = common
+            named(frame, table)
     return history
 
 

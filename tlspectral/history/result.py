@@ -24,11 +24,15 @@ class HeadHistory:
             NaN without detectors); and the medians of `population_medians` with their nulls.
         composition: per step and pair of heads `source_layer, source_head, target_layer, target_head`, then `score,
             chance, rank` of `k_composition`; no rows without pairs.
+        positional: per step the table of `positional_symbolic(mode="key")` on the history's `blocks`; None without.
+        frequencies: the same per rotary frequency; None without, and for models without rotary positions.
     """
 
     heads: pd.DataFrame
     summary: pd.DataFrame
     composition: pd.DataFrame
+    positional: pd.DataFrame | None = None
+    frequencies: pd.DataFrame | None = None
 
     @property
     def steps(self) -> list[Any]:

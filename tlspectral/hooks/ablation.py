@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
+from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.edge_reach import check_edge, refuse_order
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.generation import generating_without_cache
@@ -38,6 +39,7 @@ def ablate(
     seed: int = 0,
     window: int | None = None,
     sinks: int = 0,
+    blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
     shared: bool = True,
@@ -53,6 +55,9 @@ def ablate(
     * `"output"`: everything that the head writes. `replace` says what z becomes: 0; its mean over sequences; or its z
       on another sequence.
     * `"long_range"`: the keys between the first `sinks` tokens and the last `window`.
+    * `"content"`, `"position"`, `"interaction"`: of the scores between queries behind the `blocks` of a prompt and keys
+      in them, what depends on which content a block has, on where it stands, and on both together
+      (`tlspectral.hooks.blocks` has the formulas; `tlspectral.positional.logit_shares` says how large they are).
 
     `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
     says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
@@ -85,6 +90,9 @@ def ablate(
             counted, never a sequence for itself. Batches then differ, so give a reference where a loss is computed.
         seed: of the draw of other sequences, which is the same in each run.
         window, sinks: of `long_range`; the token itself counts in the window, and padding is no first token.
+        blocks: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
+            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
+            into the prefix to leave it out.
         into: target heads, in the forms of `heads`, each in a later layer than all of `heads`. None: no edge; the part
             is removed from the model.
         input: what of the targets is edited: `"q"`, `"k"` or `"v"`.
@@ -95,7 +103,8 @@ def ablate(
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions; or an edge over
             layers whose residual stream is no sum of what heads and MLPs write.
         ValueError: an unknown part, frequencies that do not exist, arguments that do not go together, a reference that
-            is no token ids of the model or looks padded, or a target that reads before a source writes.
+            is no token ids of the model or looks padded, blocks of unequal length, or a target that reads before a
+            source writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
@@ -104,8 +113,8 @@ def ablate(
             target does not read the residual stream as the operators do; the pass skips a source (as a sweep does); or
             two open blocks take one source out of the same keys.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
-            3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; or sequences
-            to resample that are of another length.
+            3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
+            to resample that are of another length; or no query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size. An edge without effect does not say that the source does not matter to the target: paths over other heads and
@@ -134,6 +143,7 @@ def ablate(
             seed=seed,
             window=window,
             sinks=sinks,
+            blocks=blocks,
             into=into,
             input=input,
             shared=shared,
@@ -154,6 +164,7 @@ def ablation_hooks(
     seed: int = 0,
     window: int | None = None,
     sinks: int = 0,
+    blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
     shared: bool = True,
@@ -166,11 +177,19 @@ def ablation_hooks(
     """
     removed = chosen_part(part, PARTS)
     check_arguments(
-        removed, frequencies, include_bias, replace=replace, reference=reference, window=window, sinks=sinks
+        removed,
+        frequencies,
+        include_bias,
+        replace=replace,
+        reference=reference,
+        window=window,
+        sinks=sinks,
+        blocks=blocks,
     )
     check_edge(into, input, shared)
     reach = None if window is None else Reach(window, sinks)
     view = attention_view(model)
+    places = None if blocks is None else block_places(view.model, blocks)
     by_layer = heads_by_layer(view, heads)
     targets = None if into is None else heads_by_layer(view, into)
     if targets is not None:
@@ -182,7 +201,7 @@ def ablation_hooks(
         pairs = chosen_pairs(layer, removed, frequencies)
         if pairs is None or bool(pairs.any()):
             ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
-            ablation.reach, ablation.replacement = reach, written.get(index)
+            ablation.reach, ablation.replacement, ablation.blocks = reach, written.get(index), places
             ablations.append(ablation)
     if targets is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]

@@ -12,7 +12,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import AttentionLayer
 from tlspectral.rotary import pair_mask
-from tlspectral.selection import whole_number
+from tlspectral.selection import BLOCK_PARTS, whole_number
 
 Frequencies = Iterable[Any] | Tensor | None
 
@@ -26,20 +26,25 @@ def check_arguments(
     reference: Any = None,
     window: int | None = None,
     sinks: int = 0,
+    blocks: Any = None,
 ) -> None:
     """Raise a ValueError where an argument is missing or does not go with the part."""
     if frequencies is not None and part not in ("rope_phase", "rotary_band"):
         raise ValueError(f"frequencies choose rotary pairs, and {part!r} is not made of them")
     if part == "rotary_band" and frequencies is None:
         raise ValueError("rotary_band needs frequencies: the pairs whose contribution is dropped")
-    if include_bias and part in ("output", "long_range"):
-        raise ValueError(f"include_bias has a meaning for parts of the scores only, not for {part!r}")
+    if include_bias and part in ("output", "long_range", *BLOCK_PARTS):
+        raise ValueError(f"include_bias has a meaning for parts of M only, not for {part!r}")
     if replace not in ("zero", "mean", "resample"):
         raise ValueError(f"replace must be 'zero', 'mean' or 'resample', not {replace!r}")
     if replace != "zero" and part != "output":
         raise ValueError(f"replace={replace!r} says what a head writes instead: it goes with 'output', not {part!r}")
     if reference is not None and replace == "zero":
         raise ValueError("reference goes with replace='mean' or 'resample': zeros are taken from no sequence")
+    if part in BLOCK_PARTS and blocks is None:
+        raise ValueError(f"{part!r} needs blocks: the BlockPrompt whose blocks are the keys")
+    if part not in BLOCK_PARTS and blocks is not None:
+        raise ValueError(f"blocks go with {', '.join(map(repr, BLOCK_PARTS))}, not with {part!r}")
     if part == "long_range" and window is None:
         raise ValueError("long_range needs window: how many of the last keys a head still sees, its own token included")
     if part != "long_range" and (window is not None or sinks != 0):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Reach
+from tlspectral.hooks.blocks import BlockPlaces, block_removal
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
 from tlspectral.hooks.probe import require_honoured
@@ -30,6 +31,7 @@ class LayerAblation(HeadCapture):
             not change need not be equal to the bit. Not for `"long_range"`, which adds nothing.
         reach: what the heads still see, for `"long_range"`.
         replacement: of z, for `"output"`; None is 0.
+        blocks: keys that `"content"`, `"position"` and `"interaction"` are taken from.
     """
 
     part: Part
@@ -38,6 +40,7 @@ class LayerAblation(HeadCapture):
     alter: Callable[[Removal], Tensor] | None = None
     reach: Reach | None = None
     replacement: Replacement | None = None
+    blocks: BlockPlaces | None = None
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
@@ -127,9 +130,14 @@ class LayerAblation(HeadCapture):
 
     def _difference(self, query: Projection, key: Projection, rotation: Rotation | None, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
-        difference = removal(
-            self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias
-        )
+        if self.blocks is not None:
+            allowed = self.blocks.read(allowed)
+            difference = block_removal(self.part, query, key, rotation, self.layer, self.heads, self.blocks)
+            difference = difference.masked_fill_(~allowed, 0.0)
+        else:
+            difference = removal(
+                self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias
+            )
         if self.alter is None:
             return difference
         return self.alter(Removal(difference, allowed, query, key, rotation))

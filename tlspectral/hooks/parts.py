@@ -19,7 +19,17 @@ from torch import Tensor
 from tlspectral.models.attention import AttentionLayer, QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, times_phase, widened, with_gain_and_phase
 
-Part = Literal["symmetric", "antisymmetric", "rope_phase", "rotary_band", "output", "long_range"]
+Part = Literal[
+    "symmetric",
+    "antisymmetric",
+    "rope_phase",
+    "rotary_band",
+    "output",
+    "long_range",
+    "content",
+    "position",
+    "interaction",
+]
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ def whole_scores(
     query: Projection, key: Projection, rotation: Rotation | None, score_scale: float
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Return scaled scores with biases, before softcap and mask."""
-    return score_scale * _rotated(query.whole, key.whole, rotation, 1)
+    return score_scale * rotated_products(query.whole, key.whole, rotation, 1)
 
 
 def removal(
@@ -160,9 +170,9 @@ def removal(
         if part == "rotary_band":
             return forward.mul_(-layer.score_scale)
         return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=pairs)).mul_(-layer.score_scale / 2)
-    content = _rotated(queries, keys, rotation, 1)
+    content = rotated_products(queries, keys, rotation, 1)
     if rotation is not None:
-        content = content.add_(_rotated(queries, keys, rotation, -1)).div_(2)
+        content = content.add_(rotated_products(queries, keys, rotation, -1)).div_(2)
     mirrored = content.mT
     if query.token_scale is not None and key.token_scale is not None:
         # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
@@ -173,7 +183,8 @@ def removal(
     return (mirrored + content).mul_(-layer.score_scale / 2)
 
 
-def _rotated(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:
+def rotated_products(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:
+    """Return unscaled products of queries and keys, non-rotary columns among them."""
     if rotation is None:
         return queries @ keys.mT
     non_rotary = rotation.still_columns().to(queries.device)

@@ -12,6 +12,7 @@ from tlspectral.positional.projections import rotary_projections
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
+from tlspectral.positional.shares import LogitSplit, logit_shares, split_logits
 from tlspectral.positional.traces import attention_traces, frequency_norms
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ExclusionSplit",
     "KeyValueTask",
     "ListIndexTask",
+    "LogitSplit",
     "NeedleTask",
     "PositionalSymbolicProfile",
     "PromptFile",
@@ -32,11 +34,13 @@ __all__ = [
     "exclusion_split_factored",
     "frequency_agreement",
     "frequency_norms",
+    "logit_shares",
     "positional_symbolic",
     "positional_symbolic_profile",
     "profile_contrast",
     "rotary_projections",
     "score_agreement",
     "score_correlation",
+    "split_logits",
     "task_answers",
 ]

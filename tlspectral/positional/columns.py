@@ -168,6 +168,22 @@ def _written(name: str) -> str:
     return f"{_PROFILE}{name}_prompt.parquet and {name}_key.parquet"
 
 
+_SIZE = "That the model needs it: remove it with ablate. Nor its size in logits: table_std has that of all together."
+_PS6 = "PS 6 (the conjecture); the share is ours"
+_SHARES = (
+    Column("content",
+        "Share of the squares in the table of logits, content of each block at the place of each block about its mean, "
+        "that depends on the content alone. NaN where a window hides a block.", "share", range="0 .. 1", source=_PS6,
+        also_known_as="main effect of content", does_not_establish=_SIZE),
+    Column("position", "Share of the same squares that depends on the place alone.", "share", range="0 .. 1",
+        source=_PS6, also_known_as="main effect of position", does_not_establish=_SIZE),
+    Column("interaction",
+        "Share of the same squares that is no sum of a function of the content and one of the place.", "share",
+        range="0 .. 1", source=_PS6, does_not_establish=_SIZE),
+    Column("table_std", "Standard deviation of the logits over these tables.", "logit", range="0 .. inf",
+        does_not_establish="How much attention moves: that depends on the other keys too."),
+)
+LOGIT_SHARES = Table("logit_shares", "`tlspectral.positional.logit_shares`", (*_HEAD, *_SHARES))
 POSITIONAL_SYMBOLIC = Table("positional_symbolic", "`tls.positional_symbolic`, frequency with `per_frequency`",
     (*_HEAD, _FREQUENCY, *POSITIONAL_COLUMNS))
 PROFILE = {
@@ -217,6 +233,7 @@ FREQUENCY_AGREEMENT = Table("frequency_agreement",
 ATTENTION_TRACES = Table("attention_traces", "`tlspectral.positional.attention_traces`", (*_HEAD, *_TRACES))
 FREQUENCY_NORMS = Table("frequency_norms", "`tlspectral.positional.frequency_norms`", (*_HEAD, _FREQUENCY, *_NORMS))
 TABLES = (
+    LOGIT_SHARES,
     POSITIONAL_SYMBOLIC, *PROFILE.values(), BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
     ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
 )

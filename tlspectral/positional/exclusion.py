@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.hooks.blocks import centred
 from tlspectral.positional.readout import LastQuery, Moved
 
 
@@ -171,19 +172,13 @@ def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
     """Mean over (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
-    centred = _centred(moved, dim=-2)
-    covariance = centred.mT @ centred / moved.shape[-2]
+    deviations = centred(moved, dim=-2)
+    covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.
     spread = ((fixed @ covariance) * fixed).sum(-1).clamp_min(0)
-    return (spread + (centred * fixed).sum(-1).square()).mean(-1)
+    return (spread + (deviations * fixed).sum(-1).square()).mean(-1)
 
 
 def _variance(values: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]:
     """Population variance over the last axis, exactly 0 for equal values."""
-    return _centred(values, dim=-1).square().mean(-1)
-
-
-def _centred(values: Tensor, dim: int) -> Tensor:
-    """Centre the values. The first value is subtracted beforehand, so that equal values give exactly 0."""
-    from_first = values - values.narrow(dim, 0, min(1, values.shape[dim]))
-    return from_first - from_first.mean(dim, keepdim=True)
+    return centred(values, dim=-1).square().mean(-1)

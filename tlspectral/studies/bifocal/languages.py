@@ -5,8 +5,8 @@ import pandas as pd
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig, parameter_counts
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
-from tlspectral.studies.bifocal.seed_intervals import intervals, paired_differences
 from tlspectral.studies.common.run_folder import RunFolder
+from tlspectral.studies.common.seed_intervals import intervals, paired_differences
 
 REFERENCE = "standard"
 _WINDOW = 10

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.studies.bifocal.seed_intervals import share_interval
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.common.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
     BASE_ANGLES,
     CanonicalRun,

@@ -16,8 +16,8 @@ from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_languag
 from tlspectral.studies.bifocal.languages import stacked
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
-from tlspectral.studies.bifocal.seed_intervals import intervals
 from tlspectral.studies.common.run_folder import RunFolder
+from tlspectral.studies.common.seed_intervals import intervals
 
 PAIR_SETS = ("all", "turning")
 _ARMS = {**ARMS, **PHASE_NOISE_ARMS}

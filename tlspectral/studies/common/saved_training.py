@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from tlspectral.errors import BadWeights, IncompatibleCheckpoint
 from tlspectral.models.attention import digest_of_named
@@ -48,15 +49,10 @@ class SavedTraining:
         """
         weights = training.model.state_dict()
         facts = {"made_with": self.made_with, "step": done, "config": asdict(training.model.config)}
-        optimizer = training.optimizer.state_dict()["state"]
-        state = {
-            **{f"model.{name}": value for name, value in weights.items()},
-            **{f"optimizer.{i}.{name}": value for i, values in optimizer.items() for name, value in values.items()},
-            "stream": training.stream.get_state(),
-        }
+        state = {**training_tensors(training.model, training.optimizer), "stream": training.stream.get_state()}
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.path / f"step{done}.safetensors", weights, facts)
-        _write(self.path / _STATE, state, {**facts, "measured": measured})
+        write_tensors(self.path / f"step{done}.safetensors", weights, facts)
+        write_tensors(self.path / _STATE, state, {**facts, "measured": measured})
 
     def resume(self, training: Training) -> tuple[int, dict[str, Any]] | None:
         """Bring a training that has just begun to the last saved step.
@@ -74,7 +70,7 @@ class SavedTraining:
         if not file.exists():
             return None
         try:
-            state, facts = _read(file)
+            state, facts = read_tensors(file)
         except BadWeights as error:
             raise IncompatibleCheckpoint(
                 f"{error}: remove {self.path}, and the training starts from its first step"
@@ -85,13 +81,7 @@ class SavedTraining:
                 f"{file} is the state of another training ({facts['made_with']} there, {made_with} now): remove "
                 f"{self.path}, or choose another folder"
             )
-        training.model.load_state_dict(_below("model", state))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in _below("optimizer", state).items():
-            index, moment = name.split(".")
-            moments.setdefault(int(index), {})[moment] = value
-        groups = training.optimizer.state_dict()["param_groups"]
-        training.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        restore_training(training.model, training.optimizer, state)
         training.stream.set_state(state["stream"])
         return facts["step"], facts["measured"]
 
@@ -114,20 +104,41 @@ def saved_model(file: Path) -> AttentionOnlyTransformer:
     Raises:
         BadWeights: the file is damaged.
     """
-    weights, facts = _read(file)
+    weights, facts = read_tensors(file)
     model = AttentionOnlyTransformer(TransformerConfig(**facts["config"]))
     model.load_state_dict(weights)
     return model
 
 
-def _write(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return weights and moments of a training as named tensors, for `restore_training`."""
+    moments = optimizer.state_dict()["state"]
+    return {
+        **{f"model.{name}": value for name, value in model.state_dict().items()},
+        **{f"optimizer.{i}.{name}": value for i, values in moments.items() for name, value in values.items()},
+    }
+
+
+def restore_training(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Put the tensors of `training_tensors` into a model and its optimizer, in place."""
+    model.load_state_dict(tensors_below("model", state))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors_below("optimizer", state).items():
+        index, moment = name.split(".")
+        moments.setdefault(int(index), {})[moment] = value
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors with facts as JSON and a hash of the tensors. The file appears when it is complete."""
     here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     facts = {**facts, "sha256": digest_of_named(here)}
     with naming_file(file), whole_file(file) as partial:
         partial.write_bytes(save(here, {"tlspectral": json.dumps(facts)}))
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and facts of `write_tensors`. Raises BadWeights if the file is damaged."""
     facts = _facts(file)
     with safe_open(file, "pt") as opened:
         # Copies: the file may be replaced, and rounding can depend on how memory is aligned.
@@ -145,5 +156,6 @@ def _facts(file: Path) -> dict[str, Any]:
         raise BadWeights(f"{file} is not a file of a saved training ({error})") from error
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose name begins with `prefix.`, without it."""
     return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

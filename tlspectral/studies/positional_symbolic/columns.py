@@ -3,7 +3,10 @@
 PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers".
 """
 
+from dataclasses import replace
+
 from tlspectral.tables.column import Column, Table
+from tlspectral.tables.head_columns import POSITIONAL_COLUMNS
 from tlspectral.tables.published_columns import SEED, STEP
 
 # fmt: off
@@ -34,7 +37,21 @@ _CORRECT = Column("correct", "How many of the n prompts are answered rightly: th
 _ACCURACY = Column("accuracy", "Share of the prompts that are answered rightly: correct / n. NaN where n is 0.",
     "share", range="0 .. 1", source="PS 5, D.1", does_not_establish=_SCHEDULE)
 _CHANCE = Column("chance", "1 over the number of classes of the task.", "share", range="0 .. 1", source="PS 5",
-    does_not_establish="What a head reaches with a part of the prompt: it is the guess that looks at nothing.")
+    does_not_establish="What a head reaches with a part of the prompt, see most_frequent: it is the guess that looks "
+    "at nothing.")
+
+_MOST_FREQUENT = Column("most_frequent",
+    "Share of the context that has its most frequent answer, mean over the validation prompts: the accuracy of "
+    "answering what the context has most of. For index the most that a head without positions can reach, for retrieval "
+    "the most of one that sees neither symbols nor positions.", "share", range="0 .. 1",
+    does_not_establish="That a head above it uses positions for partial induction, where a symbol alone leaves two "
+    "answers.")
+_TOY = "What a head of a language model does: one layer, and tokens that hold no position."
+_BEHAVIOUR = tuple(
+    replace(column, meaning=f"{column.meaning} Mean over 128 prompts, every pair of the context a block of its own.",
+        does_not_establish=_TOY)
+    for column in POSITIONAL_COLUMNS if column.name in ("exclusion_index", "s_pos", "s_sym", "logit_std")
+)
 
 _PLANE = (
     "That other seeds arrange their vectors at the same angles: a common rotation of all queries and keys changes no "
@@ -71,8 +88,9 @@ _WRITTEN = "`; `tlspectral study canonical -o FOLDER` writes it as "
 CANONICAL_SWEEP = {
     name: Table(f"canonical_sweep.{name}", f"{_CANONICAL}canonical_sweep{_WRITTEN}{name}.parquet", columns)
     for name, columns in (
-        ("accuracy", (*_HEADS, _N, _ACCURACY, _CHANCE)),
+        ("accuracy", (*_HEADS, _N, _ACCURACY, _CHANCE, _MOST_FREQUENT, *_BEHAVIOUR)),
         ("by_position", (*_HEADS, _POSITION, _N, _CORRECT, _ACCURACY)),
+        ("progress", (*_HEADS, STEP, _POSITION, _N, _CORRECT, _ACCURACY)),
     )
 }
 QUERY_KEY_TRAJECTORIES = Table("query_key_trajectories",
@@ -81,4 +99,22 @@ HISTORY = Table("train_canonical.history", f"{_CANONICAL}train_canonical`", (_RU
 FREQUENCIES = Table("train_canonical.frequencies", f"{_CANONICAL}train_canonical`", (_RUN, SEED, STEP, _PAIR, _LEARNED))
 ACCURACY_BY_POSITION = Table("accuracy_by_position", f"{_CANONICAL}accuracy_by_position`",
     (_RUN, SEED, _POSITION, _N, _CORRECT))
-TABLES = (*CANONICAL_SWEEP.values(), QUERY_KEY_TRAJECTORIES, HISTORY, FREQUENCIES, ACCURACY_BY_POSITION)
+PROGRESS = Table("train_canonical.progress", f"{_CANONICAL}train_canonical`",
+    (_RUN, SEED, STEP, _POSITION, _N, _CORRECT))
+HEAD_BEHAVIOUR = Table("head_behaviour", f"{_CANONICAL}head_behaviour`", (_RUN, SEED, *_BEHAVIOUR))
+_SEEDS = "Other schedules or models. Few seeds show large differences only."
+ANSWER_SHAPE = Table("answer_shape",
+    f"{_CANONICAL}answer_shape`; `tlspectral study canonical -o FOLDER` writes it as answer_shape.parquet", (
+    *_HEADS[:3],
+    Column("mean", "Accuracy with the answer among the first and last positions less that with it in the middle, mean "
+        "over seeds: positive is a U, negative an inverted U.", "share", range="-1 .. 1", source="PS 5, figure 3A",
+        does_not_establish=_SEEDS),
+    Column("low", "Lower end of Student's 95 % interval over seeds. NaN for one seed.", "share", range="-inf .. 1",
+        does_not_establish=_SEEDS),
+    Column("high", "Upper end of that interval.", "share", range="-1 .. inf", does_not_establish=_SEEDS),
+    Column("n", "Seeds.", "count", range="1 .. inf"),
+))
+TABLES = (
+    *CANONICAL_SWEEP.values(), QUERY_KEY_TRAJECTORIES, HISTORY, FREQUENCIES, ACCURACY_BY_POSITION, PROGRESS,
+    HEAD_BEHAVIOUR, ANSWER_SHAPE,
+)

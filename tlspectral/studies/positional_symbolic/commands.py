@@ -26,10 +26,15 @@ def canonical(
     Example: tlspectral study canonical -o out/canonical --jobs 2
     """
     require_writable(output / "accuracy.parquet")
-    from tlspectral.studies.positional_symbolic.canonical import canonical_sweep, query_key_trajectories
+    from tlspectral.studies.positional_symbolic.canonical import (
+        answer_shape,
+        canonical_sweep,
+        query_key_trajectories,
+    )
     from tlspectral.studies.positional_symbolic.figures import (
         accuracy_against_angle,
         accuracy_against_position,
+        accuracy_while_learning,
         query_key_paths,
     )
     from tlspectral.tables import write_table
@@ -39,12 +44,15 @@ def canonical(
     for name, table in (
         ("accuracy", sweep.accuracy),
         ("by_position", sweep.by_position),
+        ("progress", sweep.progress),
+        ("answer_shape", answer_shape(sweep.by_position)),
         ("trajectories", trajectories),
     ):
         write_table(table, output / f"{name}.parquet")
     figures = {
         "accuracy_against_angle": accuracy_against_angle(sweep.accuracy),
         "accuracy_against_position": accuracy_against_position(sweep.by_position),
+        "accuracy_while_learning": accuracy_while_learning(sweep.progress),
         "trajectories": query_key_paths(trajectories),
     }
     for name, figure in figures.items():
@@ -53,4 +61,7 @@ def canonical(
     shown = groups.agg(lambda values: f"{values.mean():.3f} ({values.std():.3f})").unstack("angle")
     typer.echo(f"Accuracy by base angle (x pi/33): mean and, in brackets, standard deviation over {seeds} seeds")
     typer.echo(shown.to_string())
+    index = sweep.accuracy.pivot_table("exclusion_index", ["task", "n_frequencies"], "angle").round(3)
+    typer.echo("Exclusion index of these heads: 0 symbolic, 1 positional; mean over seeds")
+    typer.echo(index.to_string())
     typer.echo(str(output))

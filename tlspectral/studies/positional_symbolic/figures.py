@@ -1,6 +1,7 @@
 """Figures of the canonical tasks: accuracy by frequency and by position, queries and keys during training."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,17 +28,19 @@ _ARMS = {
 _PANELS = (("index", "retrieval"), ("partial_induction",))
 _TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0)
 _LINEAR_UP_TO = 0.01
+_COLUMNS = 2
 _LABEL_SPACING = 0.055  # of an axis' height
 
 
 def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
     """Draw accuracy at each angle: index against retrieval, one frequency against two (PS Figure 2A-B).
 
-    Lines join means over seeds, small dots are the seeds, dotted lines say what guessing gives. The axis of angles is
-    logarithmic from 0.01 on, so that the small ones can be told apart.
+    Lines join means over seeds, small dots are the seeds, dotted lines say what a head reaches that answers what the
+    context has most of: the most without positions for index, without symbols and positions for retrieval. The axis of
+    angles is logarithmic from 0.01 on, so that the small ones can be told apart.
 
     Args:
-        accuracy: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, accuracy, chance`.
+        accuracy: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, accuracy, most_frequent`.
 
     Returns:
         A matplotlib `Figure` outside pyplot, with a panel for index and retrieval and one for partial induction, or the
@@ -49,7 +52,7 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, Figure 2). What it does not establish: an
     interval for the mean. The dots are few, and runs of one seed share weights and prompts over the angles.
     """
-    arms = _arms_in(accuracy, ("task", "n_frequencies", "angle", "seed", "accuracy", "chance"))
+    arms = _arms_in(accuracy, ("task", "n_frequencies", "angle", "seed", "accuracy", "most_frequent"))
     panels = [[arm for arm in arms if arm[0] in tasks] for tasks in _PANELS]
     panels = [inside for inside in panels if inside]
     figure = new_figure(4.6 * len(panels), 3.7)
@@ -59,7 +62,8 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
             label, colour, marker, dashes = _ARMS[arm]
             rows = _rows_of(accuracy, arm).sort_values("angle")
             mean = rows.groupby("angle", as_index=False).agg({"accuracy": "mean"})
-            axes.axhline(rows["chance"].iloc[0], color=colour, linewidth=0.9, linestyle=":", gid=f"chance {arm}")
+            counted = rows["most_frequent"].iloc[0]
+            axes.axhline(counted, color=colour, linewidth=0.9, linestyle=":", gid=f"most frequent {arm}")
             axes.plot(
                 rows["angle"],
                 rows["accuracy"],
@@ -82,7 +86,7 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
                 label=label,
                 gid=f"mean {arm}",
             )
-        axes.plot([], [], ":", color=GREY, linewidth=0.9, label="guessing")
+        axes.plot([], [], ":", color=GREY, linewidth=0.9, label="the most frequent answer of the context")
         axes.set_xscale("symlog", linthresh=_LINEAR_UP_TO, linscale=0.4)
         angles = np.unique(accuracy["angle"])
         axes.set_xticks([tick for tick in _TICKS if angles[0] <= tick <= angles[-1]])
@@ -129,15 +133,9 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
     )
     pooled = pooled.query("n > 0")
     pooled = pooled.assign(accuracy=pooled["correct"] / pooled["n"])
-    angles = np.unique(by_position["angle"])
-    # Viridis without its palest end, by rank: the angles lie too unevenly for a scale.
-    colours = dict(zip(angles, colormaps["viridis"](np.linspace(0.0, 0.78, len(angles))), strict=True))
-
-    columns = min(2, len(arms))
-    n_rows = -(-len(arms) // columns)
-    figure = new_figure(4.6 * columns, 3.3 * n_rows)
-    all_axes = figure.subplots(n_rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for axes, arm in zip(all_axes, arms, strict=False):
+    colours = _angle_colours(by_position)
+    figure, all_axes = _panels_by_arm(arms)
+    for axes, arm in zip(all_axes, arms, strict=True):
         ends = []
         for angle, rows in _rows_of(pooled, arm).groupby("angle"):
             over_seeds = rows.groupby("middle")["accuracy"].agg(["mean", "min", "max"])
@@ -147,18 +145,42 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
             )
             axes.plot(over_seeds.index, over_seeds["mean"], "o-", color=colour, markersize=3, gid=f"angle {angle:g}")
             ends.append((np.asarray(over_seeds["mean"])[-1], f"{angle:g}", colour))
-        axes.set_ylim(0, 1.02)
-        axes.set_title(_ARMS[arm][0], fontsize=10, color=INK, loc="left")
-        dress(axes)
         _name_lines(axes, ends)
-    for axes in all_axes[len(arms) :]:
-        axes.remove()
-    for index, axes in enumerate(all_axes[: len(arms)]):
-        if index % columns == 0:
-            axes.set_ylabel("accuracy", color=INK)
-        if index + columns >= len(arms):
-            axes.tick_params(labelbottom=True)
-            axes.set_xlabel("position of the answer (0: first of the context)", color=INK)
+    _label_panels(all_axes, "position of the answer (0: first of the context)")
+    return figure
+
+
+def accuracy_while_learning(progress: pd.DataFrame) -> Figure:
+    """Draw accuracy over the steps of training, a panel per arm and a line per angle (PS Figure 2).
+
+    Lines join means over seeds of the share of right answers over all positions.
+
+    Args:
+        progress: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, step, n, correct`.
+
+    Returns:
+        A matplotlib `Figure` outside pyplot.
+
+    Raises:
+        ValueError: a column is missing, the table has no rows, or an arm is unknown.
+
+    Source: PS, Figure 2, which is over epochs. What it does not establish: where a longer training would end.
+    """
+    arms = _arms_in(progress, ("task", "n_frequencies", "angle", "seed", "step", "n", "correct"))
+    heads = ["task", "n_frequencies", "angle", "seed", "step"]
+    pooled = progress.groupby(heads, as_index=False).agg({"n": "sum", "correct": "sum"})
+    pooled = pooled.assign(accuracy=pooled["correct"] / pooled["n"])
+    figure, all_axes = _panels_by_arm(arms)
+    colours = _angle_colours(progress)
+    for axes, arm in zip(all_axes, arms, strict=True):
+        ends = []
+        for angle, rows in _rows_of(pooled, arm).groupby("angle"):
+            mean = rows.groupby("step", as_index=False).agg({"accuracy": "mean"})
+            colour = colours[angle]
+            axes.plot(mean["step"], mean["accuracy"], color=colour, linewidth=1.4, gid=f"angle {angle:g}")
+            ends.append((np.asarray(mean["accuracy"])[-1], f"{angle:g}", colour))
+        _name_lines(axes, ends)
+    _label_panels(all_axes, "gradient steps")
     return figure
 
 
@@ -237,6 +259,38 @@ def _arms_in(table: pd.DataFrame, needed: tuple[str, ...]) -> list[tuple[str, in
 
 def _rows_of(table: pd.DataFrame, arm: tuple[str, int]) -> pd.DataFrame:
     return table.query("task == @arm[0] and n_frequencies == @arm[1]")
+
+
+def _angle_colours(table: pd.DataFrame) -> dict[Any, Any]:
+    """Viridis without its palest end, by rank: the angles lie too unevenly for a scale."""
+    angles = np.unique(table["angle"])
+    return dict(zip(angles, colormaps["viridis"](np.linspace(0.0, 0.78, len(angles))), strict=True))
+
+
+def _panels_by_arm(arms: list[tuple[str, int]]) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of accuracies for each arm, two in a row."""
+    columns = min(_COLUMNS, len(arms))
+    n_rows = -(-len(arms) // columns)
+    figure = new_figure(4.6 * columns, 3.3 * n_rows)
+    all_axes = figure.subplots(n_rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, arm in zip(all_axes, arms, strict=False):
+        axes.set_ylim(0, 1.02)
+        axes.set_title(_ARMS[arm][0], fontsize=10, color=INK, loc="left")
+        dress(axes)
+    for axes in all_axes[len(arms) :]:
+        axes.remove()
+    return figure, list(all_axes[: len(arms)])
+
+
+def _label_panels(panels: list[Axes], label: str) -> None:
+    """Label the outer axes of the panels; the last row may be half full."""
+    columns = min(_COLUMNS, len(panels))
+    for index, axes in enumerate(panels):
+        if index % columns == 0:
+            axes.set_ylabel("accuracy", color=INK)
+        if index + columns >= len(panels):
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel(label, color=INK)
 
 
 def _name_lines(axes: Axes, ends: list[tuple[float, str, np.ndarray]]) -> None:

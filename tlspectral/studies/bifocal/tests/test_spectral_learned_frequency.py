@@ -17,7 +17,7 @@ from tlspectral.cli import app
 from tlspectral.studies.bifocal.experiments import QUICK_FREQUENCY, run_experiment
 from tlspectral.studies.bifocal.figures import frequency_paths
 from tlspectral.studies.bifocal.learned_frequency import _judged, folded
-from tlspectral.studies.bifocal.seed_intervals import share_interval
+from tlspectral.studies.common.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalRun,
     accuracy_by_position,

@@ -11,7 +11,7 @@ from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import LanguageRun, chosen_rates
 from tlspectral.studies.bifocal.languages import compared, differences_beyond, lock_in_step
 from tlspectral.studies.bifocal.schedule import FULL
-from tlspectral.studies.bifocal.seed_intervals import paired_differences, t_interval
+from tlspectral.studies.common.seed_intervals import paired_differences, t_interval
 
 
 def test_t_interval_by_hand():

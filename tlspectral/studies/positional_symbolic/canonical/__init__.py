@@ -4,11 +4,13 @@ Tasks, sizes and angles are those of "Decoupling Positional and Symbolic Attenti
 appendix D.1).
 """
 
+from tlspectral.studies.positional_symbolic.canonical.answer_shape import answer_shape
+from tlspectral.studies.positional_symbolic.canonical.behaviour import head_behaviour
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
+from tlspectral.studies.positional_symbolic.canonical.schedule import PRESETS, CanonicalSchedule
+from tlspectral.studies.positional_symbolic.canonical.state import saved_heads
 from tlspectral.studies.positional_symbolic.canonical.sweep import BASE_ANGLES, CanonicalSweep, canonical_sweep
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
-    PRESETS,
-    CanonicalSchedule,
     CanonicalTraining,
     accuracy_by_position,
     train_canonical,
@@ -25,7 +27,10 @@ __all__ = [
     "CanonicalTraining",
     "accuracy_by_position",
     "angle_unit",
+    "answer_shape",
     "canonical_sweep",
+    "head_behaviour",
     "query_key_trajectories",
+    "saved_heads",
     "train_canonical",
 ]

@@ -4,41 +4,52 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from tlspectral.studies.common.run_folder import device_setting
+from tlspectral.studies.positional_symbolic.canonical.behaviour import head_behaviour
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
+from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
-    CanonicalSchedule,
     accuracy_by_position,
-    schedule_of,
     train_canonical,
     validation_prompts,
 )
-from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
-from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stacked
+from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
+_HEAD = ["task", "n_frequencies", "angle", "theta", "seed"]
+_MEASURED_WHILE_LEARNING = 4096  # prompts; a standard error of at most 0.008
+_BEHAVIOUR_PROMPTS = 128
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
 
 
 @dataclass(frozen=True)
 class CanonicalSweep:
-    """Result of a sweep over tasks, frequencies and seeds: two tidy tables.
+    """Result of a sweep over tasks, frequencies and seeds: three tidy tables.
 
     Attributes:
         accuracy: one row per trained head: `task, n_frequencies, angle` (in units of pi/33), `theta` (the same in
-            radians per token), `seed, n` (validation prompts), `accuracy, chance` (1 over the number of classes).
+            radians per token), `seed, n` (validation prompts), `accuracy, chance` (1 over the number of classes),
+            `most_frequent` (accuracy of answering what the context has most of), and how the head behaves on the first
+            128 of these prompts: `s_pos, s_sym, exclusion_index, logit_std` (see `head_behaviour`).
         by_position: the same heads, one row per position of the answer: `task, n_frequencies, angle, theta, seed,
             position` (from 0), `n, correct, accuracy`; NaN where the task has no answer at that position. `n` and
             `correct` are counts, so that positions can be pooled.
+        progress: the same while the heads learn, on the first 4096 validation prompts: `task, n_frequencies, angle,
+            theta, seed, step, position, n, correct, accuracy`, at step 0 and every `log_every` steps of the schedule,
+            which is an epoch of the paper's preset.
     """
 
     accuracy: pd.DataFrame
     by_position: pd.DataFrame
+    progress: pd.DataFrame
 
 
 def canonical_sweep(
@@ -61,18 +72,20 @@ def canonical_sweep(
     Args:
         tasks: names of the tasks.
         preset: `"quick"` (1200 steps of 256 fresh prompts, about 2 s a head on one core), `"paper"` (100 epochs of
-            40,960 prompts in batches of 64, about a minute a head), or a schedule of your own.
+            40,960 prompts in batches of 64, 2.3 minutes a head), or a schedule of your own.
         angles: frequencies in units of pi/33; 2 is one full rotation over the 33 tokens of a prompt.
         seeds: how many runs at each angle, with the seeds 0, 1, ....
-        checkpoint_dir: a folder for one file per task, number of frequencies and seed; a sweep that was stopped
-            continues there and gives the tables it would have given, to the bit on the same machine. Sweeps of other
-            tasks or more seeds may share it; other angles or another schedule may not.
+        checkpoint_dir: a folder for one file of tables per task, number of frequencies and seed, and in its folder
+            `weights` one with the heads of each, for `saved_heads`. It is written once a minute while the heads learn:
+            a sweep that was stopped continues there and gives the tables it would have given, to the bit on the same
+            machine. Sweeps of other tasks or more seeds may share it; other angles or another schedule may not. None
+            keeps no weights.
         device: where the heads are trained; prompts are the same on every device, rounding is not.
         n_jobs: workers among which these stacks are shared out, by joblib.
         show_progress: bars over stacks and steps.
 
     Returns:
-        The two tables, sorted by task (in the order given), n_frequencies, angle and seed. `attrs` say how the heads
+        The tables, sorted by task (in the order given), n_frequencies, angle and seed. `attrs` say how the heads
         were trained.
 
     Raises:
@@ -92,18 +105,19 @@ def canonical_sweep(
     elsewhere = device_setting(device)
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
     show_steps = show_progress and n_jobs == 1
+    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
+    folder = None
+    if checkpoint_dir is not None:
+        folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     stacks = [
         WorkPart(
-            f"{task}_{n_frequencies}f_seed{seed:03d}", partial(_trained, plan, task, n_frequencies, seed, show_steps)
+            f"{task}_{n_frequencies}f_seed{seed:03d}",
+            partial(_trained, plan, task, n_frequencies, seed, folder and folder.path / "weights", show_steps),
         )
         for task in tasks
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
     ]
-    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
-    folder = None
-    if checkpoint_dir is not None:
-        folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     tables = finished_parts(
         stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs, show_progress=show_progress
     )
@@ -119,42 +133,70 @@ class _Plan:
     device: str
 
 
-def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, show_progress: bool) -> pd.DataFrame:
-    """Train heads at all angles in one stack and count their right answers by angle and position."""
+def _trained(
+    plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path | None, show_progress: bool
+) -> pd.DataFrame:
+    """Train heads at all angles in one stack and measure them; three tables in one, see `bundled`."""
     task, schedule = CanonicalTask(name), plan.schedule
     fixed = (0.0,) * (n_frequencies - 1)
     runs = [CanonicalRun((*fixed, angle * angle_unit(task)), seed) for angle in plan.angles]
-    model = train_canonical(task, runs, schedule, device=plan.device, show_progress=show_progress).model
-    counts = accuracy_by_position(model, validation_prompts(task, schedule))
-    angle = counts["run"].map(dict(enumerate(plan.angles)))
-    return pd.DataFrame(
-        {
-            "task": task.name,
-            "n_frequencies": n_frequencies,
-            "angle": angle,
-            "theta": angle * angle_unit(task),
-            "seed": seed,
-            "position": counts["position"],
-            "n": counts["n"],
-            "correct": counts["correct"],
-            "accuracy": counts["correct"] / counts["n"].where(counts["n"] > 0),
-        }
+    prompts = validation_prompts(task, schedule)
+    training = train_canonical(
+        task,
+        runs,
+        schedule,
+        measured=CanonicalBatch(*(values[:_MEASURED_WHILE_LEARNING] for values in prompts)),
+        state=None if folder is None else folder / f"{name}_{n_frequencies}f_seed{seed:03d}.safetensors",
+        device=plan.device,
+        show_progress=show_progress,
     )
+    assert training.progress is not None
+    behaviour = head_behaviour(training.model, CanonicalBatch(*(values[:_BEHAVIOUR_PROMPTS] for values in prompts)))
+    tables = {
+        "by_position": accuracy_by_position(training.model, prompts),
+        "progress": training.progress,
+        "behaviour": behaviour.assign(most_frequent=most_frequent_share(task, prompts)),
+    }
+    for table in tables.values():
+        angle = table.pop("run").map(dict(enumerate(plan.angles)))
+        heads = {"task": task.name, "n_frequencies": n_frequencies, "angle": angle, "theta": angle * angle_unit(task)}
+        for place, (column, values) in enumerate(heads.items()):
+            table.insert(place, column, values)
+        if "correct" in table:
+            table["accuracy"] = table["correct"] / table["n"].where(table["n"] > 0)
+    return bundled(tables)
 
 
-def _assembled(tables: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
-    by_position = stacked(tables)
-    order = {task: index for index, task in enumerate(by_position["task"].unique())}
-    by_position = by_position.sort_values(
-        ["task", "n_frequencies", "angle", "seed", "position"],
-        key=lambda column: column.map(order) if column.name == "task" else column,
-        ignore_index=True,
-    )
-    heads = ["task", "n_frequencies", "angle", "theta", "seed"]
-    accuracy = by_position.groupby(heads, sort=False, as_index=False).agg({"n": "sum", "correct": "sum"})
+def most_frequent_share(task: CanonicalTask, batch: CanonicalBatch) -> float:
+    """Return the share of the context that has its most frequent answer, mean over prompts.
+
+    It is the accuracy of answering the class that the context has most of, where the answer stands anywhere with equal
+    probability: the most that a head without positions can reach in `"index"` (0.151 for 32 of 16 symbols), and one
+    that sees neither symbols nor positions in `"retrieval"` (0.110 for 32 of 32 integers).
+    """
+    classes = batch.context // task.n_integers if task.name == "index" else batch.context % task.n_integers
+    counts = torch.nn.functional.one_hot(classes, task.n_answers).sum(1)
+    return float(counts.amax(1).double().mean() / task.length)
+
+
+def _assembled(parts: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> CanonicalSweep:
+    by_stack = [unbundled(part) for part in parts]
+    tables = {name: stacked(stack[name] for stack in by_stack) for name in by_stack[0]}
+    order = {task: index for index, task in enumerate(tables["by_position"]["task"].unique())}
+
+    def ordered(table: pd.DataFrame) -> pd.DataFrame:
+        columns = [name for name in (*_HEAD, "step", "position") if name in table and name != "theta"]
+        return table.sort_values(
+            columns, key=lambda column: column.map(order) if column.name == "task" else column, ignore_index=True
+        )
+
+    by_position, progress, behaviour = (ordered(tables[name]) for name in ("by_position", "progress", "behaviour"))
+    accuracy = by_position.groupby(_HEAD, sort=False, as_index=False).agg({"n": "sum", "correct": "sum"})
     accuracy["accuracy"] = accuracy.pop("correct") / accuracy["n"]
     accuracy["chance"] = accuracy["task"].map({task: 1 / CanonicalTask(task).n_answers for task in order})
-    sweep = CanonicalSweep(accuracy, by_position)
+    measured = ["most_frequent", "s_pos", "s_sym", "exclusion_index", "logit_std"]
+    accuracy[measured] = behaviour[measured]  # both are sorted by head
+    sweep = CanonicalSweep(accuracy, by_position, progress)
     for name, table in CANONICAL_SWEEP.items():
         frame: pd.DataFrame = getattr(sweep, name)
         frame.attrs = attrs

@@ -1,7 +1,8 @@
-"""Training of stacked heads on a canonical task, its schedules, and accuracy by the position of the answer."""
+"""Training of stacked heads on a canonical task, and accuracy by the position of the answer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,87 +12,17 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
-from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
+from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
+from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
+from tlspectral.studies.positional_symbolic.canonical.state import TrainingLog, TrainingState
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
-from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY
+from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY, PROGRESS
 from tlspectral.tables import named
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
 _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared
 _PROMPTS_AT_ONCE = 1024
-
-
-@dataclass(frozen=True)
-class CanonicalSchedule:
-    """Steps, prompts and Adam's learning rate; the defaults are the preset `"quick"`.
-
-    Attributes:
-        steps: gradient steps.
-        batch_size: prompts per step.
-        learning_rate: Adam's, after the warm-up and before the decay.
-        warmup_steps: steps of linear warm-up.
-        decay_share: last share of the steps, over which the learning rate falls linearly to 0.
-        frequency_rate: learning rate of learned frequencies, as a share of that of the weights.
-        training_samples: prompts that are drawn once and shuffled anew in each epoch; None draws fresh ones each step.
-        validation_samples: prompts on which accuracies are measured, the same for every run.
-        log_every: steps between the rows of a history.
-    """
-
-    steps: int = 1200
-    batch_size: int = 256
-    learning_rate: float = 1e-2
-    warmup_steps: int = 100
-    decay_share: float = 0.3
-    frequency_rate: float = 0.1
-    training_samples: int | None = None
-    validation_samples: int = 20_480
-    log_every: int = 50
-
-    def __post_init__(self) -> None:
-        if min(self.steps, self.batch_size, self.validation_samples, self.log_every) < 1:
-            raise ValueError(f"steps, batch_size, validation_samples and log_every must be at least 1, found {self}")
-        if self.training_samples is not None and self.training_samples < self.batch_size:
-            raise ValueError(
-                f"training_samples={self.training_samples} do not fill one batch of {self.batch_size}: give more, or "
-                "None for fresh prompts"
-            )
-
-    def learning_rate_at(self, step: int) -> float:
-        """Learning rate of the weights at a step, counted from 0."""
-        warm = warm_up(step + 1, self.warmup_steps)
-        decay_steps = round(self.decay_share * self.steps)
-        left = min(1.0, (self.steps - step) / decay_steps) if decay_steps else 1.0
-        return self.learning_rate * warm * left
-
-
-# PS (appendix D.1) gives 100 epochs, batches of 64, 40,960 training and 20,480 validation prompts: 64,000 steps. It
-# names no optimizer and no learning rate: here Adam at its usual 1e-3, constant, and a new order in every epoch.
-PRESETS = {
-    "quick": CanonicalSchedule(),
-    "paper": CanonicalSchedule(
-        steps=100 * 40_960 // 64,
-        batch_size=64,
-        learning_rate=1e-3,
-        warmup_steps=0,
-        decay_share=0.0,
-        training_samples=40_960,
-        log_every=640,
-    ),
-}
-
-
-def schedule_of(preset: str | CanonicalSchedule) -> CanonicalSchedule:
-    """The schedule of a preset's name, or the schedule itself.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    if isinstance(preset, CanonicalSchedule):
-        return preset
-    if preset not in PRESETS:
-        raise ValueError(f"{preset!r} is no preset; there are {', '.join(PRESETS)}, or give a CanonicalSchedule")
-    return PRESETS[preset]
 
 
 @dataclass(frozen=True)
@@ -104,11 +35,14 @@ class CanonicalTraining:
             since the row before.
         frequencies: one row per run, logged step and rotary pair, the start included: `run, seed, step, pair, theta`
             in radians per token. They move only if they were learned.
+        progress: one row per run, logged step and position of the answer: `run, seed, step, position, n, correct`, of
+            the prompts that `train_canonical` was given to measure; None without.
     """
 
     model: CanonicalHeads
     history: pd.DataFrame
     frequencies: pd.DataFrame
+    progress: pd.DataFrame | None = None
 
 
 def train_canonical(
@@ -117,6 +51,8 @@ def train_canonical(
     schedule: CanonicalSchedule | None = None,
     *,
     learn_frequencies: bool = False,
+    measured: CanonicalBatch | None = None,
+    state: Path | None = None,
     observe: Callable[[int, CanonicalHeads], None] | None = None,
     device: str = "cpu",
     show_progress: bool = False,
@@ -132,7 +68,10 @@ def train_canonical(
         runs: frequencies and seed of each model, all with the same number of frequencies.
         schedule: how; None takes the preset `"quick"`.
         learn_frequencies: train the frequencies too, at `schedule.frequency_rate` of the weights' learning rate.
-        observe: called with the number of steps done and the heads, before the first step, after every
+        measured: prompts on which right answers are counted at every logged step, for `progress`.
+        state: a file that is written once a minute and at the end. A training that was stopped continues there and
+            becomes to the bit what it would have become. `saved_heads` reads the weights of a finished one.
+        observe: called with the number of steps done and the heads, before the first step of this call, after every
             `schedule.log_every` steps and after the last. It must not change the heads.
         device: where the heads are trained.
         show_progress: a bar over steps.
@@ -142,6 +81,7 @@ def train_canonical(
 
     Raises:
         ValueError: no run, or runs with different numbers of frequencies.
+        IncompatibleCheckpoint: `state` is of another training, or damaged.
 
     What it does not establish: that a head which does not learn a task cannot do it. Another schedule, seed or initial
     scale may succeed. Bitwise equality holds on one machine, CPU and version of torch.
@@ -158,31 +98,85 @@ def train_canonical(
         seeds = sorted({run.seed for run in runs})
         of_run = torch.tensor([seeds.index(run.seed) for run in runs])
         streams = [training_prompts(task, schedule, seed) for seed in seeds]
-        losses, frequencies = [], [_frequency_rows(model, 0)]
-        summed = np.zeros(len(runs))
-        logged = 0
+        n_measured = 0 if measured is None else len(measured.query)
+        file = None if state is None else TrainingState(state, model, optimizer, schedule, n_measured)
+        log = TrainingLog() if file is None else file.resume()
+        if not log.steps:
+            log.note(0, model.frequencies, torch.zeros(len(runs)), _counted(model, measured))
+        for _ in range(log.done):  # the prompts of the steps that were taken before
+            for stream in streams:
+                next(stream)
+        summed = torch.zeros(len(runs), dtype=torch.float64)
         if observe is not None:
-            observe(0, model)
+            observe(log.done, model)
         training = gradient_steps(
             optimizer,
             lambda _: _losses(model, *_stacked([next(stream) for stream in streams], of_run)),
             steps=schedule.steps,
+            done=log.done,
             rates_at=lambda step: [share * schedule.learning_rate_at(step) for share in shares],
         )
-        bar = tqdm(training, total=schedule.steps, desc=task.name, unit="step", leave=False, disable=not show_progress)
-        for done, loss in enumerate(bar, start=1):  # loss: runs
-            summed += loss.cpu().double().numpy()
+        bar = tqdm(
+            training,
+            total=schedule.steps,
+            initial=log.done,
+            desc=task.name,
+            unit="step",
+            leave=False,
+            disable=not show_progress,
+        )
+        for done, loss in enumerate(bar, start=log.done + 1):  # loss: runs
+            summed += loss.cpu().double()
             if done % schedule.log_every == 0 or done == schedule.steps:
-                losses.append(_rows(model, step=done, loss=summed / (done - logged)))
-                frequencies.append(_frequency_rows(model, done))
-                summed, logged = np.zeros(len(runs)), done
+                log.note(done, model.frequencies, summed / (done - log.done), _counted(model, measured))
+                summed = torch.zeros(len(runs), dtype=torch.float64)
+                if file is not None:
+                    file.save(log)
                 if observe is not None:
                     observe(done, model)
-    history = named(pd.concat(losses, ignore_index=True), HISTORY)
-    return CanonicalTraining(model, history, named(pd.concat(frequencies, ignore_index=True), FREQUENCIES))
+    return _training_tables(model, log, measured)
 
 
-@torch.no_grad()
+def _counted(model: CanonicalHeads, measured: CanonicalBatch | None) -> Int64[Tensor, "runs positions"] | None:
+    return None if measured is None else right_answers(model, measured)
+
+
+def _training_tables(model: CanonicalHeads, log: TrainingLog, measured: CanonicalBatch | None) -> CanonicalTraining:
+    n_pairs, length = model.frequencies.shape[1], model.task.length
+    history = _by_step(model, log.steps[1:], loss=torch.stack(log.losses[1:]))
+    frequencies = _by_step(
+        model, log.steps, pair=torch.arange(n_pairs).expand(len(log.steps), len(model.runs), -1), theta=log.frequencies
+    )
+    progress = None
+    if measured is not None:
+        shape = len(log.steps), len(model.runs), length
+        n = torch.bincount(measured.answer_position, minlength=length)
+        progress = _by_step(
+            model,
+            log.steps,
+            position=torch.arange(length).expand(shape),
+            n=n.expand(shape),
+            correct=[counts for counts in log.correct if counts is not None],
+        )
+        named(progress, PROGRESS)
+    return CanonicalTraining(model, named(history, HISTORY), named(frequencies, FREQUENCIES), progress)
+
+
+def _by_step(model: CanonicalHeads, steps: list[int], **columns: Tensor | list[Tensor]) -> pd.DataFrame:
+    """A row per step, run and, for columns of [steps, runs, things], thing."""
+    values = {name: torch.stack(column) if isinstance(column, list) else column for name, column in columns.items()}
+    things = next(iter(values.values())).shape[2:].numel()
+    n_runs = len(model.runs)
+    return pd.DataFrame(
+        {
+            "run": np.tile(np.repeat(np.arange(n_runs), things), len(steps)),
+            "seed": np.tile(np.repeat([run.seed for run in model.runs], things), len(steps)),
+            "step": np.repeat(steps, n_runs * things),
+            **{name: value.flatten().numpy() for name, value in values.items()},
+        }
+    )
+
+
 def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame:
     """Count the right answers of each run by the position of the answer.
 
@@ -198,25 +192,31 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
     What it does not establish: where the head looks. A right answer can come from several keys together.
     """
     length, n_runs = model.task.length, len(model.runs)
-    n = torch.bincount(batch.answer_position, minlength=length).numpy()
-    correct = np.zeros((n_runs, length), dtype=np.int64)
+    table = pd.DataFrame(
+        {
+            "run": np.repeat(np.arange(n_runs), length),
+            "seed": np.repeat([run.seed for run in model.runs], length),
+            "position": np.tile(np.arange(length), n_runs),
+            "n": np.tile(torch.bincount(batch.answer_position, minlength=length).numpy(), n_runs),
+            "correct": right_answers(model, batch).flatten().numpy(),
+        }
+    )
+    return named(table, ACCURACY_BY_POSITION)
+
+
+@torch.no_grad()
+def right_answers(model: CanonicalHeads, batch: CanonicalBatch) -> Int64[Tensor, "runs positions"]:
+    """Count the right answers of each run by the position of the answer; see `accuracy_by_position`."""
+    length, n_runs = model.task.length, len(model.runs)
+    correct = torch.zeros(n_runs, length, dtype=torch.int64)
     with one_thread():
         for rows in torch.arange(len(batch.query)).split(_PROMPTS_AT_ONCE):
             part = CanonicalBatch(*(values[rows] for values in batch))
             context, query, answer = _stacked([part], torch.zeros(n_runs, dtype=torch.int64))
             right = model(*to_device_of(model, context, query)).argmax(-1).cpu() == answer  # runs batch
             for run in range(n_runs):
-                correct[run] += torch.bincount(part.answer_position[right[run]], minlength=length).numpy()
-    table = pd.DataFrame(
-        {
-            "run": np.repeat(np.arange(n_runs), length),
-            "seed": np.repeat([run.seed for run in model.runs], length),
-            "position": np.tile(np.arange(length), n_runs),
-            "n": np.tile(n, n_runs),
-            "correct": correct.ravel(),
-        }
-    )
-    return named(table, ACCURACY_BY_POSITION)
+                correct[run] += torch.bincount(part.answer_position[right[run]], minlength=length)
+    return correct
 
 
 def training_prompts(task: CanonicalTask, schedule: CanonicalSchedule, seed: int) -> Iterator[CanonicalBatch]:
@@ -258,22 +258,3 @@ def _losses(
     context, query, answer = to_device_of(model, context, query, answer)
     log_probabilities = model(context, query).log_softmax(-1)  # runs batch answers
     return -log_probabilities.gather(-1, answer[..., None]).squeeze(-1).mean(-1)
-
-
-def _rows(model: CanonicalHeads, *, step: int, loss: np.ndarray) -> pd.DataFrame:
-    seeds = [run.seed for run in model.runs]
-    return pd.DataFrame({"run": np.arange(len(seeds)), "seed": seeds, "step": step, "loss": loss})
-
-
-def _frequency_rows(model: CanonicalHeads, step: int) -> pd.DataFrame:
-    frequencies = model.frequencies.numpy()
-    n_runs, n_pairs = frequencies.shape
-    return pd.DataFrame(
-        {
-            "run": np.repeat(np.arange(n_runs), n_pairs),
-            "seed": np.repeat([run.seed for run in model.runs], n_pairs),
-            "step": step,
-            "pair": np.tile(np.arange(n_pairs), n_runs),
-            "theta": frequencies.ravel(),
-        }
-    )

@@ -6,7 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
-from tlspectral.studies.positional_symbolic.canonical.trainer import CanonicalSchedule, schedule_of, train_canonical
+from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
+from tlspectral.studies.positional_symbolic.canonical.trainer import train_canonical
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import QUERY_KEY_TRAJECTORIES
 from tlspectral.tables import named

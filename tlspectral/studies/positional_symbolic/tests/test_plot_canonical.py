@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 from tlspectral.studies.positional_symbolic.figures import (
     accuracy_against_angle,
     accuracy_against_position,
+    accuracy_while_learning,
     query_key_paths,
 )
 
@@ -32,7 +33,7 @@ def tables(arms=ARMS, seed=0):
     heads = ["task", "n_frequencies", "angle", "seed"]
     accuracy = by_position.groupby(heads, as_index=False, sort=False).agg({"n": "sum", "correct": "sum"})
     accuracy["accuracy"] = accuracy["correct"] / accuracy["n"]
-    accuracy["chance"] = np.where(accuracy["task"] == "index", 1 / 16, 1 / 32)
+    accuracy["most_frequent"] = np.where(accuracy["task"] == "index", 0.151, 0.110)
     return accuracy, by_position
 
 
@@ -74,13 +75,15 @@ def test_means_seeds_and_guessing_of_every_arm():
             assert lines[f"mean {arm}"].get_ydata().tolist() == pytest.approx(means)
             dots = sorted(zip(*(one.tolist() for one in lines[f"seeds {arm}"].get_data()), strict=True))
             assert dots == sorted(zip(rows["angle"], rows["accuracy"], strict=True))
-            assert lines[f"chance {arm}"].get_ydata()[0] == (1 / 16 if arm[0] == "index" else 1 / 32)
+            assert lines[f"most frequent {arm}"].get_ydata()[0] == (0.151 if arm[0] == "index" else 0.110)
         # Two arms of a panel differ by more than their colour.
         one, two = (lines[f"mean {arm}"] for arm in arms)
         assert one.get_color() != two.get_color()
         assert one.get_marker() != two.get_marker()
         assert one.get_linestyle() != two.get_linestyle()
-        assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "guessing"
+        assert [text.get_text() for text in axes.get_legend().get_texts()][
+            -1
+        ] == "the most frequent answer of the context"
 
 
 @pytest.mark.parametrize("arms", [ARMS[:1], ARMS[2:], ARMS[3:]])
@@ -127,6 +130,24 @@ def test_positions_are_pooled_by_counts(bin_width):
             assert to_hex(text.get_color()) == to_hex(lines[f"angle {text.get_text()}"].get_color())
 
 
+# --- accuracy while learning ---
+
+
+def test_lines_follow_the_pooled_accuracy_over_the_steps():
+    progress = pd.concat([tables(seed=step)[1].assign(step=step) for step in (0, 50, 100)], ignore_index=True)
+    figure = accuracy_while_learning(progress)
+    rendered(figure)
+    assert len(figure.axes) == 4
+    for axes, arm in zip(figure.axes, ARMS, strict=True):
+        rows = progress[(progress["task"] == arm[0]) & (progress["n_frequencies"] == arm[1])]
+        for angle in ANGLES:
+            sums = rows[rows["angle"] == angle].groupby(["step", "seed"])[["correct", "n"]].sum()
+            expected = (sums["correct"] / sums["n"]).groupby("step").mean()
+            line = drawn(axes)[f"angle {angle:g}"]
+            assert line.get_xdata().tolist() == [0, 50, 100]
+            assert line.get_ydata().tolist() == pytest.approx(expected.tolist())
+
+
 # --- paths ---
 
 
@@ -170,9 +191,10 @@ def test_seeds_are_not_mixed():
 @pytest.mark.parametrize(
     ("figure", "table", "column"),
     [
-        (accuracy_against_angle, tables()[0], "chance"),
+        (accuracy_against_angle, tables()[0], "most_frequent"),
         (accuracy_against_position, tables()[1], "correct"),
         (query_key_paths, paths(), "label"),
+        (accuracy_while_learning, tables()[1].assign(step=1), "step"),
     ],
 )
 def test_a_table_that_lacks_something_is_refused(figure, table, column):

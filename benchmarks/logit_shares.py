@@ -1,0 +1,153 @@
+"""Which share of the logits does a task need: content, position, or their interaction? Beside controls of equal size.
+
+Run `python benchmarks/logit_shares.py tiny-rope` (13 CPU seconds) or `smollm2-135m --n 16 --alone 0` (some minutes). A
+prompt is a list of blocks of random tokens; the suffix is the beginning of one of them, and the answer how it goes on:
+12 pairs of which the first is given (tiny-rope), 8 blocks of 8 of which 6 are given (others). It prints
+
+* the shares of `logit_shares` by layer, means over heads and prompts, and those of the heads that attend most to the
+  answer;
+* what removing a part costs in log-probability of the answer and in accuracy, from all heads at once and from each of
+  these heads alone: mean over prompts with its standard error, beside the same numbers taken from other blocks (a
+  random cycle through all of them, drawn for every head).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+
+import tlspectral as tls
+from tlspectral.hooks.blocks import block_places
+from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.selection import heads_by_layer
+
+PARTS = ("content", "position", "interaction")
+DRAWS = 3
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Prompts with blocks at the same places, the answers' ids, and the position of each answer in its prompt."""
+
+    prompts: list[Any]
+    answers: torch.Tensor
+    places: torch.Tensor
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """All prompts, [prompts, pos]."""
+        return torch.stack([prompt.tokens() for prompt in self.prompts])
+
+
+def copied_blocks(view: AttentionView, n: int, rng: np.random.Generator) -> Retrieval:
+    """Draw blocks of random tokens without repeats, and ask how one of them goes on behind its first tokens."""
+    n_blocks, width, given = (12, 2, 1) if view.d_vocab < 100 else (8, 8, 6)
+    lowest, highest = (1, view.d_vocab) if view.d_vocab < 100 else (2000, 20_000)  # no control tokens, no rare ones
+    prompts, answers, places = [], [], []
+    for _ in range(n):
+        drawn = rng.choice(np.arange(lowest, highest), n_blocks * width, replace=False)
+        blocks = torch.from_numpy(drawn).view(n_blocks, width)
+        asked = int(rng.integers(n_blocks))
+        start = torch.tensor([0 if view.start_token is None else view.start_token])
+        prompts.append(tls.BlockPrompt(start, list(blocks), blocks[asked, :given]))
+        answers.append(int(blocks[asked, given]))
+        places.append(1 + width * asked + given)
+    return Retrieval(prompts, torch.tensor(answers), torch.tensor(places))
+
+
+def heads_on_the_answer(view: AttentionView, task: Retrieval, n: int) -> pd.DataFrame:
+    """Heads whose last query attends most to the answer, mean over prompts."""
+    rows = []
+    points = {view.hook_names(layer)["pattern"]: layer for layer in range(view.n_layers)}
+    with torch.no_grad():
+        _, cache = view.model.run_with_cache(task.tokens, names_filter=lambda name: name in points)
+    for name, layer in points.items():
+        weights = cache[name][torch.arange(len(task.tokens)), :, -1, task.places].mean(0)
+        rows += [(layer, head, float(weight)) for head, weight in enumerate(weights)]
+    table = pd.DataFrame(rows, columns=["layer", "head", "attention"])
+    return table.nlargest(n, "attention").reset_index(drop=True)
+
+
+def answered(view: AttentionView, task: Retrieval, hooks: Iterable[Any] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probability of the answer and whether it is the most probable token, by prompt."""
+    with torch.no_grad(), view.model.hooks(fwd_hooks=list(hooks)):
+        logits = torch.cat([view.logits(tokens)[:, -1] for tokens in task.tokens.split(8)]).double()
+    right = logits.argmax(-1) == task.answers
+    return logits.log_softmax(-1)[torch.arange(len(logits)), task.answers].numpy(), right.double().numpy()
+
+
+def hooks_without(view: AttentionView, task: Retrieval, heads: Any, part: Any, draw: int | None) -> list[Any]:
+    """Hooks that remove a part of the heads, or (with a draw) the same numbers from other blocks."""
+    places, hooks = block_places(view.model, task.prompts[0]), []
+    for index, chosen in heads_by_layer(view, heads).items():
+        ablation = LayerAblation(view, view.layer(index), chosen, part)
+        ablation.blocks = places
+        if draw is not None:
+            seeds = [[draw, index, head] for head in chosen]
+            ablation.alter = lambda removal, seeds=seeds: places.shuffled(removal.difference, seeds)
+        hooks += ablation.hooks()
+    return hooks
+
+
+def effects(view: AttentionView, task: Retrieval, name: str, heads: Any, intact: Any) -> list[dict[str, Any]]:
+    """What removing each part costs, and the mean over draws of its control."""
+    rows = []
+    for part in PARTS:
+        values = [answered(view, task, hooks_without(view, task, heads, part, draw)) for draw in (None, *range(DRAWS))]
+        logp = np.stack([value[0] - intact[0] for value in values])
+        control = logp[1:].mean(0)
+        n = np.sqrt(len(control))
+        rows.append(
+            {
+                "heads": name,
+                "part": part,
+                "logp": logp[0].mean(),
+                "logp_se": logp[0].std(ddof=1) / n,
+                "control_logp": control.mean(),
+                "control_logp_se": control.std(ddof=1) / n,
+                "accuracy": values[0][1].mean(),
+                "control_accuracy": np.mean([value[1].mean() for value in values[1:]]),
+            }
+        )
+    return rows
+
+
+def main(
+    name: str = typer.Argument("tiny-rope", help="tiny-rope or smollm2-135m."),
+    n: int = typer.Option(64, help="Prompts."),
+    shown: int = typer.Option(4, help="Heads that attend most to the answer, whose shares are printed."),
+    alone: int = typer.Option(4, help="How many of them lose each part alone."),
+    output: str = typer.Option("", "-o", help="Folder for two CSV files."),
+) -> None:
+    """Print shares and effects."""
+    torch.set_num_threads(1)
+    view = attention_view(tls.load_model(name))
+    rng = np.random.default_rng(0)
+    task = copied_blocks(view, n, rng)
+    intact = answered(view, task)
+    typer.echo(f"{name}: {n} prompts, log-probability {intact[0].mean():.3f}, accuracy {intact[1].mean():.3f}")
+    shares = pd.concat([tls.positional.logit_shares(view.model, prompt) for prompt in task.prompts[:16]])
+    by_head = shares.groupby(["layer", "head"]).mean().reset_index()
+    typer.echo(by_head.drop(columns="head").groupby("layer").mean().round(3).to_string())
+    on_answer = heads_on_the_answer(view, task, shown)
+    typer.echo(on_answer.merge(by_head, on=["layer", "head"]).round(3).to_string(index=False))
+    rows = effects(view, task, "all", None, intact)
+    for row in on_answer.head(alone).itertuples():
+        rows += effects(view, task, f"L{row.layer}H{row.head}", [(row.layer, row.head)], intact)
+    table = pd.DataFrame(rows)
+    typer.echo(table.round(3).to_string(index=False))
+    if output:
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        by_head.round(6).to_csv(folder / f"{name}-shares.csv", index=False)
+        table.round(6).to_csv(folder / f"{name}-effects.csv", index=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,165 @@
+"""How much of a head's logits is content, how much position, and how much needs both.
+
+"Decoupling Positional and Symbolic Attention Behavior" (PS, section 6) conjectures that any head decomposes into heads
+that are purely positional or purely symbolic. Of a logit on a block of a prompt this is a sum of a function of the
+content and one of the place. The interaction of a two-way table is what no such sum has.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.hooks.blocks import BlockPlaces, block_places
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.positional.block_weights import require_valid_length
+from tlspectral.positional.columns import LOGIT_SHARES
+from tlspectral.positional.passes import QueryPasses
+from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.positional.readout import LastQuery, require_reproduced
+from tlspectral.selection import Heads
+from tlspectral.tables import named
+
+
+class LogitSplit(NamedTuple):
+    """Sums of squares of a two-way table of logits about its mean: they add up to that of the table.
+
+    Attributes:
+        content: of what depends on the content alone, times the places.
+        position: of what depends on the place alone, times the contents.
+        interaction: of what is left.
+    """
+
+    content: Float64[Tensor, "*batch"]
+    position: Float64[Tensor, "*batch"]
+    interaction: Float64[Tensor, "*batch"]
+
+    @property
+    def total(self) -> Float64[Tensor, "*batch"]:
+        """Sum of squares of the table about its mean."""
+        return self.content + self.position + self.interaction
+
+    def shares(self) -> Float64[Tensor, "3 *batch"]:
+        """The three over their sum; NaN where all logits of a table are equal."""
+        return torch.stack(tuple(self)) / self.total
+
+
+def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
+    """Take a table of logits apart into content, position and interaction.
+
+        content = n sum_k (mean_j L[k, j] - mu)^2     position = n sum_j (mean_k L[k, j] - mu)^2
+        interaction = sum_kj (L[k, j] - mean_j L[k, j] - mean_k L[k, j] + mu)^2     mu = mean_kj L[k, j]
+
+    Args:
+        logits: L[k, j], logit of content k at place j.
+
+    Returns:
+        Squared logits. Without interaction, `position / (position + content)` is the index of `exclusion_split`.
+
+    Source: the two-way analysis of variance without replicates; PS, section 6, for why.
+
+    What it does not establish: which contents or places the head prefers, nor that its output depends on them.
+    """
+    n = logits.shape[-1]
+    mean = logits.mean((-2, -1), keepdim=True)
+    content, position = logits.mean(-1, keepdim=True) - mean, logits.mean(-2, keepdim=True) - mean
+    left = logits - mean - content - position
+    return LogitSplit(
+        n * content.square().sum((-2, -1)), n * position.square().sum((-2, -1)), left.square().sum((-2, -1))
+    )
+
+
+def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) -> pd.DataFrame:
+    """Shares of content, position and their interaction in the logits that the last token of a prompt gives its blocks.
+
+    The key of the content of each block is rotated to the place of each block with the model's own cos and sin, token
+    by token, and `split_logits` takes the table of every token's offset apart; sums of squares are added up over the
+    offsets. Nothing is sampled and no block is left out. Differences between offsets, the same in all blocks, are in no
+    share. Logits are scaled, with biases and ALiBi, before a softcap.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
+        prompt: with blocks of equal length. A sink in the first block is a content like the others: put it into the
+            prefix to leave it out.
+        heads: as in `ablate`; None for all.
+
+    Returns:
+        DataFrame `layer, head, content, position, interaction`, which add up to 1, and `table_std`, the standard
+        deviation of the logits over the tables in logits. Shares are NaN where a window hides a block from the query.
+
+    Raises:
+        ValueError: no heads, blocks of unequal length, text that the tokenizer joins across blocks, or a prompt too
+            long.
+        BadHead: a head that does not exist.
+        ScoreMismatch, UnsupportedArchitecture: as `positional_symbolic`.
+
+    Source: PS, section 6, conjectures that heads are sums of positional and symbolic ones; these shares are ours. Keys
+    swap as in `mode="key"` of `positional_symbolic`: without rotary positions or ALiBi all is content, a learned
+    position too, as it is part of the key.
+
+    What it does not establish: that the model needs the largest share: remove it with `ablate(part, blocks=prompt)`. A
+    share says nothing about its size, which `table_std` does.
+
+    Example:
+        >>> import tlspectral as tls, torch
+        >>> model = tls.load_model("tiny-rope")
+        >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
+        >>> prompt = tls.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+        >>> shares = tls.positional.logit_shares(model, prompt)
+        >>> float(shares[["content", "position", "interaction"]].sum(axis=1).round(6).min())
+        1.0
+    """
+    view = attention_view(model)
+    chosen = heads_by_layer(view, heads)
+    if not chosen:
+        raise ValueError("no heads were given, so there is nothing to measure")
+    tokenized = prompt.tokenized(view.model)
+    places, tokens = block_places(view.model, tokenized), tokenized.tokens()
+    layers = [view.raw(index) for index in range(view.n_layers)]
+    require_valid_length(layers, len(tokens))
+    rows: list[pd.DataFrame] = []
+
+    def reduce(context: int, suffix: int, layer: int, seen: LastQuery, pattern: Tensor) -> None:
+        if layer in chosen:
+            require_reproduced(layer, seen, pattern, layers[layer])
+            rows.append(_layer_rows(layer, chosen[layer], seen, places))
+
+    suffix = tokens[places.stop :]
+    QueryPasses(view, layers, [suffix]).run(tokens[None, : places.stop], reduce)
+    table = pd.concat(rows, ignore_index=True)
+    table.attrs = {
+        **view.origin(),
+        "n_blocks": len(places.starts),
+        "block_width": places.width,
+        "n_tokens": len(tokens),
+        "tokens_sha256": digest_of([tokens]),
+    }
+    return named(table, LOGIT_SHARES)
+
+
+def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:
+    at = places.tokens().to(seen.contents.device)  # blocks width
+    contents = seen.contents[heads][..., at]  # heads coordinates blocks width
+    rotations = (seen.places if seen.places.ndim == 2 else seen.places[heads])[..., at]
+    logits = seen.score_scale * torch.einsum("hrkw,hrjw->hwkj", contents, rotations.expand_as(contents))
+    if seen.alibi is not None:
+        logits = logits + seen.alibi.bias(at.flatten())[heads].unflatten(1, at.shape).mT[:, :, None]
+    split = LogitSplit(*(squares.sum(-1) for squares in split_logits(logits)))
+    visible = bool(seen.visible[at].all())
+    shares = split.shares() if visible else torch.full((3, len(heads)), torch.nan)
+    content, position, interaction = shares.cpu().numpy()
+    return pd.DataFrame(
+        {
+            "layer": layer,
+            "head": np.array(heads),
+            "content": content,
+            "position": position,
+            "interaction": interaction,
+            "table_std": (split.total / logits[0].numel()).sqrt().cpu().numpy(),
+        }
+    )
