@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from tlspectral.ablation import ablation_sweep, band_effects, summarize_sweep
     from tlspectral.composition import copying_scores, k_composition
     from tlspectral.detectors import detect_heads, relative_position_kernel
-    from tlspectral.heads import analyze_heads, compare_heads, frequency_table, head_directions, weight_noise_band
+    from tlspectral.heads import (
+        analyze_heads,
+        compare_heads,
+        frequency_table,
+        head_directions,
+        head_types,
+        weight_noise_band,
+    )
     from tlspectral.history import head_history
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
@@ -40,7 +47,14 @@ _ROOMS = {
     "ablation": ("ablation_sweep", "band_effects", "summarize_sweep"),
     "composition": ("copying_scores", "k_composition"),
     "detectors": ("detect_heads", "relative_position_kernel"),
-    "heads": ("analyze_heads", "compare_heads", "frequency_table", "head_directions", "weight_noise_band"),
+    "heads": (
+        "analyze_heads",
+        "compare_heads",
+        "frequency_table",
+        "head_directions",
+        "head_types",
+        "weight_noise_band",
+    ),
     "history": ("head_history",),
     "hooks": ("ablate", "ablation_hooks"),
     "models.loading": ("load_model",),
@@ -74,6 +88,7 @@ __all__ = [
     "frequency_table",
     "head_directions",
     "head_history",
+    "head_types",
     "induction_loss",
     "k_composition",
     "language_loss",

@@ -1,4 +1,4 @@
-"""One row per attention head, one per head and rotary frequency, the noise of weight rounding, two tables compared.
+"""One row per attention head, what each head does, one row per rotary frequency, rounding noise, tables compared.
 
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
+    from tlspectral.heads.types import head_types
 
 _HOMES = {
     "analyze_heads": "analysis",
@@ -21,6 +22,7 @@ _HOMES = {
     "compare_heads": "comparison",
     "frequency_table": "frequencies",
     "head_directions": "directions",
+    "head_types": "types",
     "statistic_noise": "noise",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
@@ -32,6 +34,7 @@ __all__ = [
     "compare_heads",
     "frequency_table",
     "head_directions",
+    "head_types",
     "statistic_noise",
     "weight_noise_band",
     "weight_noise_draws",
