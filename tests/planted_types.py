@@ -29,8 +29,8 @@ def follower(token):
 def planted_hf():
     """The model, with random weights in the heads of layers 2 and 3 alone."""
     config = transformers.GPT2Config(
-        vocab_size=TOKENS, n_embd=WIDTH, n_layer=4, n_head=4, n_positions=POSITIONS, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0,
+        vocab_size=TOKENS, n_embd=WIDTH, n_inner=8, n_layer=4, n_head=4, n_positions=POSITIONS,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     config._attn_implementation = "eager"
     config.architectures = ["GPT2LMHeadModel"]
@@ -49,7 +49,8 @@ def planted_hf():
         for block in model.transformer.h[2:]:
             # They read positions alone, so that two draws of tokens rank them alike.
             block.attn.c_attn.weight[POSITION:BEFORE].normal_(0, 0.3)
-            block.attn.c_proj.weight[:, POSITION:BEFORE].normal_(0, 1e-3)  # what no head reads
+            # Powers of two that sum to 0: to the logit of no token, without rounding.
+            block.attn.c_proj.weight[:, POSITION : POSITION + 2] = torch.tensor([1.0, -1.0]) / 16
     return model
 
 

@@ -1,5 +1,7 @@
 """`check_head_types`: the effect of removing claimed heads beside that of random heads of the same layers."""
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,59 +11,120 @@ from planted_types import PLANTED, planted_bridge
 
 import tlspectral as tls
 from tlspectral.ablation import check_head_types
-from tlspectral.ablation.type_checks import EXPECTED, _prepared, _preference, _random_sets, _wrong_copies
+from tlspectral.ablation.type_checks import (
+    EXPECTED,
+    Expectation,
+    _preference,
+    _prepared,
+    _random_sets,
+    _row,
+    _task,
+    _wrong_copies,
+)
 from tlspectral.heads.types.kinds import CANDIDATES
 from tlspectral.heads.types.retrieval import planted_facts
 from tlspectral.models.attention import attention_view
+from tlspectral.tasks import scored_sequences
 
 
-def claims():
-    """A table of planted heads, without measuring any."""
+def claims(*names):
+    """A table of planted heads, some or all types of them, without measuring any."""
     rows = [
-        {"layer": layer, "head": head, "type": kind.name, "claimed": kind.name in PLANTED.get((layer, head), set())}
+        {"layer": layer, "head": head, "type": kind.name, "score": 0.5 + 0.1 * head, "claimed": kind.name in planted}
         for layer in range(4)
         for head in range(4)
+        for planted in [PLANTED.get((layer, head), set())]
         for kind in CANDIDATES
+        if kind.name in (names or EXPECTED)
     ]
     return pd.DataFrame(rows)
 
 
+@functools.cache
+def checked():
+    return check_head_types(
+        planted_bridge(),
+        claims("induction", "first_token", "copy_suppression", "retrieval"),
+        random_sets=2,
+        show_progress=False,
+    )
+
+
+def test_every_type_has_expectations_on_two_tasks():
+    assert list(EXPECTED) == [kind.name for kind in CANDIDATES]
+    assert all(matters.cost != "no more" and other.cost == "no more" for matters, other in EXPECTED.values())
+
+
 def test_planted_heads_matter_where_they_are_expected_to():
-    model = planted_bridge()
-    table = check_head_types(model, claims(), random_sets=19, show_progress=False)
+    table = checked()
     assert_described(table)
-    assert list(dict.fromkeys(table["type"])) == list(EXPECTED)
-    assert [tuple(found) for _, found in table.groupby("type", sort=False)["task"]] == list(EXPECTED.values())
+    assert list(dict.fromkeys(table["type"])) == ["induction", "first_token", "copy_suppression", "retrieval"]
+    for name, rows in table.groupby("type", sort=False):
+        assert list(zip(rows["task"], rows["expected"], strict=True)) == list(EXPECTED[name])
     rows = table.set_index(["type", "task"])
     # The head that writes against followers keeps them from being predicted, and the one that finds facts raises one.
-    for kind, task in (("copy_suppression", "wrong copies"), ("retrieval", "planted facts")):
-        assert rows.loc[(kind, task), "passed"]
+    for kind, task in (("copy_suppression", "wrong copies"), ("retrieval", "planted facts"), ("induction", "copy")):
         assert rows.loc[(kind, task), "delta"] > 10 * rows.loc[(kind, task), "delta_stderr"] > 0
-    # Heads that write nothing change nothing.
-    for kind in ("self", "first_token", "duplicate"):
-        assert (table.loc[table["type"] == kind, "delta"] == 0).all()
-        assert table.loc[table["type"] == kind, "passed"].tolist() == [False, True]
-    task = tls.tasks.induction(n_sequences=8, seed=0)
+    # A head that writes nothing changes nothing.
+    assert (table.loc[table["type"] == "first_token", "delta"] == 0).all()
+    assert rows.loc[("first_token", "text"), "heads"] == "L0H3"
+    assert rows.loc[("induction", "copy"), "n_claimed"] == 2
+    assert rows.loc[("induction", "copy"), "heads"] == "L1H3, L1H1"  # by score
+
+
+def test_deltas_are_those_of_whole_runs_under_ablate():
+    model = planted_bridge()
+    view = attention_view(model)
+    task, others = (_task(view, "copy", 0, reference) for reference in (False, True))
+    reference = scored_sequences(view, others).tokens
     intact = tls.evaluate(model, task)
-    with tls.ablate(model, [(1, 1), (1, 3)], "output"):
+    row = checked().set_index(["type", "task"]).loc[("induction", "copy")]
+    with tls.ablate(model, [(1, 1), (1, 3)], "output", replace="mean", reference=reference):
         effect = tls.tasks.paired_effect(tls.evaluate(model, task), intact)
-    assert rows.loc[("induction", "copy"), "n_heads"] == 2
-    assert rows.loc[("induction", "copy"), "delta"] == effect.value
-    assert rows.loc[("induction", "copy"), "delta_stderr"] == effect.stderr
+    # Measured: 4e-8, blocks replayed from layer 1.
+    assert row["delta"] == pytest.approx(effect.value, abs=1e-5)
+    assert row["delta_stderr"] == pytest.approx(effect.stderr, abs=1e-5)
+    with tls.ablate(model, [(0, 0), (2, 1)], "output"):
+        effect = tls.tasks.paired_effect(tls.evaluate(model, task), intact)
+    assert _prepared(view, "copy", 0).without([(0, 0), (2, 1)], "zero").mean() == pytest.approx(effect.value, abs=1e-5)
 
 
-def test_random_heads_are_of_the_same_layers_while_there_are_any():
+@pytest.mark.parametrize(
+    ("cost", "own", "pvalue", "passed"),
+    [
+        ("more", 20.0, 0.05, True),
+        ("more", 18.5, 0.10, False),
+        ("more", 19.0, 0.10, False),  # a set that costs as much counts
+        ("no more", 20.0, 0.05, False),
+        ("no more", 18.5, 0.10, True),
+        ("less", 0.0, 0.05, True),
+        ("less", 1.0, 0.10, False),
+    ],
+)
+def test_a_row_compares_heads_with_random_sets(cost, own, pvalue, passed):
+    random = [np.array([value - 1.0, value + 1.0]) for value in range(1, 20)]
+    row = _row(Expectation("text", cost), [np.array([own - 2.0, own + 2.0]), *random])
+    assert row["pvalue"] == pytest.approx(pvalue, abs=1e-12)
+    assert row["passed"] is passed
+    assert (row["delta"], row["delta_stderr"]) == (own, 2.0)
+    assert (row["random_min"], row["random_mean"], row["random_max"]) == (1.0, 10.0, 19.0)
+
+
+def test_random_sets_are_of_the_same_layers_while_there_are_any_and_differ():
     everyone = [(layer, head) for layer in range(3) for head in range(4)]
-    chosen = [(0, 1), (0, 2), (0, 3), (2, 0)]
+    chosen = [(0, 1), (0, 2), (2, 0)]
     others = [head for head in everyone if head not in chosen]
-    for seed in range(20):
-        drawn = _alike(np.random.default_rng(seed), chosen, others)
-        assert len(set(drawn)) == 4
+    sets = _random_sets(np.random.default_rng(0), chosen, others, 3)
+    for drawn in sets:
+        assert len(set(drawn)) == 3
         assert not set(drawn) & set(chosen)
-        assert drawn[0] == (0, 0)
-        assert sum(layer == 2 for layer, _ in drawn) >= 1
-    with pytest.raises(ValueError, match="7 of 12 heads are claimed: too few are left"):
-        _alike(np.random.default_rng(0), everyone[:7], everyone[7:])
+        assert sorted(layer for layer, _ in drawn) == [0, 0, 2]
+    assert len({frozenset(drawn) for drawn in sets}) == 3
+    # Layers 0 and 2 have only three different sets: the rest are of any layer, and different too.
+    more = _random_sets(np.random.default_rng(0), chosen, others, 19)
+    assert len({frozenset(drawn) for drawn in more}) == 19
+    with pytest.raises(ValueError, match="4 heads are removed and 3 are not claimed: too few are left"):
+        _random_sets(np.random.default_rng(0), everyone[:4], everyone[9:], 3)
 
 
 def test_metrics_are_those_of_loops():

@@ -168,8 +168,8 @@ _CHECK = (
         does_not_establish="A bound: other sets may have less."),
     Column("random_max", "Largest delta of a random set.", _CHECK_UNIT, range="-inf .. inf",
         does_not_establish="A bound: other sets may have more."),
-    Column("pvalue", "Share of sets, the heads themselves counted as one, with a delta as large; as small where less is "
-        "expected.", "probability", range="0 .. 1",
+    Column("pvalue", "Share of sets, the heads themselves counted as one, with a delta as large; as small where less "
+        "is expected.", "probability", range="0 .. 1",
         does_not_establish="More than its sets can: no finer than 1 / (sets + 1). Heads of a layer are not all alike, "
         "so that a small p says that these differ, not why."),
     Column("passed", "Whether pvalue is .05 at most, or above it where no more is expected.", "flag",

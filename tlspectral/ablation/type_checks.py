@@ -51,8 +51,8 @@ class Expectation(NamedTuple):
 
 
 EXPECTED: dict[str, tuple[Expectation, Expectation]] = {
-    # Previous-token heads give induction heads their keys (Elhage et al. 2021; Olsson et al. 2022). In shuffled text the
-    # previous token says little.
+    # Previous-token heads give induction heads their keys (Elhage et al. 2021; Olsson et al. 2022). In shuffled text
+    # the previous token says little.
     "previous_token": (Expectation("copy", "more"), Expectation("shuffled text", "no more")),
     # Both match a token with its earlier copy, which text without repeated segments asks for less (Olsson et al. 2022;
     # Wang et al. 2022).
@@ -76,7 +76,6 @@ REPLACED: dict[str, Replace] = {"first_token": "zero"}
 """What stands in place of an output: its mean, but for sinks, which write much the same in every text."""
 
 
-@torch.no_grad()
 def check_head_types(
     model: Any, types: pd.DataFrame, *, random_sets: int = 19, seed: int = 0, show_progress: bool = True
 ) -> pd.DataFrame:
@@ -114,7 +113,7 @@ def check_head_types(
     require(types, ("layer", "head", "type", "score", "claimed"), "head_types", name="table of head types")
     require_table_of(model, types)
     view = attention_view(model)
-    claims = types[types["claimed"]]
+    claims = types.loc[types["claimed"]].sort_values("score", ascending=False, kind="stable")
     kinds = [kind for kind in EXPECTED if (claims["type"] == kind).any()]
     if not kinds:
         raise ValueError("the table claims no head of any type, so there is nothing to check")
@@ -126,7 +125,7 @@ def check_head_types(
         total=len(kinds) * (random_sets + 1), desc="head types", unit="set", leave=False, disable=not show_progress
     ) as bar:
         for kind in kinds:
-            of_kind = claims[claims["type"] == kind].sort_values("score", ascending=False, kind="stable")
+            of_kind = claims.loc[claims["type"] == kind]
             claimed = list(zip(of_kind["layer"].tolist(), of_kind["head"].tolist(), strict=True))
             chosen = claimed[:HEADS]
             sets = [chosen, *_random_sets(rng, chosen, [head for head in everyone if head not in claimed], random_sets)]
@@ -213,6 +212,7 @@ class _Prepared:
     values: Float64[np.ndarray, "sequences"]
     means: dict[int, Replacement]
 
+    @torch.no_grad()
     def without(self, heads: list[tuple[int, int]], replace: Replace) -> Float64[np.ndarray, "sequences"]:
         """Return the score of each sequence without some heads, less that with them."""
         view, scores = self.intact.view, Scores(self.sequences, 1)

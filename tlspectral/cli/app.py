@@ -69,7 +69,7 @@ TableOutput = Annotated[
 
 
 _CONTENTS = {
-    "A model": ("analyze", "verify", "ablate", "positional"),
+    "A model": ("analyze", "describe", "verify", "ablate", "positional"),
     "A table of heads": ("show", "report", "plane", "statistics", "compare"),
     "The three papers": ("study",),
 }
