@@ -17,8 +17,8 @@ from tqdm.auto import tqdm
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
+from tlspectral.models.text import text_tokens
 from tlspectral.selection import head_name, head_pair
-from tlspectral.tasks.prompts import text_tokens
 
 SHOWN = ["dir_frac", "D_head", "rope_imag_frac", "prev", "dup", "ind"]
 BEHAVIOUR = ["prev", "dup", "ind", "copying", "positivity", "outside_m"]

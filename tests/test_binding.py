@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tlspectral.positional.binding import TEMPLATES, BindingTask, binding_colours, binding_names
+from tlspectral.models.text import packaged_words
+from tlspectral.positional.binding import TEMPLATES, BindingTask
 
 few = settings(max_examples=20, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -65,7 +66,7 @@ def text_of(prompt):
 
 
 def test_names_and_colours_are_many_single_words_without_repetition():
-    names, colours = binding_names(), binding_colours()
+    names, colours = packaged_words("names"), packaged_words("colours")
     assert len(set(names)) == len(names) >= 300
     assert len(set(colours)) == len(colours) >= 24
     for word in names + colours:
@@ -93,8 +94,8 @@ def test_a_draw_has_every_name_once_and_is_the_start_of_a_longer_one(seed, n_pai
 def test_every_name_and_colour_is_drawn_and_colours_come_again():
     task = BindingTask(n_pairs=256)
     draws = [task.draw(seed) for seed in range(20)]
-    assert {name for draw in draws for name in names_of(draw)} == set(binding_names())
-    colours = {f" {colour}" for colour in binding_colours()}
+    assert {name for draw in draws for name in names_of(draw)} == set(packaged_words("names"))
+    colours = {f" {colour}" for colour in packaged_words("colours")}
     assert all(set(draw.choices) == colours for draw in draws)
     assert len({draw.blocks for draw in draws}) == 20
     # Uniform: 20 * 256 / 26 = 197 of each, standard deviation 14; the bound is 5 of them.
@@ -140,7 +141,9 @@ def test_prompts_of_a_draw_share_all_but_the_question(template, seed):
 def test_a_task_or_query_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"'gemma' is no template; there are 'gemma-2', 'llama-3.2', 'qwen2', 'plain'"):
         BindingTask("gemma")
-    with pytest.raises(ValueError, match=f"from 3 to {len(binding_names())}, the number of packaged names; found 2"):
+    with pytest.raises(
+        ValueError, match=f"from 3 to {len(packaged_words('names'))}, the number of packaged names; found 2"
+    ):
         BindingTask(n_pairs=2)
     with pytest.raises(ValueError, match="found 1000"):
         BindingTask(n_pairs=1000)
@@ -216,5 +219,5 @@ def test_smollm2_keeps_the_borders_and_has_one_token_per_colour(template):
     prompt = task.prompt(task.draw(0), 100, bos=tokenizer.bos_token)
     assert keeps_borders(tokenizer, prompt)
     assert keeps_borders(tokenizer, prompt.swapped(0, 255))
-    assert {len(ids(tokenizer, f" {colour}")) for colour in binding_colours()} == {1}
-    assert max(len(ids(tokenizer, name)) for name in binding_names()) == 2
+    assert {len(ids(tokenizer, f" {colour}")) for colour in packaged_words("colours")} == {1}
+    assert max(len(ids(tokenizer, name)) for name in packaged_words("names")) == 2

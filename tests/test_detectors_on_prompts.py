@@ -135,6 +135,33 @@ def test_a_pattern_beside_the_default_leaves_its_numbers_alone():
     pd.testing.assert_frame_equal(again, table, check_exact=True)
 
 
+@pytest.mark.parametrize(("name", "column"), [("previous_token", "prev"), ("duplicate", "dup"), ("self", "self")])
+def test_a_named_pattern_is_the_column_that_measures_it(name, column):
+    model, rows = shared("bridge", "llama"), rows_of_ids()
+    table = tls.detect_heads(model, prompts=rows, pattern=name)
+    pd.testing.assert_series_equal(table["pattern"], table[column], check_names=False, check_exact=True)
+    assert table.attrs["chance"]["pattern"] == table.attrs["chance"][column]
+
+
+def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
+    tokens = torch.tensor([[1, 5, 6, 5, 7, 5, 6, 6, 9, 8, 7, 5]])
+    row = tokens[0].tolist()
+    keys = {
+        "previous_token": lambda q: {q - 1} - {-1},
+        "duplicate": lambda q: {k for k in range(q) if row[k] == row[q]},
+        "induction": lambda q: {k for k in range(1, q) if row[k - 1] == row[q]},
+        "first_token": lambda q: {0} if q else set(),
+        "local": lambda q: {k for k in range(q) if 2 <= q - k <= detectors.patterns.WINDOW},
+        "self": lambda q: {q},
+    }
+    assert set(keys) == set(detectors.patterns.PATTERNS)
+    for name, mark in detectors.patterns.PATTERNS.items():
+        marked = mark(tokens)[0]
+        assert [set(marked[q].nonzero().flatten().tolist()) for q in range(len(row))] == [
+            keys[name](q) for q in range(len(row))
+        ], name
+
+
 def test_a_function_of_the_tokens_and_its_matrices_agree():
     model, rows = shared("bridge", "llama"), rows_of_ids()
     seen = []

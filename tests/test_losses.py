@@ -14,8 +14,8 @@ import tlspectral.tasks.scoring as scoring
 from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
+from tlspectral.models.text import text_tokens
 from tlspectral.tasks import Score, induction, induction_loss, language_loss, packaged_text, paired_effect
-from tlspectral.tasks.prompts import text_tokens
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 MODELS = [

@@ -14,8 +14,8 @@ from tlspectral.ablation import ablation_sweep, band_effects
 from tlspectral.history import in_context_score
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import right_packed
+from tlspectral.models.text import text_tokens
 from tlspectral.tasks import induction_loss, language_loss, scored_sequences
-from tlspectral.tasks.prompts import text_tokens
 
 PAD = 0
 LENGTHS = (7, 19, 12, 19, 2)

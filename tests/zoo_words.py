@@ -7,7 +7,8 @@ import zoo
 import zoo_shapes
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from tlspectral.positional.binding import BindingTask, binding_colours, binding_names
+from tlspectral.models.text import packaged_words
+from tlspectral.positional.binding import BindingTask
 
 __all__ = ["CONTEXT", "WORDS", "reader", "word_tokenizer"]
 
@@ -20,8 +21,10 @@ def word_tokenizer():
     """One token per word with the space before it, for all words that the plain template can have."""
     raw = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split(WORDS, "isolated")
-    everyone = BindingTask(n_pairs=len(binding_names()))
-    draw = everyone.lines(tuple(binding_names()), tuple(binding_colours() * 20)[: len(binding_names())])
+    everyone = BindingTask(n_pairs=len(packaged_words("names")))
+    draw = everyone.lines(
+        tuple(packaged_words("names")), tuple(packaged_words("colours") * 20)[: len(packaged_words("names"))]
+    )
     words = ["<unk>", "<s>"]
     for query in range(everyone.n_pairs):
         prompt = everyone.prompt(draw, query)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         frequency_table,
         head_card,
         head_directions,
+        head_types,
         weight_noise_band,
     )
     from tlspectral.history import head_history
@@ -47,7 +48,15 @@ _ROOMS = {
     "ablation": ("ablation_sweep", "band_effects", "summarize_sweep"),
     "composition": ("copying_scores", "k_composition"),
     "detectors": ("detect_heads", "relative_position_kernel"),
-    "heads": ("analyze_heads", "compare_heads", "frequency_table", "head_card", "head_directions", "weight_noise_band"),
+    "heads": (
+        "analyze_heads",
+        "compare_heads",
+        "frequency_table",
+        "head_card",
+        "head_directions",
+        "head_types",
+        "weight_noise_band",
+    ),
     "history": ("head_history",),
     "hooks": ("ablate", "ablation_hooks"),
     "models.loading": ("load_model",),
@@ -83,6 +92,7 @@ __all__ = [
     "head_card",
     "head_directions",
     "head_history",
+    "head_types",
     "induction_loss",
     "k_composition",
     "language_loss",

@@ -69,7 +69,7 @@ TableOutput = Annotated[
 
 
 _CONTENTS = {
-    "A model": ("demo", "analyze", "verify", "ablate", "positional"),
+    "A model": ("demo", "analyze", "describe", "verify", "ablate", "positional"),
     "A table of heads": ("show", "report", "plane", "statistics", "compare"),
     "The three papers": ("study",),
 }

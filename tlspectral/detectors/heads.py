@@ -62,7 +62,8 @@ def detect_heads(
             unequal length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
         pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
             [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
-            ids of a sequence, [pos], and returns [pos, pos].
+            ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
+            `"previous_token"`, `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
         exclude_special: leave the tokenizer's special ids out of the draw.
         seed: of the draw, on the CPU: the same on every device and for every batch size.
         show_progress: a bar over batches.

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.detectors.patterns import PATTERNS
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.rotary import in_float64
 
@@ -20,12 +21,8 @@ def prompt_weights(prompts: PackedTokens, rows: slice) -> list[Weights]:
     that many heads attend to when they have nothing to do.
     """
     tokens, real = prompts.tokens[rows], prompts.real[rows]
-    position = torch.arange(tokens.shape[1])
-    behind = position[:, None] - position
-    queries = (real & (position >= 2))[:, :, None]
-    equal = tokens[:, :, None] == tokens[:, None, :]
-    marked = (behind == 1, equal & (behind > 0), behind == 0)
-    return [(keys & queries).double() for keys in marked]
+    queries = (real & (torch.arange(tokens.shape[1]) >= 2))[:, :, None]
+    return [(PATTERNS[name](tokens) & queries).double() for name in ("previous_token", "duplicate", "self")]
 
 
 def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
@@ -36,6 +33,9 @@ def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights
     tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
     n_prompts, width = prompts.tokens.shape
     weights = torch.zeros(len(tokens), width, width, dtype=torch.float64)
+    if isinstance(pattern, str) and pattern in PATTERNS:
+        inside = (prompts.real[rows] & (torch.arange(width) >= 2))[:, :, None]
+        return (PATTERNS[pattern](tokens) & inside).double()
     for row, length in enumerate(lengths):
         index = rows.start + row
         if callable(pattern):
@@ -70,11 +70,11 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
         values = None
     if values is None or values.is_complex() or not bool(values.isfinite().all()):
         where = "" if index is None else f" for prompt {index}"
-        raise TypeError(
-            "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], or a function of a "
-            f"prompt's token ids that returns one; found {type(given).__name__} {given!r}"[:250]
-            + where
+        forms = (
+            "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function of a "
+            f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)})"
         )
+        raise TypeError(f"{forms}; found {f'{type(given).__name__} {given!r}'[:100]}{where}")
     return values.cpu().double()
 
 

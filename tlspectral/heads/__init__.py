@@ -1,4 +1,4 @@
-"""Head table, frequency table, card and directions of one head, weight-rounding noise, comparison of two tables.
+"""Head table, types, directions and card of heads, frequency table, weight-rounding noise, comparison of two tables.
 
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
+    from tlspectral.heads.types import head_types
 
 _HOMES = {
     "HeadCard": "card",
@@ -24,6 +25,7 @@ _HOMES = {
     "frequency_table": "frequencies",
     "head_card": "card",
     "head_directions": "directions",
+    "head_types": "types",
     "statistic_noise": "noise",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
@@ -37,6 +39,7 @@ __all__ = [
     "frequency_table",
     "head_card",
     "head_directions",
+    "head_types",
     "statistic_noise",
     "weight_noise_band",
     "weight_noise_draws",

@@ -14,7 +14,6 @@ from tqdm.auto import tqdm
 
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
-from tlspectral.heads.columns import ANALYZE_HEADS
 from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import (
     MeasuredHeads,
@@ -31,6 +30,7 @@ from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.selection import Heads, chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
+from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)

@@ -6,7 +6,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 from dataclasses import replace
 
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
+from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
@@ -141,9 +141,6 @@ _FAILURE = (
     Column("raised_in", "File, line and function that raised the error.", "label", range="any text"),
 )
 
-ANALYZE_HEADS = Table("analyze_heads",
-    "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it",
-    (*HEAD_COLUMNS, *EXTRA_COLUMNS))
 ANALYZE_MODELS = {
     "heads": Table("analyze_models.heads",
         "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it, a file per model",

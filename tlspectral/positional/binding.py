@@ -5,10 +5,10 @@ measures language models, after Feng & Steinhardt (2023). Every pair of a name a
 """
 
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 
+from tlspectral.models.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.positional.prompts import BlockPrompt
 
@@ -54,7 +54,7 @@ class BindingTask(BlockTask):
     Attributes:
         template: `"plain"`, `"gemma-2"`, `"llama-3.2"` or `"qwen2"`. That the model's tokenizer knows the markup is not
             checked: other models read it as ordinary text.
-        n_pairs: lines, from 3 to the number of packaged names (`binding_names`); PS has 256.
+        n_pairs: lines, from 3 to the number of packaged names (`packaged_words`); PS has 256.
 
     Raises:
         ValueError: no such template, or too few or too many pairs.
@@ -69,7 +69,7 @@ class BindingTask(BlockTask):
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
             raise ValueError(f"{self.template!r} is no template; there are {', '.join(map(repr, TEMPLATES))}")
-        most = len(binding_names())
+        most = len(packaged_words("names"))
         if not 3 <= self.n_pairs <= most:
             raise ValueError(f"n_pairs must be from 3 to {most}, the number of packaged names; found {self.n_pairs}")
 
@@ -84,8 +84,8 @@ class BindingTask(BlockTask):
         PS does not say which names and colours it uses, nor how it draws them.
         """
         generator = np.random.default_rng(seed)
-        names = generator.permutation(binding_names())[: self.n_pairs]
-        colours = generator.choice(binding_colours(), self.n_pairs)
+        names = generator.permutation(packaged_words("names"))[: self.n_pairs]
+        colours = generator.choice(packaged_words("colours"), self.n_pairs)
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
@@ -110,22 +110,3 @@ class BindingTask(BlockTask):
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
         """As `BlockTask.prompt`; only `"plain"` opens with `bos`, the other templates have their own."""
         return super().prompt(draw, query, bos=bos if self.template == "plain" else "")
-
-
-def binding_names() -> list[str]:
-    """The packaged first names, one word each; see `data/binding/NOTICE.md`."""
-    return _words("names.txt")
-
-
-def binding_colours() -> list[str]:
-    """The packaged colours, one word each; see `data/binding/NOTICE.md`."""
-    return _words("colours.txt")
-
-
-def packaged_nouns() -> list[str]:
-    """The packaged common nouns, one lower-case word each; see `data/binding/NOTICE.md`."""
-    return _words("nouns.txt")
-
-
-def _words(file: str) -> list[str]:
-    return (files("tlspectral") / "data" / "binding" / file).read_text(encoding="ascii").split()

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tlspectral.positional.binding import TEMPLATES, BindingTask, packaged_nouns
+from tlspectral.models.text import packaged_words
+from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.tasks import packaged_text
 
@@ -21,13 +22,13 @@ class KeyValueTask(BlockTask):
     """Lines "The password of the KEY is VALUE." of common nouns, all different, and one line again without its value.
 
     Attributes:
-        n_blocks: lines, from 3 to half of the packaged nouns (`packaged_nouns`).
+        n_blocks: lines, from 3 to half of the packaged nouns (`packaged_words`).
     """
 
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_nouns()) // 2)
+        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
         """Keys and values without repetition."""
@@ -59,11 +60,11 @@ class CopyingTask(BlockTask):
     distance: int = 36
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_nouns()) // 2)
-        if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_nouns()):
+        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
+        if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_words("nouns")):
             raise ValueError(
                 f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
-                f"{len(packaged_nouns())} words; found {self.distance}"
+                f"{len(packaged_words('nouns'))} words; found {self.distance}"
             )
 
     def draw(self, seed: int) -> BlockDraw:
@@ -99,10 +100,10 @@ class NeedleTask(BlockTask):
         """Sentences without repetition, and a noun for the secret word."""
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
-        needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_nouns()))
+        needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
         lines[needle] = f"The secret word is {word}."
         question = Question(needle, "---\nQuestion: What is the secret word?\nAnswer: The secret word is", f" {word}")
-        choices = tuple(f" {noun}" for noun in packaged_nouns())
+        choices = tuple(f" {noun}" for noun in packaged_words("nouns"))
         return BlockDraw("", tuple(f"{line}\n" for line in lines), (question,), choices)
 
 
@@ -211,7 +212,7 @@ def block_task(task: Any, n_blocks: int | None = None) -> BlockTask:
 
 
 def _nouns(seed: int, count: int) -> list[str]:
-    return [str(word) for word in np.random.default_rng(seed).permutation(packaged_nouns())[:count]]
+    return [str(word) for word in np.random.default_rng(seed).permutation(packaged_words("nouns"))[:count]]
 
 
 @cache

@@ -22,6 +22,7 @@ _MODULES = (
     "ablation.columns",
     "wiring.columns",
     "heads.statistics_columns",
+    "heads.types.columns",
     "stats.columns",
     "history.columns",
     "tables.published_columns",

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.column import Column, columns_of
+from tlspectral.tables.column import Column, Table, columns_of
 
 # fmt: off
 _SHARE = "share"
@@ -308,6 +308,11 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
     {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}
 )
 """Every documented column by its name."""
+
+
+ANALYZE_HEADS = Table("analyze_heads",
+    "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it",
+    (*HEAD_COLUMNS, *EXTRA_COLUMNS))
 
 
 def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:

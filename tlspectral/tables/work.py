@@ -138,13 +138,13 @@ def finished_parts(
             if sizes:
                 finished_items += sizes[name]
                 each = (time.perf_counter() - began) / finished_items
-                whole = _duration(each * sum(sizes.values()))
+                whole = duration(each * sum(sizes.values()))
                 bar.set_postfix_str(f"{sum(sizes.values())} {items}, {each:.2g} s each, about {whole}", refresh=False)
             bar.update(len(tables) + len(failures) - bar.n)  # with those that were read in between
     return {name: tables[name] for name in names if name in tables}
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a time in words: 40 s, 20 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"

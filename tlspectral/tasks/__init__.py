@@ -1,8 +1,8 @@
 """What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
 
+from tlspectral.models.text import packaged_text
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
-from tlspectral.tasks.prompts import packaged_text
 from tlspectral.tasks.score import Effect, Score, paired_effect, sign_flip_p, standard_error
 from tlspectral.tasks.scoring import ScoredSequences, Scores, intact_values, score_of, scored_sequences
 from tlspectral.tasks.task import Task, induction, language, logit_difference, task_of

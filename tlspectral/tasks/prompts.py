@@ -1,14 +1,8 @@
 """Prompts of the ready tasks: repeated random segments, and rows of text, which comes with the package or is given."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.detectors import repeated_sequences
@@ -16,9 +10,7 @@ from tlspectral.detectors.sequences import segment_length_of
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
 from tlspectral.models.attention.prompts import check_ids, refuse_padding, right_packed
-
-_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_ROWS_READ = 2_000
+from tlspectral.models.text import text_tokens
 
 
 @runtime_checkable
@@ -91,72 +83,3 @@ class TextRows:
             )
         check_ids(view, packed)
         return packed
-
-
-def packaged_text() -> str:
-    """*Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, in the public domain; see `data/text/NOTICE.md`.
-
-    Models have read it in training, so a loss on it is no held-out loss.
-    """
-    return (files("tlspectral") / "data" / "text" / "alice.txt").read_text(encoding="utf-8")
-
-
-def text_tokens(
-    view: AttentionView, text: str | Sequence[str] | None, *, n_sequences: int, sequence_length: int
-) -> Int[Tensor, "sequences pos"]:
-    """Text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
-
-    Rows are cut one after the other from the joined documents, `n_sequences` at most. An incomplete last row is
-    dropped, unless it is the only one.
-
-    Args:
-        view: of a model that has a tokenizer.
-        text: a document, several, the name of a data set (one word without spaces, as `NeelNanda/pile-10k`: the column
-            `text` of its split `train` is streamed), or None for `packaged_text`.
-        n_sequences: rows at most.
-        sequence_length: tokens in a row, BOS included, at most the context.
-
-    Raises:
-        ValueError: the model has no tokenizer, the text has no token, or it is no text.
-        ImportError: a data set is named and `datasets` is not installed.
-    """
-    tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError("this model has no tokenizer, so text cannot be read: pass token ids, [sequences, pos]")
-    documents = _documents(text)
-    width = min(sequence_length, view.n_ctx) - 1
-    if width < 1 or n_sequences < 1:
-        raise ValueError(f"found {n_sequences} sequences of {width + 1} tokens: at least one of two tokens is needed")
-    separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    ids: list[int] = []
-    for document in documents:
-        ids += (separator if ids else []) + list(tokenizer(document, add_special_tokens=False, verbose=False).input_ids)
-        if len(ids) >= n_sequences * width:
-            break
-    if not ids:
-        raise ValueError("the text has no token")
-    rows = max(1, min(n_sequences, len(ids) // width))
-    body = torch.tensor(ids[: rows * width]).view(rows, -1)
-    return torch.cat([torch.full((rows, 1), view.start_token), body], dim=1)
-
-
-def _documents(text: Any) -> Iterable[str]:
-    if text is None:
-        return [packaged_text()]
-    if not isinstance(text, str):
-        # A tokenizer returns a mapping, whose keys would be read as documents.
-        documents: list[Any] = [text] if isinstance(text, Mapping) else list(text)
-        strange = [type(document).__name__ for document in documents if not isinstance(document, str)]
-        if strange:
-            raise ValueError(
-                f"text is a string or a list of strings; found {strange[0]}. Give token ids as a tensor "
-                "[sequences, pos], with attention_mask= where they are padded"
-            )
-        return documents
-    return _dataset(text) if _DATASET.fullmatch(text) else [text]
-
-
-def _dataset(name: str) -> Iterable[str]:
-    from datasets import load_dataset
-
-    return [row["text"] for row in islice(load_dataset(name, split="train", streaming=True), _ROWS_READ)]

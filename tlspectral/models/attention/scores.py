@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
@@ -86,35 +86,53 @@ def score_terms(
     q_full, k_full = q + layer.b_q, k + layer.b_k
     groups = layer.n_heads // layer.n_kv_heads
 
-    def normed(part: Tensor, whole: Tensor, norm: QueryKeyNorm | None) -> Tensor:
-        if norm is not None:
-            part = norm.applied(part, norm.token_scale(whole))
-        return part.transpose(1, 2)
-
-    def queries(part: Tensor) -> Tensor:
-        part = normed(part, q_full, layer.q_norm)
-        if tables is None or layer.rotary is None:
-            return part
-        return rotate(with_gain_and_phase(part, layer.rotary), *tables, layer.rotary)
-
-    def keys(part: Tensor) -> Tensor:
-        part = normed(part, k_full, layer.k_norm)
-        if tables is None or layer.rotary is None:
-            return part
-        cos, sin = tables
-        if layer.rotary.per_head:  # alike within a group
-            cos, sin = cos[::groups], sin[::groups]
-        return rotate(part, cos, sin, layer.rotary)
-
     def product(of_queries: Tensor, of_keys: Tensor) -> Tensor:
-        return layer.score_scale * of_queries @ of_keys.repeat_interleave(groups, dim=1).transpose(-1, -2)
+        queries = turned_queries(layer, of_queries, q_full, tables)
+        keys = turned_keys(layer, of_keys, k_full, tables)
+        return layer.score_scale * queries @ keys.repeat_interleave(groups, dim=1).transpose(-1, -2)
 
-    inside = product(queries(q), keys(k))
-    total = product(queries(q_full), keys(k_full))
+    inside = product(q, k)
+    total = product(q_full, k_full)
     outside = total - inside
     if layer.alibi is not None:
         outside = outside + layer.alibi.bias(torch.arange(residual.shape[-2]))[:, None]
     return inside, outside
+
+
+def turned_queries(
+    layer: AttentionLayer,
+    part: Float[Tensor, "batch pos heads d_head"],
+    whole: Float[Tensor, "batch pos heads d_head"],
+    tables: tuple[Tensor, Tensor] | None,
+) -> Float[Tensor, "batch heads pos d_head"]:
+    """Return a part of the queries after query norm and rotation; `whole` are the queries that the norm divides by."""
+    queries = _normed(part, whole, layer.q_norm)
+    if tables is None or layer.rotary is None:
+        return queries
+    return rotate(with_gain_and_phase(queries, layer.rotary), *tables, layer.rotary)
+
+
+def turned_keys(
+    layer: AttentionLayer,
+    part: Float[Tensor, "batch pos kv_heads d_head"],
+    whole: Float[Tensor, "batch pos kv_heads d_head"],
+    tables: tuple[Tensor, Tensor] | None,
+) -> Float[Tensor, "batch kv_heads pos d_head"]:
+    """Return a part of the keys after key norm and rotation, one per key/value head; `whole` as for queries."""
+    keys = _normed(part, whole, layer.k_norm)
+    if tables is None or layer.rotary is None:
+        return keys
+    cos, sin = tables
+    if layer.rotary.per_head:  # alike within a group
+        groups = layer.n_heads // layer.n_kv_heads
+        cos, sin = cos[::groups], sin[::groups]
+    return rotate(keys, cos, sin, layer.rotary)
+
+
+def _normed(part: Tensor, whole: Tensor, norm: QueryKeyNorm | None) -> Tensor:
+    if norm is not None:
+        part = norm.applied(part, norm.token_scale(whole))
+    return part.transpose(1, 2)
 
 
 def rotation_tables(

@@ -1,0 +1,91 @@
+"""`tlspectral describe`: all tables of a model in one folder, made once, and one page."""
+
+import shutil
+
+import pandas as pd
+import pytest
+import zoo
+from described import assert_described
+from typer.testing import CliRunner
+
+import tlspectral as tls
+from tlspectral.cli import app
+from tlspectral.cli.describe import PASSES, _makers
+from tlspectral.tables import read_table
+
+TABLES = ["directions", "heads", "kernel_prediction", "kernels", "types"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["describe", *(str(argument) for argument in arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("described") / "tiny"
+    done = run("tiny-rope", "-o", folder)
+    assert done.exit_code == 0, done.output
+    estimate = done.stdout.splitlines()[0]
+    assert estimate.startswith("about ")
+    assert [name for name in PASSES if f" {name} " in estimate] == [name for name in PASSES if name in TABLES]
+    return folder
+
+
+def test_a_folder_has_every_table_and_a_page(folder):
+    assert sorted(path.stem for path in folder.glob("*.parquet")) == TABLES
+    tables = {name: read_table(folder / f"{name}.parquet") for name in TABLES}
+    for name, table in tables.items():
+        if name != "heads":  # it lacks the extra columns
+            assert_described(table)
+    # Measured in the same way: to the bit.
+    pd.testing.assert_frame_equal(tables["kernels"], tls.relative_position_kernel(tls.load_model("tiny-rope")))
+    heads = tables["heads"]
+    assert len({table.attrs["weights_sha256"] for table in tables.values()}) == 1
+    strongest = {name for detector in ("prev", "dup", "ind") for name in heads.nlargest(2, detector)["name"]}
+    read = tables["directions"][["layer", "head"]].drop_duplicates()
+    assert {f"L{layer}H{head}" for layer, head in read.itertuples(index=False)} == strongest
+    assert set(tables["directions"]["kind"]) == {"qk", "ov"}
+    assert set(tables["types"]["name"]) == set(heads["name"])
+    assert "L0H3" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_same_command_makes_what_is_missing_alone(folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
+    (folder / "kernels.parquet").unlink()
+    (folder / "report.html").unlink()
+    done = run("tiny-rope", "-o", folder)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0].partition(": ")[2].split()[0] == "kernels"
+    assert {path.name for path in folder.iterdir()} == set(before)
+    assert (folder / "report.html").read_bytes() == before["report.html"]
+    for path in folder.glob("*.parquet"):
+        assert (path.stat().st_mtime_ns == times[path.name]) is (path.name != "kernels.parquet")
+    again = run("tiny-rope", "-o", folder)
+    assert again.stdout.splitlines()[0] == "all tables are there"
+
+
+@pytest.mark.parametrize("other", [["tiny-ape"], ["tiny-rope", "--seed", "1"]])
+def test_a_folder_of_another_model_or_seed_is_refused(folder, other):
+    done = run(*other, "-o", folder)
+    assert done.exit_code == 2
+    assert f"{folder} was made with other " in done.stderr
+
+
+def test_a_table_that_cannot_be_made_stops_no_other(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "kernels.parquet").write_text("damaged")
+    (tmp_path / "copy" / "report.html").unlink()
+    done = run("tiny-rope", "-q", "-o", tmp_path / "copy")
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("no kernels: IncompatibleCheckpoint: ")
+    assert (tmp_path / "copy" / "report.html").exists()
+
+
+def test_a_model_with_a_tokenizer_gets_positional_scores(tmp_path):
+    model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
+    table = _makers(model, 0, show_progress=False)["positional"]()
+    assert_described(table)
+    assert list(table["layer"].unique()) == list(range(model.cfg.n_layers))
+    assert "positional" not in _makers(tls.load_model("tiny-rope"), 0, show_progress=False)

@@ -1,0 +1,90 @@
+"""Rows of tokens cut from text: the book that comes with the package, documents, or a data set."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.models.attention import AttentionView
+
+_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ROWS_READ = 2_000
+
+
+def packaged_text() -> str:
+    """*Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, in the public domain; see `data/text/NOTICE.md`.
+
+    Models have read it in training, so a loss on it is no held-out loss.
+    """
+    return (files("tlspectral") / "data" / "text" / "alice.txt").read_text(encoding="utf-8")
+
+
+def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
+    """Return packaged first names, colours or common nouns, one word each; see `data/binding/NOTICE.md`."""
+    return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
+
+
+def text_tokens(
+    view: AttentionView, text: str | Sequence[str] | None, *, n_sequences: int, sequence_length: int
+) -> Int[Tensor, "sequences pos"]:
+    """Text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
+
+    Rows are cut one after the other from the joined documents, `n_sequences` at most. An incomplete last row is
+    dropped, unless it is the only one.
+
+    Args:
+        view: of a model that has a tokenizer.
+        text: a document, several, the name of a data set (one word without spaces, as `NeelNanda/pile-10k`: the column
+            `text` of its split `train` is streamed), or None for `packaged_text`.
+        n_sequences: rows at most.
+        sequence_length: tokens in a row, BOS included, at most the context.
+
+    Raises:
+        ValueError: the model has no tokenizer, the text has no token, or it is no text.
+        ImportError: a data set is named and `datasets` is not installed.
+    """
+    tokenizer = getattr(view.model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError("this model has no tokenizer, so text cannot be read: pass token ids, [sequences, pos]")
+    documents = _documents(text)
+    width = min(sequence_length, view.n_ctx) - 1
+    if width < 1 or n_sequences < 1:
+        raise ValueError(f"found {n_sequences} sequences of {width + 1} tokens: at least one of two tokens is needed")
+    separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    ids: list[int] = []
+    for document in documents:
+        ids += (separator if ids else []) + list(tokenizer(document, add_special_tokens=False, verbose=False).input_ids)
+        if len(ids) >= n_sequences * width:
+            break
+    if not ids:
+        raise ValueError("the text has no token")
+    rows = max(1, min(n_sequences, len(ids) // width))
+    body = torch.tensor(ids[: rows * width]).view(rows, -1)
+    return torch.cat([torch.full((rows, 1), view.start_token), body], dim=1)
+
+
+def _documents(text: Any) -> Iterable[str]:
+    if text is None:
+        return [packaged_text()]
+    if not isinstance(text, str):
+        # A tokenizer returns a mapping, whose keys would be read as documents.
+        documents: list[Any] = [text] if isinstance(text, Mapping) else list(text)
+        strange = [type(document).__name__ for document in documents if not isinstance(document, str)]
+        if strange:
+            raise ValueError(
+                f"text is a string or a list of strings; found {strange[0]}. Give token ids as a tensor "
+                "[sequences, pos], with attention_mask= where they are padded"
+            )
+        return documents
+    return _dataset(text) if _DATASET.fullmatch(text) else [text]
+
+
+def _dataset(name: str) -> Iterable[str]:
+    from datasets import load_dataset
+
+    return [row["text"] for row in islice(load_dataset(name, split="train", streaming=True), _ROWS_READ)]
