@@ -41,7 +41,7 @@ def answers(folder: Path) -> None:
     rows = []
     for name in MODELS:
         model = tls.load_model(name)
-        for task in (BindingTask("plain", PAIRS), BindingTask("plain", BLOCKS), *(make() for make in READY.values())):
+        for task in (BindingTask("plain", BLOCKS), *(make() for make in READY.values())):
             found = task_answers(model, task, draws=4, queries=5)
             numbers = {
                 "probability": found["probability"].mean(),
