@@ -1,5 +1,7 @@
 """`tlspectral positional` and `canonical`: what they print and write, on a tiny model and a tiny schedule."""
 
+import json
+
 import pandas as pd
 import pytest
 from described import assert_described
@@ -9,7 +11,7 @@ from zoo_words import reader
 import tlspectral
 import tlspectral.cli.positional as command
 from tlspectral.cli import app
-from tlspectral.positional import draws, positional_symbolic_profile
+from tlspectral.positional import BindingTask, draws, positional_symbolic_profile
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
@@ -124,6 +126,22 @@ def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_pa
     assert done.exit_code == 0, done.output
     assert "im_share" not in done.output
     assert "Thirds" not in done.output
+
+
+@pytest.mark.usefixtures("llama", "undrawn")
+def test_prompts_come_from_a_file(table, tmp_path):
+    draw = BindingTask("plain", 4).draw(1)
+    line = {
+        "prefix": draw.prefix,
+        "blocks": draw.blocks,
+        "questions": [[q.block, q.suffix, q.answer] for q in draw.questions],
+    }
+    (tmp_path / "mine.jsonl").write_text(json.dumps(line), encoding="utf-8")
+    options = ["--prompts", tmp_path / "mine.jsonl", "--blocks", 4, "--queries", 2, "--mode", "key", "--table", table]
+    done = run("positional", "any", *options, "--swaps", "per_query")
+    assert done.exit_code == 0, done.output
+    assert "PromptFile" in done.output
+    assert "per_query (with the first block), tau 0.1 of the largest difference" in done.output
 
 
 @pytest.mark.usefixtures("llama")

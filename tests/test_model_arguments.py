@@ -27,7 +27,9 @@ MORE = {
 }
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 FIRST = {"model", "checkpoints", "name"}
-TAKE_A_MODEL = [name for name in tls.__all__ if next(iter(inspect.signature(getattr(tls, name)).parameters)) in FIRST]
+TAKE_A_MODEL = [
+    name for name in tls.__all__ if next(iter(inspect.signature(getattr(tls, name)).parameters), None) in FIRST
+]
 NO_MODELS = {
     "text": lambda: "gpt2",
     "a tensor": lambda: torch.zeros(3),

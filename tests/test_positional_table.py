@@ -104,3 +104,29 @@ def test_hooks_on_the_model_stay_in_force():
     below = intact["layer"] == 0
     assert differ(intact[below], ablated[below]) < 1e-5
     assert differ(intact[~below], ablated[~below]) > 1e-3
+
+
+@modes
+def test_every_query_is_scored_as_if_the_prompt_ended_there(mode):
+    model, prompt = shared("bridge", "llama"), block_prompt()
+    heads, pairs = (
+        positional_symbolic(model, prompt, mode=mode, per_frequency=f, every_query=True, show_progress=False)
+        for f in (False, True)
+    )
+    assert_described(heads, pairs)
+    assert heads["query"].unique().tolist() == [17, 18, 19]
+    assert heads.attrs["n_tokens"] == 20
+    for end, position in enumerate((17, 18, 19)):
+        alone = measured(
+            model,
+            BlockPrompt(prompt.prefix, prompt.blocks, prompt.suffix[: end + 1]),
+            mode=mode,
+            exclude_first_block=True,
+        )
+        own = heads[heads["query"] == position].reset_index(drop=True)
+        assert (
+            differ(own, alone) < 1e-3
+        )  # float32 behind a cache: 3e-5 as in test_positional_batches; queries differ by tenths
+    assert differ(own, heads[heads["query"] == 17].reset_index(drop=True)) > 1e-2
+    with pytest.raises(ValueError, match="every_query is for one prompt, found 2"):
+        positional_symbolic(model, [prompt, prompt], every_query=True, show_progress=False)

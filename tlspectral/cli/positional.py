@@ -74,12 +74,12 @@ def positional(
 
     heads = None if table is None else head_table(read_table(table), table)
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
-    if heads is not None:
-        require_table_of(loaded, heads)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
-    if bands and rotary and table is not None:
-        require_detectors(heads, table)
+    if heads is not None and table is not None:
+        require_table_of(loaded, heads)
+        if bands and rotary:
+            require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}

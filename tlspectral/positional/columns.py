@@ -186,6 +186,9 @@ _SHARES = (
 LOGIT_SHARES = Table("logit_shares", "`tlspectral.positional.logit_shares`", (*_HEAD, *_SHARES))
 POSITIONAL_SYMBOLIC = Table("positional_symbolic", "`tls.positional_symbolic`, frequency with `per_frequency`",
     (*_HEAD, _FREQUENCY, *POSITIONAL_COLUMNS))
+POSITIONAL_SYMBOLIC_QUERIES = Table("positional_symbolic_queries", "`tls.positional_symbolic` with `every_query`",
+    (*_HEAD, _FREQUENCY, Column("query", "Position in the prompt of the token whose attention is scored.", "index",
+        range="0 .. tokens - 1", source="PS Definition 2"), *POSITIONAL_COLUMNS))
 PROFILE = {
     name: Table(f"positional_symbolic_profile.{name}", _written(name), columns)
     for name, columns in (
@@ -234,6 +237,7 @@ ATTENTION_TRACES = Table("attention_traces", "`tlspectral.positional.attention_t
 FREQUENCY_NORMS = Table("frequency_norms", "`tlspectral.positional.frequency_norms`", (*_HEAD, _FREQUENCY, *_NORMS))
 TABLES = (
     LOGIT_SHARES,
-    POSITIONAL_SYMBOLIC, *PROFILE.values(), BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
+    POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES, *PROFILE.values(),
+    BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
     ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
 )

@@ -6,18 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.positional.averages import mean_over_prompts
+from tlspectral.positional.averages import SCORES, mean_over_prompts
 from tlspectral.positional.block_weights import Advance, Mode, Swap, block_reading, require_mode, scored_rows
-from tlspectral.positional.columns import POSITIONAL_SYMBOLIC
+from tlspectral.positional.columns import POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES
 from tlspectral.positional.prompts import BlockPrompt, Segment, chosen_swaps
 from tlspectral.positional.scores import score_correlation
-from tlspectral.tables import named
+from tlspectral.tables import named, stacked
 
 
 def positional_symbolic(
@@ -30,6 +31,7 @@ def positional_symbolic(
     per_frequency: bool = False,
     logit_scale: float | None = None,
     swaps: str | Iterable[Sequence[int]] | None = None,
+    every_query: bool = False,
     seed: int = 0,
     show_progress: bool = True,
 ) -> pd.DataFrame:
@@ -66,6 +68,8 @@ def positional_symbolic(
             `logit_scale=1.0` is its formula to the letter.
         swaps: `"kept"` (None), all pairs of the blocks that `exclude_first_block` keeps; `"all"`, every pair, those of
             the first block too; or pairs of block indices.
+        every_query: score every token of one prompt's suffix as a query, as PS Definition 2 is for any: rows per
+            `query`, its position in the prompt. The model reads the blocks once for all of them.
         seed: of the null of the correlation.
         show_progress: a bar over passes.
 
@@ -76,7 +80,7 @@ def positional_symbolic(
         the softmax is flat and both scores are near 1. `alpha_ess`: effective number of swaps behind the scores.
         Scores are NaN for heads whose window shows none of the swaps.
         `attrs`: provenance, settings, `n_prompts`, and `correlation` of the two scores over heads (of the heads also
-        for frequency rows) with its null, see `score_correlation`; its mean over the prompts of a list.
+        for frequency rows) with its null, see `score_correlation`; its mean over the prompts of a list or over queries.
 
     Raises:
         TypeError: no model, or something else where a `BlockPrompt` or a list of them belongs.
@@ -99,17 +103,32 @@ def positional_symbolic(
     require_mode(mode)
     chosen = [chosen_swaps(len(one.blocks), swaps, exclude_first_block=exclude_first_block) for one in prompts]
     tokenized = [tokenized_for(view, one, of_one, mode) for one, of_one in zip(prompts, chosen, strict=True)]
+    if every_query and len(prompts) > 1:
+        raise ValueError(f"every_query is for one prompt, found {len(prompts)}: positions of others are not theirs")
     readings = [
-        block_reading(view, [one], of_one, mode=mode, logit_scale=logit_scale, per_frequency=per_frequency)
+        block_reading(
+            view,
+            _queries_of(one) if every_query else [one],
+            of_one,
+            mode=mode,
+            logit_scale=logit_scale,
+            per_frequency=per_frequency,
+        )
         for one, of_one in zip(tokenized, chosen, strict=True)
     ]
     total, found = sum(reading.n_steps for reading in readings), []
     with tqdm(total=total, desc="swaps", unit="layer", leave=False, disable=not show_progress) as bar:
         for reading in readings:
             tables, logits = reading.whole(bar.update)
-            found.append(query_scores(tables, [reading.swaps], tau, seed, logits, reading.prompts)[0])
+            of_each_query = [reading.swaps] * len(reading.prompts)
+            found += query_scores(tables, of_each_query, tau, seed, logits, reading.prompts)
     of_each = [scores.heads if scores.frequencies is None else scores.frequencies for scores in found]
-    table = of_each[0] if len(found) == 1 else mean_over_prompts(of_each)
+    if every_query:
+        table = stacked(one.assign(query=len(scores.tokens) - 1) for one, scores in zip(of_each, found, strict=True))
+        keys = [name for name in ("layer", "head", "frequency", "query") if name in table]
+        table = table.reindex(columns=[*keys, *SCORES]).sort_values(keys, ignore_index=True)
+    else:
+        table = of_each[0] if len(found) == 1 else mean_over_prompts(of_each)
     table.attrs = {
         **view.origin(),
         "mode": mode,
@@ -120,12 +139,12 @@ def positional_symbolic(
         "n_prompts": len(prompts),
         "n_swaps": _one_or_list([len(of_one) for of_one in chosen]),
         "n_blocks": _one_or_list([len(one.blocks) for one in prompts]),
-        "n_tokens": _one_or_list([len(scores.tokens) for scores in found]),
-        "tokens_sha256": digest_of([scores.tokens for scores in found]),
+        "n_tokens": _one_or_list([len(one.tokens()) for one in tokenized]),
+        "tokens_sha256": digest_of([one.tokens() for one in tokenized]),
         "seed": seed,
         "correlation": _mean_correlation([scores.correlation for scores in found]),
     }
-    return named(table, POSITIONAL_SYMBOLIC)
+    return named(table, POSITIONAL_SYMBOLIC_QUERIES if every_query else POSITIONAL_SYMBOLIC)
 
 
 class QueryScores(NamedTuple):
@@ -220,6 +239,12 @@ def _prompts(given: Any) -> list[BlockPrompt]:
     if not prompts:
         raise ValueError("the list of prompts is empty: there is nothing to measure")
     return prompts
+
+
+def _queries_of(prompt: BlockPrompt) -> list[BlockPrompt]:
+    """The prompt cut off after each token of its suffix in turn: a causal model reads each query as in the whole."""
+    suffix = torch.as_tensor(prompt.suffix)
+    return [BlockPrompt(prompt.prefix, prompt.blocks, suffix[: end + 1]) for end in range(len(suffix))]
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:

@@ -149,8 +149,8 @@ def positional_symbolic_profile(
             that has no question about any of them is asked its own.
         draws: number of lists; standard errors are over them.
         seed: of the draws and of the correlation's null.
-        preset: `"paper"` sets 256 pairs, 9 blocks, 9 queries and `swaps="all"`: PS appendix B.5 with the sum of B.3
-            "for all i, j = 1 .. 9" read as all 36 pairs of the 9 blocks. PS also speaks of nine permutations per query;
+        preset: `"paper"` sets 256 pairs, 9 blocks, 9 queries and `swaps="all"`: PS appendix B.5, whose "for all i, j =
+            1 .. 9" is read as all 36 pairs of the 9 blocks. B.5 goes on with "nine permutations per query";
             `preset="paper", swaps="per_query"` is that reading. PS gives neither tau nor the number of lists.
         swaps: which pairs of the selected blocks swap. `"kept"` (None without a preset): all pairs of those that
             `exclude_first_block` keeps, 28 of nine blocks. `"all"`: all pairs, 36. `"per_query"`: the queried block

@@ -1,5 +1,7 @@
 """Scores of all heads: as heat maps, as histograms per queried block, and against columns of the head table."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
@@ -155,11 +157,13 @@ def _histograms(by_query: pd.DataFrame, looks: dict[str, tuple[str, str]], axis:
     entries = []
     for column, (colour, label) in looks.items():
         filled = column == columns[0]
-        look = {"fill": True, "alpha": 0.55} if filled else {"linewidth": 1.6}
+        look: dict[str, Any] = {"fill": True, "alpha": 0.55} if filled else {"linewidth": 1.6}
         for axes, query in zip(panels, queries, strict=True):
             counts = np.histogram(shown.loc[shown["query"] == query, column], bins)[0]
             axes.stairs(counts, bins, color=colour, gid=column, **look)
-        patch = {"facecolor": colour, "alpha": 0.55} if filled else {"facecolor": "none", "edgecolor": colour}
+        patch: dict[str, Any] = (
+            {"facecolor": colour, "alpha": 0.55} if filled else {"facecolor": "none", "edgecolor": colour}
+        )
         entries.append((Patch(**patch), label))
     for axes, query in zip(panels, queries, strict=True):
         axes.set_title(f"block {query} queried", fontsize=10, color=INK)

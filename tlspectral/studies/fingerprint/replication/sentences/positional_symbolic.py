@@ -65,6 +65,45 @@ def scores_are_negatively_correlated(tables: PublishedTables) -> list[Sentence]:
     ]
 
 
+def early_heads_are_more_positional(tables: PublishedTables) -> list[Sentence]:
+    """The medians of footnote 2."""
+    del tables
+    return [
+        Sentence(
+            "sentence/ps_medians",
+            "PS, section 3.3, footnote 2",
+            "For positional scores, early layers showed a higher median (0.83) than late layers (0.56 [...]). "
+            "Conversely, symbolic scores were higher in late layers (median 0.67) than in early layers (median 0.49",
+            "medians of the two scores over heads of early and late layers, Mood's test",
+            208,
+            "none: the test takes heads as independent, and no table of scores was published",
+            None,
+            None,
+            f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic_profile` with preset='paper' gives "
+            "`median_tests`); medians depend on tau, which PS does not give",
+        )
+    ]
+
+
+def wrong_frequencies_leave_shapes(tables: PublishedTables) -> list[Sentence]:
+    """Accuracy against the place of the answer: a statement about trained models."""
+    del tables
+    return [
+        Sentence(
+            "sentence/ps_shapes",
+            "PS, introduction and Figure 3A",
+            "in this case, a U -shaped accuracy pattern tends to emerge",
+            "accuracy of trained models by the place of the answer",
+            0,
+            "none: no table of accuracies was published",
+            None,
+            None,
+            "needs the weights of PS's toy models; `tlspectral study canonical` trains such models, and Theorem 7 has "
+            "the shape of the constructions",
+        )
+    ]
+
+
 def one_angle_is_not_enough(tables: PublishedTables) -> list[Sentence]:
     """Partial induction cannot be solved with one frequency: a statement about trained models."""
     del tables
