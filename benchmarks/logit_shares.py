@@ -1,8 +1,9 @@
 """Which share of the logits does a task need: content, position, or their interaction? Beside controls of equal size.
 
 Run `python benchmarks/logit_shares.py tiny-rope` (13 CPU seconds) or `smollm2-135m --n 16 --alone 0` (some minutes). A
-prompt is a list of blocks of random tokens; the suffix is the beginning of one of them, and the answer how it goes on:
-12 pairs of which the first is given (tiny-rope), 8 blocks of 8 of which 6 are given (others). It prints
+prompt is a list of blocks of random tokens; the suffix ends in the beginning of one of them, and the answer is how it
+goes on: 12 pairs, of which the first token is given (tiny-rope); 8 blocks of 4, of which 3 are given behind 3 others
+that are repeated whole (other models). It prints
 
 * the shares of `logit_shares` by layer, means over heads and prompts, and those of the heads that attend most to the
   answer;
@@ -46,16 +47,18 @@ class Retrieval:
 
 
 def copied_blocks(view: AttentionView, n: int, rng: np.random.Generator) -> Retrieval:
-    """Draw lists of blocks of random tokens without repeats, and ask how one of them goes on behind its first tokens."""
-    n_blocks, width, given = (12, 2, 1) if view.d_vocab < 100 else (8, 8, 6)
+    """Draw lists of blocks of random tokens without repeats, and ask how one of them goes on."""
+    n_blocks, width, given, copied = (12, 2, 1, 0) if view.d_vocab < 100 else (8, 4, 3, 3)
     lowest, highest = (1, view.d_vocab) if view.d_vocab < 100 else (2000, 20_000)  # no control tokens, no rare ones
     prompts, answers, places = [], [], []
     for _ in range(n):
         drawn = rng.choice(np.arange(lowest, highest), n_blocks * width, replace=False)
         blocks = torch.from_numpy(drawn).view(n_blocks, width)
-        asked = int(rng.integers(n_blocks))
+        asked, *others = rng.permutation(n_blocks)[: copied + 1].tolist()
         start = torch.tensor([0 if view.start_token is None else view.start_token])
-        prompts.append(tls.BlockPrompt(start, list(blocks), blocks[asked, :given]))
+        prompts.append(
+            tls.BlockPrompt(start, list(blocks), torch.cat([blocks[others].flatten(), blocks[asked, :given]]))
+        )
         answers.append(int(blocks[asked, given]))
         places.append(1 + width * asked + given)
     return Retrieval(prompts, torch.tensor(answers), torch.tensor(places))

@@ -51,8 +51,8 @@ def head_history(
 
     One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
     `detectors=False`, no task and no blocks, folders of safetensors and hub models are read from their files, layer by
-    layer, and never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is deleted, and no
-    checkpoint is changed.
+    layer, and never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is
+    deleted, and no checkpoint is changed.
 
     Args:
         checkpoints: a hub model or a folder that holds the steps of a training, chosen by `revisions` and `steps`; or
