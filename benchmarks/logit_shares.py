@@ -1,11 +1,14 @@
 """Which share of the logits does a task need: content, position, or their interaction? Beside controls of equal size.
 
 Run `python benchmarks/logit_shares.py tiny-rope` (13 CPU seconds) or `smollm2-135m --n 16 --alone 0` (some minutes). A
-prompt is a list of blocks of random tokens; the suffix is the beginning of one of them, and the answer how it goes on:
-12 pairs of which the first is given (tiny-rope), 8 blocks of 8 of which 6 are given (others). It prints
+prompt is a list of blocks of random tokens; the suffix ends in the beginning of one of them, and the answer is how it
+goes on: 12 pairs, of which the first token is given (tiny-rope); 8 blocks of 4, of which 3 are given behind 3 others
+that are repeated whole (other models). It prints
 
 * the shares of `logit_shares` by layer, means over heads and prompts, and those of the heads that attend most to the
   answer;
+* with --bands, what dropping a third of such a head's frequencies costs, by the place of the answer, beside random sets
+  of frequencies of equal RMS;
 * what removing a part costs in log-probability of the answer and in accuracy, from all heads at once and from each of
   these heads alone: mean over prompts with its standard error, beside the same numbers taken from other blocks (a
   random cycle through all of them, drawn for every head).
@@ -46,16 +49,18 @@ class Retrieval:
 
 
 def copied_blocks(view: AttentionView, n: int, rng: np.random.Generator) -> Retrieval:
-    """Draw blocks of random tokens without repeats, and ask how one of them goes on behind its first tokens."""
-    n_blocks, width, given = (12, 2, 1) if view.d_vocab < 100 else (8, 8, 6)
+    """Draw lists of blocks of random tokens without repeats, and ask how one of them goes on."""
+    n_blocks, width, given, copied = (12, 2, 1, 0) if view.d_vocab < 100 else (8, 4, 3, 3)
     lowest, highest = (1, view.d_vocab) if view.d_vocab < 100 else (2000, 20_000)  # no control tokens, no rare ones
     prompts, answers, places = [], [], []
     for _ in range(n):
         drawn = rng.choice(np.arange(lowest, highest), n_blocks * width, replace=False)
         blocks = torch.from_numpy(drawn).view(n_blocks, width)
-        asked = int(rng.integers(n_blocks))
+        asked, *others = rng.permutation(n_blocks)[: copied + 1].tolist()
         start = torch.tensor([0 if view.start_token is None else view.start_token])
-        prompts.append(tls.BlockPrompt(start, list(blocks), blocks[asked, :given]))
+        prompts.append(
+            tls.BlockPrompt(start, list(blocks), torch.cat([blocks[others].flatten(), blocks[asked, :given]]))
+        )
         answers.append(int(blocks[asked, given]))
         places.append(1 + width * asked + given)
     return Retrieval(prompts, torch.tensor(answers), torch.tensor(places))
@@ -118,12 +123,28 @@ def effects(view: AttentionView, task: Retrieval, name: str, heads: Any, intact:
     return rows
 
 
+def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) -> pd.DataFrame:
+    """What dropping a third of a head's frequencies costs where the block asked for is a first, middle or last one."""
+    answers = task.answers
+
+    def log_probability(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return logits[:, -1].log_softmax(-1).gather(-1, answers.to(logits.device)[:, None])[:, 0]
+
+    block = np.searchsorted(block_places(view.model, task.prompts[0]).starts, task.places.numpy(), side="right") - 1
+    thirds = pd.cut(block, 3, labels=["first", "middle", "last"])
+    labels = pd.DataFrame({"answer": thirds.astype(str)})
+    scored = tls.Task(task.tokens, log_probability, predict=-1, labels=labels, higher_is_better=True, name="copy")
+    table = tls.band_effects(view.model, heads, task=scored, by="answer", show_progress=False)
+    return table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"])
+
+
 def main(
     name: str = typer.Argument("tiny-rope", help="tiny-rope or smollm2-135m."),
     n: int = typer.Option(64, help="Prompts."),
     shown: int = typer.Option(4, help="Heads that attend most to the answer, whose shares are printed."),
     alone: int = typer.Option(4, help="How many of them lose each part alone."),
-    output: str = typer.Option("", "-o", help="Folder for two CSV files."),
+    bands: int = typer.Option(0, help="How many of them lose each third of their frequencies, by place of the answer."),
+    output: str = typer.Option("", "-o", help="Folder for the tables as CSV."),
 ) -> None:
     """Print shares and effects."""
     torch.set_num_threads(1)
@@ -142,11 +163,15 @@ def main(
         rows += effects(view, task, f"L{row.layer}H{row.head}", [(row.layer, row.head)], intact)
     table = pd.DataFrame(rows)
     typer.echo(table.round(3).to_string(index=False))
+    tables = {"shares": by_head, "effects": table}
+    if bands:
+        tables["bands"] = bands_by_place(view, task, on_answer.head(bands))
+        typer.echo(tables["bands"].round(3).to_string(index=False))
     if output:
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
-        by_head.round(6).to_csv(folder / f"{name}-shares.csv", index=False)
-        table.round(6).to_csv(folder / f"{name}-effects.csv", index=False)
+        for kind, written in tables.items():
+            written.round(6).to_csv(folder / f"{name}-{kind}.csv", index=False)
 
 
 if __name__ == "__main__":

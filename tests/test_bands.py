@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import zoo
@@ -17,7 +18,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
-from tlspectral.tasks import induction_loss
+from tlspectral.tasks import Task, evaluate, induction_loss
 
 effects = functools.partial(band_effects, show_progress=False)
 MODELS = ("llama", "mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
@@ -50,6 +51,12 @@ def measured_rms(model, tokens, layer, head, pairs):
     return float(torch.cat(found).double().square().mean().sqrt())
 
 
+def with_label(table):
+    """The table with the columns that `by=` adds."""
+    place = table.columns.get_loc("band") + 1
+    return pd.concat([table.iloc[:, :place].assign(label="first", n_sequences=4), table.iloc[:, place:]], axis=1)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_band_is_one_ablated_forward(name):
     model, tokens = shared("bridge", name), drawn(name)
@@ -57,7 +64,7 @@ def test_a_band_is_one_ablated_forward(name):
     intact = induction_loss(model, tokens=tokens)
     assert list(table["band"]) == list(BANDS) * 2
     assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
-    assert_described(table, table.assign(kind="symbolic"))
+    assert_described(table.assign(kind="symbolic"), with_label(table))
     assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=1e-6)
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]
@@ -122,6 +129,40 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     alone = [measured_rms(model, tokens, 1, 0, [pair]) for pair in (0, 3)]
     whole = table.set_index("band").loc[["high", "middle"], "score_rms"].to_numpy()
     assert overlap[["high", "middle"]].to_numpy() == pytest.approx(alone / whole, rel=1e-4)  # noise 1e-6
+
+
+def test_rows_by_label_are_means_over_the_sequences_that_have_it():
+    model, tokens = shared("bridge", "llama"), drawn("llama")
+    labels = pd.DataFrame({"answer": ["first", "last", "last", "first"], "draw": 0})
+
+    def metric(logits, tokens, mask):
+        return logits[:, -1].log_softmax(-1)[:, 3]
+
+    task = Task(tokens, metric, predict=-1, labels=labels, name="answers")
+    options = {"heads": ["L1H2"], "draws": 2}
+    found, whole = effects(model, task=task, by="answer", **options), effects(model, task=task, **options)
+    assert_described(found, found.assign(kind="symbolic"))
+    assert list(zip(found["band"], found["label"], strict=True)) == [(b, a) for b in BANDS for a in ("first", "last")]
+    assert found["n_sequences"].tolist() == [2] * 6
+    assert found.attrs["by"] == "answer"
+    for band, rows in found.groupby("band"):
+        every = whole[whole["band"] == band].iloc[0]
+        for column in ("delta", "random_delta"):  # two groups of equal size
+            assert rows[column].mean() == pytest.approx(every[column], rel=1e-12)
+        assert rows["score_rms"].tolist() == [every["score_rms"]] * 2
+        for row in rows.itertuples():
+            with ablate(model, [(1, 2)], "rotary_band", frequencies=thirds("llama", 1)[BANDS.index(band)]):
+                ablated = evaluate(model, task)
+            difference = ablated.per_sequence - evaluate(model, task).per_sequence
+            chosen = difference[(labels["answer"] == row.label).to_numpy()]
+            # float32 in other batches: measured 1e-7; effects are hundredths.
+            assert row.delta == pytest.approx(chosen.mean(), abs=1e-5)
+            assert row.delta_stderr == pytest.approx(abs(chosen[0] - chosen[1]) / 2, abs=1e-5)
+    assert found["delta"].diff().abs().max() > 1e-4
+    with pytest.raises(ValueError, match="this task has the labels answer, draw"):
+        effects(model, task=task, by="place", **options)
+    with pytest.raises(ValueError, match="this task has no labels"):
+        effects(model, tokens=tokens, by="answer", **options)
 
 
 def test_the_model_is_left_as_it_was_and_the_seed_decides():

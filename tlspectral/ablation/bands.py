@@ -37,6 +37,7 @@ def band_effects(
     task: Task | Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
     attention_mask: TokenMask | None = None,
+    by: str | None = None,
     draws: int = 5,
     seed: int = 0,
     show_progress: bool = True,
@@ -50,13 +51,16 @@ def band_effects(
         model: a TransformerBridge or HookedTransformer.
         heads: as in `ablate`.
         task, tokens, attention_mask: as in `ablation_sweep`.
+        by: a column of the task's labels, such as where the answer stands: a row for each of its values, over the
+            sequences that have it. Sets, and the RMS that they have, are those of all sequences.
         draws: random sets per band.
         seed: of the sets and of the task's sequences.
         show_progress: a bar over heads.
 
     Returns:
-        DataFrame, one row per head and band: `layer, head, band` (`high`: the fastest third of the pairs, `middle`,
-        `low`), `first, last` (indices of its frequencies when sorted from fast to slow), `delta` (score less intact
+        DataFrame, one row per head and band (with `by` per value too): `layer, head, band` (`high`: the fastest third
+        of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last` (indices of its frequencies when
+        sorted from fast to slow), `delta` (score less intact
         score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was removed
         from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
         and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
@@ -67,7 +71,8 @@ def band_effects(
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer without rotary positions.
-        ValueError: fewer than three frequencies, or a task or tokens that do not go together.
+        ValueError: fewer than three frequencies, a task or tokens that do not go together, or `by` that is
+            no label of the task.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
     effects of the three bands do not add up to that of the head.
@@ -82,6 +87,7 @@ def band_effects(
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     sequences = scored_sequences(view, chosen_task)
+    groups = _groups(sequences, by)
     intact, intact_value = intact_values(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
@@ -89,13 +95,14 @@ def band_effects(
         for layer, chosen in by_layer.items():
             folded = view.layer(layer)
             for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
-                rows += _head_rows(intact, sequences, intact_value, folded, head, products, draws, seed)
+                rows += _head_rows(intact, sequences, intact_value, groups, folded, head, products, draws, seed)
                 progress.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
         "model": view.source["model"],
         "task": sequences.name,
         "sequences": len(sequences.tokens),
+        "by": by,
         "draws": draws,
         "seed": seed,
         "higher_is_better": sequences.higher_is_better,
@@ -104,10 +111,26 @@ def band_effects(
     return named(table, BAND_EFFECTS)
 
 
+_Group = tuple[dict[str, Any], Bool[np.ndarray, "sequences"]]
+
+
+def _groups(sequences: ScoredSequences, by: str | None) -> list[_Group]:
+    """Return the columns that name each group of sequences, in the order in which labels appear, and its members."""
+    if by is None:
+        return [({}, np.ones(len(sequences.tokens), dtype=bool))]
+    labels = sequences.labels
+    if labels is None or by not in labels:
+        found = "no labels" if labels is None else f"the labels {', '.join(map(str, labels))}"
+        raise ValueError(f"by={by!r} is a column of the task's labels, and this task has {found}")
+    members = {value: (labels[by] == value).to_numpy() for value in labels[by].dropna().unique()}
+    return [({"label": value, "n_sequences": int(inside.sum())}, inside) for value, inside in members.items()]
+
+
 def _head_rows(
     intact: IntactRun,
     sequences: ScoredSequences,
     intact_value: Float64[np.ndarray, "sequences"],
+    groups: list[_Group],
     layer: AttentionLayer,
     head: int,
     products: Float64[np.ndarray, "pairs pairs"],
@@ -126,19 +149,21 @@ def _head_rows(
         sets = equal_sets(products, chosen, draws, rng)
         values = np.stack([_values_without(intact, sequences, layer, head, pairs) for pairs in [chosen, *sets]])
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
-        rows.append(
+        rows += [
             {
                 "layer": layer.layer,
                 "head": head,
                 "band": band,
+                **columns,
                 "first": int(third[0]),
                 "last": int(third[-1]),
-                "delta": float(delta.mean()),
-                "delta_stderr": standard_error(delta),
+                "delta": float(delta[inside].mean()),
+                "delta_stderr": standard_error(delta[inside]),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, random),
+                **_random_columns(products, chosen, sets, random[:, inside]),
             }
-        )
+            for columns, inside in groups
+        ]
     return rows
 
 

@@ -109,6 +109,11 @@ _BANDS = (
         "label", range="high, middle, low",
         does_not_establish="That the border lies at the same wavelength in another model: thirds are by index, fast "
         "to slow."),
+    Column("label",
+        "Value of the task's label that df.attrs['by'] names, which the row's sequences have. With by= only.",
+        "as the label", range="values of the label",
+        does_not_establish="That the label is the cause of a difference between rows: other things may go with it."),
+    Column("n_sequences", "Sequences of the task with that value. With by= only.", "count", range="1 .. sequences"),
     Column("first", "Index of the band's first frequency when the head's pairs are sorted from fast to slow.", "index",
         range="0 .. pairs - 1"),
     Column("last", "Index of the band's last frequency in that order.", "index", range="0 .. pairs - 1"),
