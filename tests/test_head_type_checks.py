@@ -60,7 +60,7 @@ def test_planted_heads_matter_where_they_are_expected_to():
     assert_described(table)
     assert list(dict.fromkeys(table["type"])) == ["induction", "first_token", "copy_suppression", "retrieval"]
     for name, rows in table.groupby("type", sort=False):
-        assert list(zip(rows["task"], rows["expected"], strict=True)) == list(EXPECTED[name])
+        assert list(zip(rows["task"], rows["expected"], strict=True)) == list(EXPECTED[str(name)])
     rows = table.set_index(["type", "task"])
     # The head that writes against followers keeps them from being predicted, and the one that finds facts raises one.
     for kind, task in (("copy_suppression", "wrong copies"), ("retrieval", "planted facts"), ("induction", "copy")):

@@ -1,12 +1,13 @@
 """The columns of `head_types`."""
 
+from tlspectral.heads.types.kinds import TYPES
 from tlspectral.tables import COLUMNS, Column, Table
 
 # fmt: off
 _MIXED = "attention probability; logits for copy_suppression"
 _TYPES = (
     Column("type", "Type of head that the row measures. A head has a row for each.", "label",
-        range="previous_token, duplicate, induction, first_token, local, self, copy_suppression, retrieval",
+        range=", ".join(kind.name for kind in TYPES),
         source="see docs/what_heads_do.md"),
     Column("score",
         "How far the head does what the type says, mean over sequences of both texts. Patterns of attention: the "
@@ -30,8 +31,8 @@ _TYPES = (
     Column("claimed",
         "Whether qvalue is below .05, score less chance reaches the type's floor, and heads rank alike on both texts "
         "(attrs['reliability'] of the type above .9).", "flag", range="False, True",
-        does_not_establish="That the model needs the head for it: of six types that could be checked, four failed "
-        "(attrs['causal_check']). That the head has no other type, or that an unclaimed head does nothing."),
+        does_not_establish="That the model needs this head for it: attrs['causal_check'] is of a type's strongest "
+        "heads together, in one model. That the head has no other type, or that an unclaimed head does nothing."),
 )
 
 HEAD_TYPES = Table("head_types", "`tls.head_types`",

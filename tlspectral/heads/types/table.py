@@ -48,11 +48,11 @@ def head_types(
         types = tls.head_types(model)
         types[types["claimed"]].groupby("type").size()
 
-    Types are `previous_token`, `duplicate`, `induction`, `first_token` (a sink), `local` (2 to 8 tokens back), `self`,
-    `copy_suppression` and `retrieval`; docs/what_heads_do.md has their definitions, sources and causal checks. The
-    first six are patterns of attention of `detect_heads(pattern=)`, on repeated segments of text `[BOS, r, r]`:
-    `duplicate` and `induction` on the queries of the copy, the others on those of the segment. A head may have several
-    types, or none.
+    Types are `previous_token` and `induction`, whose causal check passed, and `copy_suppression` and `retrieval`, which
+    no head at hand could be checked for; docs/what_heads_do.md has their definitions, sources and checks, and the types
+    that were dropped. The first two are patterns of attention of `detect_heads(pattern=)`, on repeated segments of text
+    `[BOS, r, r]`: `previous_token` on the queries of the segment, `induction` on those of the copy. A head may have
+    several types, or none.
 
     Nulls: W_K (patterns) or W_V (copy suppression) is turned by a Haar-random rotation of the residual stream, which
     leaves a freshly initialised head as likely as it was; for retrieval, the fact that is asked for is exchanged for
@@ -72,8 +72,8 @@ def head_types(
         DataFrame sorted by layer, head and type, `layer, head, name, type, score, stderr, chance, pvalue, qvalue,
         claimed`. Scores are NaN and nothing is claimed for `copy_suppression` where input and output vocabularies
         differ, and for `retrieval` where the context is under 75 tokens. `attrs` hold model and settings, `floors`,
-        `causal_check` (by type, how removing its heads from SmolLM2-135M ended: "passed", "failed" or "no head"), and
-        `reliability`: by type, the Spearman correlation over heads between the scores on the two texts.
+        `causal_check` (by type, how removing its heads from SmolLM2-135M ended: "passed", or "unchecked" where no head
+        was claimed), and `reliability`: by type, the Spearman correlation over heads between scores on the two texts.
 
     Raises:
         ScoreMismatch: a layer's pattern is not that of its weights (learned sinks, hooks or an `ablate` block).
