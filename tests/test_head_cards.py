@@ -124,6 +124,11 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert not any(point.fwd_hooks for point in model().hook_dict.values())
 
 
+def test_a_table_of_some_layers_is_enough_beside_the_model():
+    few = tls.analyze_heads(model(), layers=[1], null_draws=2, detectors=False, show_progress=False)
+    assert titles(tls.head_card(few, "L1H0", model=model())) == ["Row", "Eigenvalues", "Phase by frequency"]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_cloud_is_the_null_of_the_table(name):
     """The same draws, also under LayerNorm, where frames have a dimension less: the table's percentile comes out."""

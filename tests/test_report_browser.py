@@ -81,6 +81,27 @@ def test_dots_stand_where_the_numbers_are(browser, address):
         assert np.abs(line - pixels).max() < 0.2
 
 
+def test_a_wide_null_ends_at_the_axes(browser, tmp_path):
+    """Heads of few dimensions have nulls wider than what a share can be."""
+    table = heads(2, 2)
+    table["D_head_null_mean"], table["D_head_null_std"] = 0.5, 0.4
+    table["dir_frac_null_mean"], table["dir_frac_null_std"] = 0.7, 0.3
+    report(table, tmp_path / "report.html")
+    boxes = (
+        "[...document.querySelectorAll('#plane .band, #plane .axis')].map((one) => one.getBBox())"
+        ".map(({ x, y, width, height }) => [x, y, x + width, y + height])"
+    )
+    with browser.open((tmp_path / "report.html").as_uri()) as page:
+        first, second, axes = np.array(page.run(boxes))
+        labels = page.run("[...document.querySelectorAll('#plane > text')].map((one) => one.textContent)")
+    for band in (first, second):
+        assert (band[:2] >= axes[:2] - 0.01).all()
+        assert (band[2:] <= axes[2:] + 0.01).all()
+    np.testing.assert_allclose(second, axes, atol=0.01)  # D_head: the whole height, from 0 to 1
+    assert "1.0" in labels
+    assert not {"1.2", "\N{MINUS SIGN}0.2"} & set(labels)
+
+
 def test_pointing_shows_a_head_and_a_click_pins_it(browser, address):
     with browser.open(address) as page:
         page.hover("#cell-5")

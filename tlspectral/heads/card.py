@@ -117,7 +117,8 @@ def head_card(
         view = attention_view(model)
         sections.append(_eigenvalues(view, pair, int(heads.attrs.get("seed") or 0)))
         if frequencies is None and view.layer(pair[0]).rotary is not None:
-            frequencies = frequency_table(model)
+            of_all = frequency_table(model)
+            frequencies = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
     given: dict[str, Given] = {
         "types": types, "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
         "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,

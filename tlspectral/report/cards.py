@@ -93,7 +93,7 @@ def _checked(
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("target_layer", "target_head") if name == "edges" else ("layer", "head")
-    rows = table.reset_index(drop=True).to_dict("records")
+    rows = table.to_dict("records")
     task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
@@ -107,8 +107,7 @@ def _checked(
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
     """The head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
-    rows = heads[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])]
-    row = rows.to_dict("records")[0]
+    row = next(row for row in heads.to_dict("records") if (row["layer"], row["head"]) == pair)
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
         ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "null pct": "_null_pct"}
@@ -211,7 +210,7 @@ def _sweep(name: str, rows: Rows) -> list[Section]:
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
-    whole = [row for row in rows if pd.isna(row.get("frequency"))]
+    whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:
         return []
     note = "1: attention stays with places (s_pos) or moves with the blocks (s_sym) when blocks of a prompt swap."
@@ -253,7 +252,7 @@ def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:
 
 def _listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
     """Return rows as an HTML table and as text, without the columns that no row has."""
-    columns = [column for column in rows[0] if any(pd.notna(row[column]) for row in rows)]
+    columns = [column for column in rows[0] if not all(_missing(row[column]) for row in rows)]
     cells = [[_written(column, row[column]) for column in columns] for row in rows]
     numeric = [not any(isinstance(row[column], str) for row in rows) for column in columns]
     look = [' class="number"' if number else "" for number in numeric]
@@ -273,8 +272,12 @@ def _listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>", "\n".join(lines)
 
 
+def _missing(value: Any) -> bool:
+    return bool(pd.isna(value))
+
+
 def _written(column: str, value: Any) -> str:
-    if pd.isna(value):
+    if _missing(value):
         return ""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"

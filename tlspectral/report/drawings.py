@@ -58,13 +58,14 @@ def kernel_drawing(rows: Rows, name: str) -> str:
 
 def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndarray, " n"], name: str) -> str:
     """Draw eigenvalues in the complex plane over those of null draws; both axes have one scale."""
-    everything = np.concatenate([values, cloud])
-    reach = float(np.abs([everything.real, everything.imag]).max()) * 1.05 or 1.0
+    reach = 1.05 * float(max(np.abs(part(np.concatenate([values, cloud]))).max() for part in (np.real, np.imag))) or 1.0
     middle = _SIDE / 2
 
     def places(numbers: Complex[np.ndarray, " n"]) -> list[tuple[float, float]]:
         scale = middle / reach
-        return [(middle + scale * number.real, middle - scale * number.imag) for number in numbers]
+        return [
+            (middle + scale * x, middle - scale * y) for x, y in zip(np.real(numbers), np.imag(numbers), strict=True)
+        ]
 
     # Dots of the cloud are points of one path: thousands of circles would be slow and large.
     points = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places(cloud))

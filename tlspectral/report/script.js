@@ -168,12 +168,15 @@ const placed = all.filter((index) => Number.isFinite(planeX[index]) && Number.is
 const nulls = Object.fromEntries(["dir_frac", "D_head"].map((name) => [name, columns[name].mark]));
 let dots = [], dotLayer, dotRings, across, up;
 
+/* dir_frac and D_head are shares: the band of a wide null ends where the axes do, at 0 and 1. */
 function extent(column, mark) {
-  const found = placed.map((index) => column[index]).concat(mark ? [mark.value - mark.reach, mark.value + mark.reach] : []);
+  const found = placed.map((index) => column[index]);
+  const [least, most] = found.every((value) => value >= 0 && value <= 1) ? [0, 1] : [-Infinity, Infinity];
+  if (mark) found.push(Math.max(least, mark.value - mark.reach), Math.min(most, mark.value + mark.reach));
   const low = found.length ? found.reduce((one, other) => Math.min(one, other)) : 0;
   const high = found.length ? found.reduce((one, other) => Math.max(one, other)) : 1;
   const room = (high - low) * 0.05 || 0.05;
-  return [Math.max(0, low - room), Math.min(1, high + room)]; // both are shares: a wide null ends at the axes
+  return [Math.max(least, low - room), Math.min(most, high + room)];
 }
 
 function drawPlane() {
@@ -190,8 +193,15 @@ function drawPlane() {
     draw(plane, "text", { x: frame.left - 8, y: up(value) + 4, "text-anchor": "end" }, label);
   }
   const { dir_frac: x, D_head: y } = nulls;
-  if (x) draw(plane, "rect", { class: "band", x: across(x.value - x.reach), y: frame.top, width: Math.max(1, across(x.value + x.reach) - across(x.value - x.reach)), height: frame.bottom - frame.top });
-  if (y) draw(plane, "rect", { class: "band", x: frame.left, y: up(y.value + y.reach), width: frame.right - frame.left, height: Math.max(1, up(y.value - y.reach) - up(y.value + y.reach)) });
+  const ends = (mark, low, high) => [Math.max(low, mark.value - mark.reach), Math.min(high, mark.value + mark.reach)];
+  if (x) {
+    const [left, right] = ends(x, lowX, highX).map(across);
+    draw(plane, "rect", { class: "band", x: left, y: frame.top, width: Math.max(1, right - left), height: frame.bottom - frame.top });
+  }
+  if (y) {
+    const [lower, upper] = ends(y, lowY, highY).map(up);
+    draw(plane, "rect", { class: "band", x: frame.left, y: upper, width: frame.right - frame.left, height: Math.max(1, lower - upper) });
+  }
   if (x) draw(plane, "path", { class: "mean", d: `M${across(x.value)} ${frame.top}V${frame.bottom}` });
   if (y) draw(plane, "path", { class: "mean", d: `M${frame.left} ${up(y.value)}H${frame.right}` });
   draw(plane, "path", { class: "axis", d: `M${frame.left} ${frame.top}V${frame.bottom}H${frame.right}` });
@@ -201,7 +211,7 @@ function drawPlane() {
   dotLayer = draw(plane, "g", { class: placed.length > 1000 ? "dots crowded" : "dots" });
   const radius = Math.max(2, Math.min(5, 90 / Math.sqrt(count + 60)));
   for (const index of placed) dots[index] = draw(dotLayer, "circle", { cx: across(planeX[index]).toFixed(1), cy: up(planeY[index]).toFixed(1), r: radius.toFixed(1) });
-  if (y) draw(plane, "text", { class: "over", x: frame.left + 8, y: up(y.value + y.reach) - 6 }, `null ${text(y.value)} ± ${reachText(y.reach)}`);
+  if (y) draw(plane, "text", { class: "over", x: frame.left + 8, y: Math.max(up(y.value + y.reach) - 6, frame.top + 14) }, `null ${text(y.value)} ± ${reachText(y.reach)}`);
   if (placed.length < count) draw(plane, "text", { x: frame.right, y: frame.bottom + 40, "text-anchor": "end" }, `${count - placed.length} not computed`);
   dotRings = ["pointed", "pinned"].map((kind) => ({
     own: draw(plane, "path", { class: `own ${kind}` }),

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tlspectral.tables.column import Column, Table, columns_of, named
@@ -54,7 +55,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     require(heads, _HEAD, "analyze_heads", name="table of heads")
     _require_one_row(heads, "the table of heads")
     joined = heads.reset_index(drop=True)
-    index = pd.MultiIndex.from_frame(joined[_HEAD])
+    index = joined.set_index(_HEAD).index
     documents = dict(columns_of(heads.attrs))
     origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
     given = [(None, table) for table in tables] + list(more.items())
@@ -98,15 +99,16 @@ def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Colum
     values = [str(name) for name in table if name not in (*_HEAD, *keys, "name", "kv_head")]
     if not keys:
         _require_one_row(bare, f"the {said}")
-        return bare.set_index(_HEAD)[values], {name: known[name] for name in values if name in known}
-    if bare[keys].isna().any(axis=None):
+        return bare.set_index(_HEAD).loc[:, values], {name: known[name] for name in values if name in known}
+    if bare[keys].isna().to_numpy().any():
         raise ValueError(f"the {said} has a row without {' or '.join(keys)}: choose its rows first")
     _require_one_row(bare, f"the {said}", keys)
     blocks, meanings = [], {}
     for chosen, rows in bare.groupby(keys, sort=False):
-        prefix = "".join(f"{_spelled(key, value)}_" for key, value in zip(keys, chosen, strict=True))
+        by_key = dict(zip(keys, tuple[Any, ...](chosen), strict=True))  # type: ignore[arg-type]
+        prefix = "".join(f"{_spelled(key, value)}_" for key, value in by_key.items())
         blocks.append(rows.set_index(_HEAD)[values].add_prefix(prefix))
-        where = ", ".join(f"{key} {value}" for key, value in zip(keys, chosen, strict=True))
+        where = ", ".join(f"{key} {value}" for key, value in by_key.items())
         meanings |= {
             prefix + name: replace(known[name], name=prefix + name, meaning=f"{known[name].meaning} Where {where}.")
             for name in values
@@ -124,7 +126,7 @@ def _spelled(key: str, value: Any) -> str:
     return text if isinstance(value, str) else f"{key}_{text}"
 
 
-def _filled(wide: pd.DataFrame, index: pd.MultiIndex) -> pd.DataFrame:
+def _filled(wide: pd.DataFrame, index: pd.Index) -> pd.DataFrame:
     """Return the rows of the index, those that the table lacks with missing values."""
     if len(index.difference(wide.index)):
         kinds = {"b": "boolean", "i": "Int64", "u": "Int64"}
@@ -133,8 +135,8 @@ def _filled(wide: pd.DataFrame, index: pd.MultiIndex) -> pd.DataFrame:
 
 
 def _require_one_row(table: pd.DataFrame, said: str, keys: list[str] | None = None) -> None:
-    repeated = table[table.duplicated([*_HEAD, *(keys or [])])]
+    repeated = np.flatnonzero(table.duplicated([*_HEAD, *(keys or [])]))
     if len(repeated):
-        layer, head = repeated[_HEAD].iloc[0]
+        layer, head = (table[name].iloc[repeated[0]] for name in _HEAD)
         told = f" of one {' and '.join(keys)}" if keys else f" and none of {', '.join(KEYS)} tells them apart"
         raise ValueError(f"{said} has two rows for L{layer}H{head}{told}: choose its rows first")
