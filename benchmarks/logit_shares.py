@@ -31,6 +31,7 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import heads_by_layer
 
 PARTS = ("content", "position", "interaction")
+SHARES = (*PARTS, "table_std")
 DRAWS = 3
 
 
@@ -130,9 +131,9 @@ def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) ->
     def log_probability(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return logits[:, -1].log_softmax(-1).gather(-1, answers.to(logits.device)[:, None])[:, 0]
 
-    block = np.searchsorted(block_places(view.model, task.prompts[0]).starts, task.places.numpy(), side="right") - 1
-    thirds = pd.cut(block, 3, labels=["first", "middle", "last"])
-    labels = pd.DataFrame({"answer": thirds.astype(str)})
+    starts = block_places(view.model, task.prompts[0]).starts
+    block = np.searchsorted(starts, task.places.numpy(), side="right") - 1
+    labels = pd.DataFrame({"answer": np.array(["first", "middle", "last"])[block * 3 // len(starts)]})
     scored = tls.Task(task.tokens, log_probability, predict=-1, labels=labels, higher_is_better=True, name="copy")
     table = tls.band_effects(view.model, heads, task=scored, by="answer", show_progress=False)
     return table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"])
@@ -154,8 +155,9 @@ def main(
     intact = answered(view, task)
     typer.echo(f"{name}: {n} prompts, log-probability {intact[0].mean():.3f}, accuracy {intact[1].mean():.3f}")
     shares = pd.concat([tls.positional.logit_shares(view.model, prompt) for prompt in task.prompts[:16]])
-    by_head = shares.groupby(["layer", "head"]).mean().reset_index()
-    typer.echo(by_head.drop(columns="head").groupby("layer").mean().round(3).to_string())
+    means = dict.fromkeys(SHARES, "mean")
+    by_head = shares.groupby(["layer", "head"], as_index=False).agg(means)
+    typer.echo(by_head.groupby("layer", as_index=False).agg(means).round(3).to_string(index=False))
     on_answer = heads_on_the_answer(view, task, shown)
     typer.echo(on_answer.merge(by_head, on=["layer", "head"]).round(3).to_string(index=False))
     rows = effects(view, task, "all", None, intact)
