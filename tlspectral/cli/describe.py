@@ -61,7 +61,9 @@ def describe(
     tables = made(
         [*others, WorkPart("directions", partial(_directions, loaded, heads, seed))], failed=failures.__setitem__
     )
-    report(heads, output / "report.html", kernels=tables.get("kernels"))
+    if "kernel_prediction" in tables:
+        tables["prediction"] = tables.pop("kernel_prediction")
+    report(heads, output / "report.html", **tables)
     if not quiet:
         typer.echo(str(output / "report.html"))
     for name, failure in failures.items():
