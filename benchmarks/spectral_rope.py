@@ -31,7 +31,12 @@ def main(
 ) -> None:
     """Print CPU seconds of both models and their ratio, for two scopes, eager and compiled."""
     torch.set_num_threads(1)
-    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+    shape: dict[str, Any] = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    }
     plain = LlamaForCausalLM(LlamaConfig(vocab_size=8192, num_hidden_layers=layers, **shape))
     tokens = torch.randint(0, 8192, (1, length), generator=torch.Generator().manual_seed(0))
     typer.echo(f"Llama of {layers} layers, {length} tokens, forward and backward, one thread, medians of {turns} turns")

@@ -52,7 +52,7 @@ def merge(model: Any) -> Any:
     for index, module in layers.items():
         raw = target.raw(index)
         _require_foldable(index, module, normed=raw.q_norm is not None)
-        geometry = spectral_geometry(target.rotary(index), module)
+        geometry: Any = spectral_geometry(target.rotary(index), module)
         with torch.no_grad():
             raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
             if raw.b_q is not None:
