@@ -139,17 +139,9 @@ def test_something_else_is_a_type_error():
 
 
 def test_a_hook_point_that_never_fires_is_refused(monkeypatch):
-    """NeoX's bridge has the hook points after its rotation, and never uses them."""
-    monkeypatch.setattr(spectral_model, "sites_of", sites_after_the_rotation)
+    monkeypatch.setattr(spectral_model, "place", lambda view, layers: None)
     with pytest.raises(EditNotHonored, match="layer 0: the model does not use a query"):
         to_spectral(base("bridge", "neox"))
-
-
-def sites_after_the_rotation(view, layers):
-    from tlspectral.spectral_rope.placement import Site
-
-    names = [(index, side, f"blocks.{index}.attn.hook_rot_{side[0]}") for index in layers for side in ("query", "key")]
-    return [Site(index, side, name, view.model.hook_dict[name], layers[index]) for index, side, name in names]
 
 
 def test_a_start_that_is_not_the_model_is_refused(monkeypatch):

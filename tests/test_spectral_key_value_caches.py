@@ -1,11 +1,9 @@
-"""Spectral models and key/value caches: the same logits, or a refusal."""
+"""Spectral models, key/value caches and positions of the caller's own."""
 
 import pytest
 import torch
 import zoo
 from spectral_zoo import logits, moved
-
-from tlspectral.errors import EditNotHonored
 
 CACHED = [("bridge", name) for name in ("llama", "qwen3", "gemma3", "neox", "mistral")]
 CACHED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen2", "qwen3", "neox")]
@@ -36,38 +34,31 @@ def test_a_cache_handed_over_gives_the_same_logits(backend, name):
 
 
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
-def test_generation_is_without_a_cache(backend):
+@pytest.mark.parametrize("cached", [True, False])
+def test_generation_is_that_of_whole_passes(backend, cached):
     spectral = moved(backend, "llama")
     tokens = zoo.prompt(batch=1, length=6)
-    for how in (spectral.generate, lambda *a, **k: list(spectral.generate_stream(*a, **k))):
-        with pytest.raises(EditNotHonored, match="use_past_kv_cache=False"):
-            how(tokens, max_new_tokens=3)
-    with pytest.raises(EditNotHonored, match="hf_generate"):
-        spectral.hf_generate(tokens)
-    found = spectral.generate(
-        tokens, max_new_tokens=4, do_sample=False, stop_at_eos=False, use_past_kv_cache=False, verbose=False
-    )
+    options = {"max_new_tokens": 4, "do_sample": False, "stop_at_eos": False, "use_past_kv_cache": cached}
+    found = spectral.generate(tokens, **options, verbose=False)
     expected = tokens
     for _ in range(4):
         expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
     assert torch.equal(found, expected)
-    streamed, plain = [], logits(spectral.base, tokens)
-    for piece in spectral.generate_stream(
-        tokens, max_new_tokens=4, max_tokens_per_yield=1, do_sample=False, stop_at_eos=False, use_past_kv_cache=False,
-        verbose=False, return_type="tokens",
-    ):  # fmt: skip
-        assert torch.equal(logits(spectral.base, tokens), plain)  # between two pieces the base is as it was
-        streamed.append(piece)
-    assert torch.equal(torch.cat(streamed, dim=1), expected)
-    base_alone = spectral.base.generate(
-        tokens, max_new_tokens=4, do_sample=False, stop_at_eos=False, use_past_kv_cache=False, verbose=False
-    )
-    assert not torch.equal(base_alone, expected)
+    if backend == "bridge":
+        wrapped = spectral.original_model  # which hf_generate runs
+        found = wrapped.generate(tokens, max_new_tokens=4, do_sample=False, use_cache=cached, eos_token_id=None)
+        assert torch.equal(found, expected)
+        stream = spectral.generate_stream(tokens, max_tokens_per_yield=1, return_type="tokens", **options)
+        assert torch.equal(torch.cat(list(stream), dim=1), expected)
+    assert not torch.equal(spectral.base.generate(tokens, **options, verbose=False), expected)
 
 
-def test_positions_of_the_callers_own_are_refused():
-    spectral = moved("bridge", "llama")
-    with pytest.raises(EditNotHonored, match="position_ids"):
-        spectral(zoo.prompt(), position_ids=torch.arange(24)[None])
-    with pytest.raises(EditNotHonored, match="tuple"):
-        spectral(zoo.prompt(), past_key_values=((),))
+def test_positions_of_the_callers_own_are_those_that_turn():
+    spectral, tokens = moved("bridge", "llama"), zoo.prompt()
+    later = torch.arange(24)[None] + 100
+    # Rounding of angles of 100 radians: 1e-5. Positions that are not passed on would leave no difference at all below.
+    torch.testing.assert_close(logits(spectral, tokens, position_ids=later), logits(spectral), rtol=0, atol=2e-4)
+    spread = logits(spectral, tokens, position_ids=3 * torch.arange(24)[None])
+    unturned = logits(moved("bridge", "llama", log_omega=False, frequencies=[0]), tokens)
+    assert float((spread - logits(spectral)).abs().max()) > 0.1
+    assert float((spread - unturned).abs().max()) > 0.1

@@ -11,17 +11,21 @@ from tlspectral.spectral_rope.storage import load_spectral, save_spectral
 
 if TYPE_CHECKING:
     from tlspectral.spectral_rope.hooked import SpectralHookedTransformer
+    from tlspectral.spectral_rope.meter import OmegaMeter, omega_shift
 
 __all__ = [
+    "OmegaMeter",
     "SpectralHookedTransformer",
     "SpectralModel",
     "SpectralRoPE",
     "load_spectral",
     "merge",
+    "omega_shift",
     "parameter_groups",
     "save_spectral",
     "to_spectral",
 ]
 
-# The HookedTransformer, and TransformerLens with it, is imported when it is first asked for.
-__getattr__ = lazy_names(__name__, {"SpectralHookedTransformer": "hooked"})
+# TransformerLens and transformers are imported when what needs them is first asked for.
+_LATER = {"SpectralHookedTransformer": "hooked", "OmegaMeter": "meter", "omega_shift": "meter"}
+__getattr__ = lazy_names(__name__, _LATER)

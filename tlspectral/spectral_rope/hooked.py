@@ -12,7 +12,7 @@ from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
-from tlspectral.spectral_rope.placement import Placement, cached_tokens, checkpointed_modules, sites_of
+from tlspectral.spectral_rope.points import place
 
 _Base: Any
 try:
@@ -79,12 +79,7 @@ class SpectralHookedTransformer(_Base):
             phase_noise=phase_noise,
             seed=seed,
         )
-        self._placement = Placement(sites_of(view, by_layer(self.spectral)), checkpointed_modules(self))
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """As HookedTransformer's, key/value caches included."""
-        with self._placement.active(self, cached_tokens(super().forward, given, named)):
-            return super().forward(*given, **named)
+        place(view, by_layer(self.spectral))
 
     def spectral_parameters(self) -> Any:
         """The learnable frequencies, phases and gains alone."""

@@ -1,66 +1,85 @@
-"""`merge`: an ordinary model that computes the same as a spectral one whose frequencies have not moved."""
+"""`merge`: an ordinary model that computes the same as a spectral one, where there is one."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
+from tlspectral.models.loading import load_model
+from tlspectral.models.loading.copies import kept_activations
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
-from tlspectral.spectral_rope.layers import layers_of
+from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
+from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.model import SpectralModel, probe_tokens
 from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.rope_settings import with_frequencies
+from tlspectral.spectral_rope.swapped import swap_back
 
 
 def merge(model: Any) -> Any:
     """A new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
 
     Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: the two are gauge. `omega` is not: no
-    weights of an ordinary model can hold it.
+    weights of an ordinary model can hold it. The config of a model of transformers can, where all heads of all layers
+    share it (`scope="model"`): as the factors of LongRoPE, the same for short and long texts.
 
     Args:
         model: what `to_spectral` or `SpectralHookedTransformer` made; it is left as it is.
 
     Returns:
-        A TransformerBridge or HookedTransformer with weights of its own. In a bridge that splits a joint projection
-        (NeoX) the split query weights are changed, as they are by training it.
+        A TransformerBridge, HookedTransformer or model of transformers with weights of its own. In a bridge that splits
+        a joint projection (NeoX) the split query weights are changed, as they are by training it.
 
     Raises:
         TypeError: not a spectral model.
-        ValueError: a frequency has moved.
+        ValueError: a frequency has moved, and nothing in an ordinary model of this kind holds it; the message says why.
         UnsupportedArchitecture: a query norm stands between W_Q and a gain or phase that has moved, or the merged model
             does not compute what the spectral one does.
     """
     layers = layers_of(model)
-    view = attention_view(model)
+    of_transformers = is_spectral_object(model)
+    if not of_transformers:
+        for index, module in layers.items():
+            _require_unmoved(index, module)
+    merged = plain_object(model) if of_transformers else _copy_without_rotations(model)
+    target = attention_view(load_model(merged) if of_transformers else merged)  # on the same storage
     for index, module in layers.items():
-        _require_foldable(index, module, normed=view.raw(index).q_norm is not None)
-    merged = _copy_without_rotations(model)
-    target = attention_view(merged)
-    for index in layers:
-        geometry = model.spectral_geometry(index)
         raw = target.raw(index)
+        _require_foldable(index, module, normed=raw.q_norm is not None)
+        geometry: Any = spectral_geometry(target.rotary(index), module)
         with torch.no_grad():
             raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
             if raw.b_q is not None:
                 raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
-    _require_equal(model, merged)
+    tokens = probe_tokens(target.d_vocab)
+    if of_transformers:
+        merged = with_frequencies(merged, target, layers)
+        _require_equal(lambda: logits_of(model, tokens), lambda: logits_of(merged, tokens))
+        return merged
+    with without_hooks(merged), without_hooks(model):
+        _require_equal(lambda: attention_view(model).logits(tokens), lambda: target.logits(tokens))
     return merged
 
 
 def _copy_without_rotations(model: Any) -> Any:
-    if isinstance(model, SpectralModel):
-        return copy.deepcopy(model.base)
-    merged = copy.deepcopy(model)
-    del merged.spectral, merged._placement
-    merged.__class__ = hooked_transformer_class()
+    rotated = model.rotated if isinstance(model, SpectralModel) else model
+    merged = copy.deepcopy(rotated, dict(kept_activations(getattr(rotated, "original_model", rotated))))
+    swap_back(merged)
+    for parameter in merged.parameters():
+        parameter.requires_grad_()
+    if not isinstance(model, SpectralModel):
+        del merged.spectral
+        merged.__class__ = hooked_transformer_class()
     return merged
 
 
-def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None:
+def _require_unmoved(layer: int, module: SpectralRoPE) -> None:
     moved = module.shift_by_head().abs()
     if bool((moved > 0).any()):
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
@@ -69,6 +88,9 @@ def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None
             "token), and no weights of an ordinary model can hold that; set omega back, or keep the model with "
             "save_spectral"
         )
+
+
+def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None:
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
         raise UnsupportedArchitecture(
@@ -77,13 +99,9 @@ def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None
         )
 
 
-def _require_equal(model: Any, merged: Any) -> None:
-    view = attention_view(merged)
-    tokens = probe_tokens(view)
-    with torch.no_grad(), without_hooks(merged):
-        logits = view.logits(tokens)
-        with without_hooks(getattr(model, "base", model)):
-            expected = attention_view(model).logits(tokens)
+def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) -> None:
+    with torch.no_grad():
+        expected, logits = run(), run_merged()
     # Rounding of the folded weights: 3e-6 of the largest logit in float32. If a weight was not reached, the error is
     # the effect of gain and phase themselves.
     allowed = (1e-4 if logits.dtype.itemsize >= 4 else 0.1) * float(expected.abs().max())

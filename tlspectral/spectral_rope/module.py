@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
-from tlspectral.rotary import pair_mask, times_phase, widened
+from tlspectral.rotary import pair_columns, pair_mask, widened
 from tlspectral.selection import whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
@@ -90,6 +90,8 @@ class SpectralRoPE(nn.Module):
         self.scope, self.log_omega, self.shared_phase = scope, log_omega, shared_phase
         chosen, by_group = _chosen_heads(heads, n_heads, n_kv_heads)
         pairs = _chosen_pairs(frequencies, len(theta))
+        self.adjacent = _adjacent(real_index, imag_index)
+        self.everywhere = bool(chosen.all() and pairs.all())
         start = theta.detach().clone()
         # Not in the state dict: all of them belong to the model that is rotated, and none is learned.
         for name, value in {
@@ -117,7 +119,10 @@ class SpectralRoPE(nn.Module):
         return super().__getattr__(name)
 
     def forward(
-        self, x: Float[Tensor, "batch pos heads d_head"], positions: Int64[Tensor, "pos"], side: Side
+        self,
+        x: Float[Tensor, "batch pos heads d_head"],
+        positions: Int64[Tensor, "#batch pos"] | Int64[Tensor, "pos"],
+        side: Side,
     ) -> Float[Tensor, "batch pos heads d_head"]:
         """Queries or keys with the residual rotation on them; columns in no pair are left as they are.
 
@@ -127,23 +132,29 @@ class SpectralRoPE(nn.Module):
             side: which of the two `x` is.
         """
         mask = self._mask_for(x.shape[2], side)
-        angle = positions[:, None, None] * self._shift(mask)  # pos heads pairs
+        angle = positions[..., None, None] * self._shift(mask)  # (batch) pos heads pairs
         if side == "query" or self.shared_phase:
-            angle = angle + torch.where(mask, _rows(self.phase, mask), 0.0)
+            angle = angle + self._chosen(self.phase, mask, 0.0)
         cos, sin = angle.cos(), angle.sin()
         if side == "query":
-            gain = torch.where(mask, _rows(self.gain, mask), 1.0)
+            gain = self._chosen(self.gain, mask, 1.0)
             cos, sin = gain * cos, gain * sin
         wide = widened(x)  # as models do: 16 bits are too coarse for a rotation
         cos, sin = cos.to(wide), sin.to(wide)
-        real, imag = wide[..., self.real_index], wide[..., self.imag_index]
-        rotated = wide.clone()
-        rotated[..., self.real_index], rotated[..., self.imag_index] = times_phase(real, imag, cos, sin)
-        return rotated.to(x.dtype)
+        turning, still = wide[..., : 2 * len(self.theta)], wide[..., 2 * len(self.theta) :]
+        if self.adjacent:
+            other = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+        else:
+            real, imag = turning.chunk(2, -1)
+            other = torch.cat([imag, real], -1)
+            cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        rotated = turning * cos + other * sin
+        return (torch.cat([rotated, still], -1) if still.shape[-1] else rotated).to(x.dtype)
 
     def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Shift of the model's own frequencies by the residual, radians per token, by query head."""
-        return self._shift(self.query_mask).detach().cpu().double()
+        return self._shift(self.query_mask).expand_as(self.query_mask).detach().cpu().double()
 
     def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
         """Frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
@@ -153,12 +164,12 @@ class SpectralRoPE(nn.Module):
         """Phase of the query against its key, radians, by query head: 0 under `shared_phase`. `live`: with gradient."""
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
-        phase = torch.where(self.query_mask, _rows(self.phase, self.query_mask), 0.0)
+        phase = self._chosen(self.phase, self.query_mask, 0.0).expand_as(self.query_mask)
         return (phase if live else phase.detach()).cpu().double()
 
     def gain_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
         """Amplitude on the query, by query head. `live`: with gradient."""
-        gain = torch.where(self.query_mask, _rows(self.gain, self.query_mask), 1.0)
+        gain = self._chosen(self.gain, self.query_mask, 1.0).expand_as(self.query_mask)
         return (gain if live else gain.detach()).cpu().double()
 
     def extra_repr(self) -> str:
@@ -166,11 +177,19 @@ class SpectralRoPE(nn.Module):
         chosen = f", {int(self.query_mask.sum())} of {self.query_mask.numel()} pairs" * (not self.query_mask.all())
         return f"heads={self.n_heads}, pairs={len(self.theta)}, scope={self.scope!r}{chosen}"
 
-    def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
+    def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "#heads pairs"]:
         # In 16 bits the angle at position 1000 would be off by radians.
         theta = widened(self.theta)
         shift = theta * widened(self.log_omega_shift).expm1() if self.log_omega else widened(self.omega) - theta
-        return torch.where(mask, _rows(shift, mask), 0.0)
+        return self._chosen(shift, mask, 0.0)
+
+    def _chosen(
+        self, rows: Float[Tensor, "rows pairs"], mask: Bool[Tensor, "heads pairs"], start: float
+    ) -> Float[Tensor, "#heads pairs"]:
+        """Repeat each row for the heads that share it, with `start` where a head or pair is not spectral."""
+        if len(rows) > 1:
+            rows = rows.repeat_interleave(len(mask) // len(rows), dim=0)
+        return rows if self.everywhere else torch.where(mask, rows, start)
 
     def _mask_for(self, heads: int, side: Side) -> Bool[Tensor, "heads pairs"]:
         if heads == self.n_heads:
@@ -181,9 +200,12 @@ class SpectralRoPE(nn.Module):
         raise ValueError(f"{side} tensor of {heads} heads; this module rotates {allowed}")
 
 
-def _rows(rows: Float[Tensor, "rows pairs"], mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "heads pairs"]:
-    """Repeat each parameter row for the query heads that share it."""
-    return rows.repeat_interleave(len(mask) // len(rows), dim=0)
+def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pairs"]) -> bool:
+    given = real_index.tolist(), imag_index.tolist()
+    for adjacent in (False, True):
+        if given == tuple(columns.tolist() for columns in pair_columns(2 * len(real_index), adjacent=adjacent)):
+            return adjacent
+    raise ValueError(f"pairs are columns (t, t + pairs) or (2 t, 2 t + 1) of the first ones; found {given}")
 
 
 def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_noise: float) -> None:

@@ -33,8 +33,8 @@ def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
 
     Returns:
         `gain_phase` and `omega`, with `name`, `params`, `lr` and `weight_decay`; parameters that ask for no gradient,
-        and empty groups, are left out. The weights are in no group: those of a model of `to_spectral` belong to its
-        base. To train them too, add `{"params": ..., "lr": ...}`.
+        and empty groups, are left out. The weights are in no group: in a model of `to_spectral` they are frozen,
+        unless made with `share_weights=False`. To train them too, add `{"params": ..., "lr": ...}`.
 
     Raises:
         ValueError: no spectral parameter asks for a gradient, or there is none.

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
+from tlspectral.models.loading import load_model
+from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object
 from tlspectral.spectral_rope.layers import layers_of
-from tlspectral.spectral_rope.model import SpectralModel, to_spectral
+from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.tables.whole_file import whole_file
 
+WEIGHTS = "model.safetensors"
 _FORMAT = "tlspectral.spectral_rope.1"
 
 
@@ -36,7 +39,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
     first = next(iter(layers.values()))
     record = {
-        "n_layers": attention_view(model).n_layers,
+        "n_layers": _n_layers(model),
         "n_heads": {index: module.n_heads for index, module in layers.items()},
         "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
         "scope": first.scope,
@@ -49,12 +52,15 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
         save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
 
 
-def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
+def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     """Make a spectral model from an ordinary one and a file of `save_spectral`.
 
     Args:
-        model: the ordinary model; as for `to_spectral` it is left as it was.
-        path: of the file.
+        model: the ordinary model, of TransformerLens or Hugging Face; as for `to_spectral` it is left as it was.
+        path: of the file, or of the folder of `save_pretrained`.
+
+    Returns:
+        What `to_spectral` makes of the model, with the parameters of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -62,8 +68,10 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> SpectralModel:
             parameters that are missing, of another shape or not finite.
         UnsupportedArchitecture, EditNotHonored, ScoreMismatch: as `to_spectral`.
     """
+    if os.path.isdir(path):
+        path = os.path.join(path, WEIGHTS)
     tensors, record = _read(path)
-    view = attention_view(model)
+    view = attention_view(load_model(model) if is_hugging_face(model) else model)
     if record["n_layers"] != view.n_layers:
         raise IncompatibleCheckpoint(
             f"{path} is of a model of {record['n_layers']} layers, this one has {view.n_layers}"
@@ -114,7 +122,7 @@ def _require_same_theta(path: Any, layer: int, saved: Tensor | None, theta: Tens
         )
 
 
-def _fill(path: Any, spectral: SpectralModel, tensors: Mapping[str, Tensor]) -> None:
+def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
     parameters = dict(spectral.spectral.named_parameters())
     if parameters.keys() != tensors.keys():
         missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
@@ -132,7 +140,7 @@ def _fill(path: Any, spectral: SpectralModel, tensors: Mapping[str, Tensor]) -> 
             parameter.copy_(saved)
 
 
-def _about_groups(name: str, saved: Tensor, spectral: SpectralModel) -> str:
+def _about_groups(name: str, saved: Tensor, spectral: Any) -> str:
     index, role = name.split(".")
     module = layers_of(spectral)[int(index)]
     if role not in ("omega", "log_omega_shift") or len(saved) != module.n_heads or module.n_heads == module.n_kv_heads:
@@ -146,3 +154,9 @@ def _about_groups(name: str, saved: Tensor, spectral: SpectralModel) -> str:
 
 def _members(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
+
+
+def _n_layers(model: Any) -> int:
+    if is_spectral_object(model):
+        return int(model.config.get_text_config().num_hidden_layers)
+    return attention_view(model).n_layers

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
-from tlspectral.models.attention.view import AttentionView, _evaluating
+from tlspectral.models.attention.view import AttentionView, evaluating
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
@@ -119,7 +119,7 @@ def logits_at(
     Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
     caller.
     """
-    with _evaluating(view.model), unembedding_only(view, scored) as selected:
+    with evaluating(view.model), unembedding_only(view, scored) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
     return logits if selected else _at(logits, scored)
@@ -212,5 +212,5 @@ def last_logits(
 @contextmanager
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
     model, points = view.model, view.model.hook_dict
-    with torch.no_grad(), _evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):
+    with torch.no_grad(), evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):
         yield

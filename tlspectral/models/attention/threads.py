@@ -45,8 +45,7 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     """
     thread = get_ident()
     with _uses_lock:
-        # A spectral model uses the modules of another.
-        use = _uses.setdefault(getattr(model, "base", model), _Use())
+        use = _uses.setdefault(model, _Use())
     with use.changed:
         while use.thread not in (None, thread):
             if use.blocks:

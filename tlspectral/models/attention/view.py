@@ -275,7 +275,7 @@ class AttentionView:
         Raises ValueError for a prompt longer than the positions that the model has.
         """
         self._require_positions(tokens)
-        with _evaluating(self.model):
+        with evaluating(self.model):
             return self.model(tokens.to(self.device), return_type="logits")
 
     def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
@@ -290,7 +290,7 @@ class AttentionView:
             raise _ForwardStopped
 
         placed = hooks_on(self.model, self.model.hook_dict, [*hooks, (last, stop)])
-        with torch.no_grad(), _evaluating(self.model), placed:
+        with torch.no_grad(), evaluating(self.model), placed:
             try:
                 self.model(tokens.to(self.device), return_type=None)
             except _ForwardStopped:
@@ -358,7 +358,8 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
+    """Set a model to evaluation mode until the context ends, for this thread alone."""
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
     with exclusive(model):

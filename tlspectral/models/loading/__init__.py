@@ -1,6 +1,7 @@
 """Load a model to analyse, from a package, the hub, a folder, a GGUF file or an object, as a TransformerLens model."""
 
 import os
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ def load_model(
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
-            LoRA adapter (peft merges it into its base; extra `adapters`), a `.gguf` file (de-quantised to float32 once,
+            LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
+            its base), a `.gguf` file (de-quantised to float32 once,
             and kept in the user's cache folder), a causal language model object of transformers, or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
@@ -87,6 +89,10 @@ def load_model(
         from tlspectral.models.loading.packaged import load_packaged
 
         return load_packaged(source, backend, on_device, float_type)
+    if source.kind == "spectral":  # by name: what rotates stands on a higher floor
+        return import_module("tlspectral.spectral_rope.folders").load_folder(
+            source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
+        )
     from tlspectral.models.loading.building import load_from_files
 
     return load_from_files(source, backend, on_device, float_type, tokenizer)

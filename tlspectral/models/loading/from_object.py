@@ -1,8 +1,5 @@
 """A Hugging Face model object as a TransformerLens model, made of a copy that shares the parameters' storage."""
 
-import copy
-import warnings
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +8,11 @@ from torch import nn
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.building import build_model, copied_tokenizer
+from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import snapshot_commit
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
-_SHOWN = 3
 
 
 def load_from_object(
@@ -44,7 +30,10 @@ def load_from_object(
     record = {"model": name, "revision": None, **commit}
     check_config(given.config, Source("object", name, None, record))
     _check_weights(given, name)
-    copied = _copy(given, dtype, name)
+    copied = copy_of_object(given, name, dtype=dtype).eval()
+    copied.config._attn_implementation = "eager"
+    if dtype is not None:
+        copied.config.dtype = dtype
     anchor = next(copied.parameters())
     with copied_tokenizer(tokenizer) as own_tokenizer:
         model = build_model(copied, own_tokenizer, name, backend, device or anchor.device, anchor.dtype)
@@ -90,37 +79,3 @@ def _check_weights(given: Any, name: str) -> None:
                 f"{parameter_name} of {name} is {parameter.dtype}, a quantised format, which cannot be folded; load "
                 "the model without quantization_config"
             )
-
-
-def _copy(given: Any, dtype: torch.dtype | None, name: str) -> Any:
-    """Return a copy with modules, buffers and config of its own, in evaluation mode and with eager attention.
-
-    It has no hooks. Its parameters are other objects on the same storage, unless `dtype` is another one.
-    """
-    memo: dict[int, Any] = {}
-    hooked_modules = []
-    for module_name, module in given.named_modules():
-        for hooks_name in _HOOKS:
-            hooks = getattr(module, hooks_name)
-            memo[id(hooks)] = OrderedDict()
-            if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
-                hooked_modules.append(module_name or "the model")
-    if hooked_modules:
-        names = list(dict.fromkeys(hooked_modules))
-        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
-        warnings.warn(
-            f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
-            "model that is made of it",
-            stacklevel=5,
-        )
-    for parameter in given.parameters():
-        values = parameter.detach() if dtype is None else parameter.detach().to(dtype)
-        memo[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    copied = copy.deepcopy(given, memo)
-    for module in copied.modules():
-        # The mark of transformers that its own hooks, which are left out, are in place.
-        vars(module).pop("_output_capturing_hooks_installed", None)
-    copied.config._attn_implementation = "eager"
-    if dtype is not None:
-        copied.config.dtype = dtype
-    return copied.eval()

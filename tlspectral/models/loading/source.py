@@ -46,8 +46,9 @@ PACKAGED = {
 class Source:
     """A model to load.
 
-    `location` is a hub id, a checkpoint folder, the folder of an adapter, a GGUF file or a checkpoint of this package,
-    as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"`) says; `record` is the provenance that tables store.
+    `location` is a hub id, a checkpoint folder, the folder of an adapter or of spectral parameters, a GGUF file or a
+    checkpoint of this package, as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"spectral"`, `"gguf"`, `"tiny"`) says;
+    `record` is the provenance that tables store.
     A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
     """
 

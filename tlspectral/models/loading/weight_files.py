@@ -24,6 +24,7 @@ NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 ADAPTER_CONFIG = "adapter_config.json"
+SPECTRAL_CONFIG = "spectral_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
 
 
@@ -41,6 +42,8 @@ def folder_source(name: str, folder: Path, revision: str | None, checkpoint: int
             raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
         folder, record["revision"] = step_folder, step_folder.name
     record |= snapshot_commit(folder)
+    if (folder / SPECTRAL_CONFIG).is_file():
+        return Source("spectral", str(folder), None, record)
     if (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in NAMES):
         return Source("adapter", str(folder), None, record)
     if not (folder / "config.json").is_file():

@@ -1,0 +1,206 @@
+"""Hugging Face models with learned rotations: parity, the bridge's numbers, checkpointing, caches, threads, compile."""
+
+import copy
+import io
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import zoo
+from attention_models import skip_unless_sampled
+from spectral_zoo import NO_ROPE, move
+
+import tlspectral as tls
+from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.spectral_rope import load_spectral, to_spectral
+
+REFUSED = {"gptj": "not given position_ids and position_embeddings", "cohere": "does not compute"}
+ROTARY = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in (*NO_ROPE, *REFUSED))
+
+
+def logits(model, tokens=None, **options):
+    with torch.no_grad():
+        return model(zoo.prompt() if tokens is None else tokens, **options).logits
+
+
+def gradients(model):
+    model.zero_grad()
+    model(input_ids=zoo.prompt(), labels=zoo.prompt()).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_every_family_has_parity_and_checkpoints(name, full):
+    skip_unless_sampled(full, name, 0)
+    model, tokens = zoo.hf_model(name), zoo.prompt(length=40)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    spectral = to_spectral(model)
+    assert isinstance(spectral, type(model))
+    assert torch.equal(logits(spectral, tokens), logits(model, tokens))
+    move(spectral)
+    # The bridge has other hook points and code: the same function to rounding, 1e-6 of logits of order 1.
+    bridge = to_spectral(tls.load_model(model))
+    bridge.spectral.load_state_dict(spectral.spectral.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(logits(spectral, tokens), bridge(tokens), rtol=0, atol=3e-5)
+    assert float((logits(spectral, tokens) - logits(model, tokens)).abs().max()) > 0.05
+    wanted = gradients(spectral.train())
+    assert wanted
+    assert all(".spectral." in name for name in wanted)
+    for reentrant in (True, False):
+        spectral.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        found = gradients(spectral)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        spectral.gradient_checkpointing_disable()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_rotates_otherwise_is_refused(name):
+    if name == "cohere" and not zoo.READ_WRONG:
+        pytest.skip("TransformerLens 4 reads it rightly")
+    with pytest.raises(UnsupportedArchitecture, match=REFUSED[name]):
+        to_spectral(zoo.hf_model(name))
+
+
+@pytest.mark.parametrize(("share", "trained"), [(True, False), (False, True)])
+def test_weights_are_shared_and_frozen_or_its_own(share, trained):
+    model = zoo.hf_model("llama")
+    spectral = to_spectral(model, share_weights=share)
+    weight, own = model.model.layers[0].mlp.up_proj.weight, spectral.model.layers[0].mlp.up_proj.weight
+    assert own is not weight
+    assert (own.data_ptr() == weight.data_ptr()) == share
+    assert own.requires_grad == trained
+    assert weight.requires_grad
+    before = logits(model)
+    optimizer = torch.optim.AdamW(spectral.parameters(), lr=1e-2)
+    gradients(spectral)
+    optimizer.step()
+    assert torch.equal(logits(model), before)
+    assert not torch.equal(logits(spectral), before)
+
+
+def test_positions_are_those_that_are_given():
+    """At positions 0, 2, 4, ... a model is the one of twice the frequencies at 0, 1, 2, ..."""
+    model, faster = zoo.hf_model("llama"), zoo.hf_model("llama")
+    faster.model.rotary_emb.inv_freq *= 2
+    faster.model.rotary_emb.original_inv_freq *= 2
+    spectral, other = move(to_spectral(model, log_omega=False)), to_spectral(faster, log_omega=False)
+    with torch.no_grad():
+        for index, module in other.spectral.items():
+            for name in ("phase", "gain", "omega"):
+                getattr(module, name).copy_(getattr(spectral.spectral[index], name) * (1 + (name == "omega")))
+    found = logits(spectral, position_ids=2 * torch.arange(24)[None])
+    # Rounding 1e-6; positions that are not read would leave differences of order 1.
+    torch.testing.assert_close(found, logits(other), rtol=0, atol=2e-5)
+    assert float((found - logits(spectral)).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_generation_with_its_cache(name):
+    spectral, tokens = move(to_spectral(zoo.hf_model(name))), zoo.prompt(batch=1, length=6)
+    expected = tokens
+    for _ in range(6):
+        expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
+    for cached in (True, False):
+        found = spectral.generate(tokens, max_new_tokens=6, do_sample=False, use_cache=cached, eos_token_id=None)
+        assert torch.equal(found, expected)
+
+
+def test_copies_files_and_threads():
+    spectral = move(to_spectral(zoo.hf_model("llama")))
+    expected = logits(spectral)
+    other = copy.deepcopy(spectral)
+    assert torch.equal(logits(move(other, seed=1)), logits(other))
+    assert not torch.equal(logits(other), expected)
+    assert torch.equal(logits(spectral), expected)
+    file = io.BytesIO()
+    torch.save(spectral, file)
+    file.seek(0)
+    assert torch.equal(logits(torch.load(file, weights_only=False)), expected)
+    prompts = [zoo.prompt(length=length, seed=length) for length in (24, 17, 9, 5)]
+    wanted = [logits(spectral, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert all(map(torch.equal, pool.map(lambda prompt: logits(spectral, prompt), prompts), wanted))
+
+
+COMPILED = """
+import torch, zoo
+from spectral_zoo import move
+from tlspectral.spectral_rope import to_spectral
+for model in [zoo.hf_model("llama"), *([zoo.hooked("llama")] if zoo.HAS_HOOKED else [])]:
+    spectral = move(to_spectral(model))
+    with torch.no_grad():
+        compiled = torch.compile(spectral, fullgraph=True, backend="aot_eager")
+        found, expected = (getattr(run(zoo.prompt()), "logits", run(zoo.prompt())) for run in (compiled, spectral))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)  # rounding of fused operations, 1e-6
+"""
+
+
+def test_compiled_they_are_one_graph():
+    """In another process: the shape checks of tests cannot be compiled."""
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "PYTHONPATH": paths})
+
+
+class Prompts(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        tokens = zoo.prompt(1, seed=index)[0]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trained(model, folder, steps=4, resume=None, **options):
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=2, learning_rate=1e-2, save_steps=2,
+        lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, **options,
+    )  # fmt: skip
+    transformers.Trainer(model=model, args=arguments, train_dataset=Prompts()).train(resume_from_checkpoint=resume)
+    return model.eval()
+
+
+def test_trainer_saves_resumes_and_the_folder_is_read_back(tmp_path):
+    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    spectral = trained(to_spectral(model), tmp_path / "run")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(logits(spectral), logits(model))
+    resumed = trained(to_spectral(model), tmp_path / "again", resume=str(tmp_path / "run" / "checkpoint-2"))
+    assert torch.equal(logits(resumed), logits(spectral))
+    back = load_spectral(model, tmp_path / "run" / "checkpoint-4")
+    assert torch.equal(logits(back), logits(spectral))
+    loaded = tls.load_model(tmp_path / "run", checkpoint=4)
+    assert loaded.tlspectral_source["base"]["model"] == str(tmp_path / "model")
+    for index, module in spectral.spectral.items():
+        assert torch.equal(loaded.spectral[index].omega_by_head(), module.omega_by_head())
+    with torch.no_grad():  # the bridge's rounding, 1e-6
+        torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+
+
+def test_trained_weights_are_saved_beside(tmp_path):
+    spectral = trained(to_spectral(zoo.hf_model("llama"), share_weights=False), tmp_path / "run")
+    loaded = tls.load_model(tmp_path / "run" / "checkpoint-4")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+    with pytest.raises(RuntimeError, match="weights that are trained too"):
+        trained(spectral, tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_a_base_without_a_name_has_to_be_given(tmp_path):
+    model = zoo.hf_model("llama")
+    spectral = move(to_spectral(model))
+    spectral.save_pretrained(tmp_path)
+    with pytest.raises(IncompatibleCheckpoint, match="names no base model"):
+        tls.load_model(tmp_path)
+    assert torch.equal(logits(load_spectral(model, tmp_path)), logits(spectral))

@@ -1,0 +1,75 @@
+"""Copies of a model's modules that share the storage of its parameters, without its hooks."""
+
+import copy
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
+_SHOWN = 3
+
+
+def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, shared: bool = True) -> Any:
+    """Return a copy of a Hugging Face model with modules, buffers and config of its own, without hooks.
+
+    Its parameters are other objects on the same storage, unless `dtype` is another one or `shared` is False. A warning
+    names the modules whose hooks are left out.
+    """
+    memo: dict[int, Any] = {}
+    hooked_modules = []
+    for module_name, module in given.named_modules():
+        for hooks_name in _HOOKS:
+            hooks = getattr(module, hooks_name)
+            memo[id(hooks)] = OrderedDict()
+            if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
+                hooked_modules.append(module_name or "the model")
+    if hooked_modules:
+        names = list(dict.fromkeys(hooked_modules))
+        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+        warnings.warn(
+            f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
+            "model that is made of it",
+            stacklevel=5,
+        )
+    if shared:
+        memo |= other_parameters(given, dtype)
+    copied = copy.deepcopy(given, memo)
+    for module in copied.modules():
+        # The mark of transformers that its own hooks, which are left out, are in place.
+        vars(module).pop("_output_capturing_hooks_installed", None)
+    return copied
+
+
+def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dict[int, nn.Parameter]:
+    """Return, for the memo of a deep copy, other parameters on the same storage, or with values of another type."""
+    return {
+        id(parameter): nn.Parameter(
+            parameter.detach() if dtype is None else parameter.detach().to(dtype),
+            requires_grad=parameter.requires_grad,
+        )
+        for owner in module.modules()
+        for parameter in owner._parameters.values()
+        if parameter is not None
+    }
+
+
+def kept_activations(module: nn.Module) -> dict[int, None]:
+    """Return, for the memo of a deep copy, activations of the last pass that modules keep; such cannot be copied."""
+    return {
+        id(kept): None
+        for owner in module.modules()
+        for kept in vars(owner).values()
+        if isinstance(kept, torch.Tensor) and not kept.is_leaf
+    }

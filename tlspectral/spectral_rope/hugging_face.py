@@ -1,0 +1,179 @@
+"""Learnable rotary positions in a Hugging Face model: a copy of it, of its own class, with them in its attention.
+
+An attention module of transformers calls a function of its file, `apply_rotary_pos_emb(q, k, cos, sin)`, after its
+query/key norm. In the copy it calls one that rotates further. What that needs travels in the place of `cos`, so that
+nothing is kept between calls.
+"""
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.view import evaluating
+from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
+
+_ROTATION = "apply_rotary_pos_emb"
+
+
+class _Table(NamedTuple):
+    """What stands in for `cos`: the model's own, its rotation, positions of the tokens, the module that rotates on."""
+
+    cos: Tensor
+    own: Callable[..., Any]
+    positions: Tensor
+    rotary: SpectralRoPE
+
+
+class RotatedAttention(Swapped):
+    """An attention module of transformers whose queries and keys are rotated further; `spectral` is part of it."""
+
+    spectral: SpectralRoPE
+    rotated_forward: Callable[..., Any]
+    own_rotation: Callable[..., Any]
+
+    @classmethod
+    def more(cls, own: type) -> dict[str, Any]:
+        """Return the forward pass of a class of attention, with another rotation."""
+        forward = inspect.unwrap(own.forward)
+        if _ROTATION not in forward.__code__.co_names:
+            raise UnsupportedArchitecture(f"{own.__name__} calls no {_ROTATION}, where learned rotations are put in")
+        known = {**forward.__globals__, _ROTATION: _rotated}
+        rotated = FunctionType(forward.__code__, known, forward.__name__, forward.__defaults__, forward.__closure__)
+        rotated.__kwdefaults__ = forward.__kwdefaults__
+        return {"rotated_forward": rotated, "own_rotation": staticmethod(forward.__globals__[_ROTATION])}
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """As the attention module's own, with learned rotations."""
+        tables, positions = named.get("position_embeddings"), named.get("position_ids")
+        if tables is None or positions is None:
+            raise UnsupportedArchitecture(
+                f"{self.own.__name__} is not given position_ids and position_embeddings by its layer, so a learned "
+                "frequency does not know where its tokens stand"
+            )
+        cos, sin = tables
+        named["position_embeddings"] = (_Table(cos, self.own_rotation, positions, self.spectral), sin)
+        return self.rotated_forward(*given, **named)
+
+
+class SpectralPreTrained(Swapped):
+    """A Hugging Face model with learned rotations in its attention modules, which are saved without its weights."""
+
+    base: Any
+    enable_input_require_grads: Callable[[], None]
+    named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
+    modules: Callable[[], Iterator[Any]]
+
+    @property
+    def spectral(self) -> nn.ModuleDict:
+        """One `SpectralRoPE` by layer."""
+        return nn.ModuleDict(
+            {str(module.layer_idx): module.spectral for module in self.modules() if _is_rotated(module)}
+        )
+
+    def spectral_parameters(self) -> Iterator[nn.Parameter]:
+        """The learnable frequencies, phases and gains alone."""
+        return self.spectral.parameters()
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
+        """Write the spectral parameters and the name of the base, as `save_folder` has it, and no weights.
+
+        Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
+        """
+        from tlspectral.spectral_rope.folders import save_folder
+
+        save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **named: Any) -> Any:
+        """As the model's own; the tensors of a file of `save_pretrained` go to the spectral parameters.
+
+        Raises RuntimeError for such a file where weights are trained too, which it does not hold.
+        """
+        if not any(name.endswith(".theta") for name in state_dict):
+            return self.own.load_state_dict(self, state_dict, *given, **named)
+        if self._trains_weights():
+            raise RuntimeError("the file holds spectral parameters alone; weights that are trained too are in `base`")
+        by_layer = {name: value for name, value in state_dict.items() if not name.endswith(".theta")}
+        return self.spectral.load_state_dict(by_layer, strict=False)
+
+    def _trains_weights(self) -> bool:
+        return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
+
+    def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
+        """As the model's own. Embeddings ask for a gradient, as reentrant checkpointing needs with frozen weights."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new
+            self.own.gradient_checkpointing_enable(self, *given, **named)
+        self.enable_input_require_grads()
+
+
+def is_hugging_face(model: Any) -> bool:
+    """Return whether this is a model of transformers, not in a TransformerLens model."""
+    return hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings") and not hasattr(model, "blocks")
+
+
+def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
+    """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
+
+    `view` is that of a bridge made of it. The logits of the copy are proved to be the model's to the bit.
+
+    Raises:
+        UnsupportedArchitecture: attention that rotates in another way, or is not told its positions.
+    """
+    copied = copy_of_object(model, str(model.config._name_or_path or type(model).__name__), shared=shared)
+    for parameter in copied.parameters():
+        parameter.requires_grad_(not shared and parameter.requires_grad)
+    paths = {id(module): path for path, module in view.model.original_model.named_modules()}
+    for index, rotary in layers.items():
+        path = paths[id(view.model.blocks[index].attn)].replace("_original_component.", "")
+        attention = copied.get_submodule(path)
+        if not hasattr(attention, "layer_idx"):
+            attention.layer_idx = index
+        swap(attention, RotatedAttention)
+        attention.spectral = rotary
+    swap(copied, SpectralPreTrained)
+    copied.__dict__["base"] = model
+    return copied
+
+
+def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+    """Return the logits of a model of transformers in evaluation mode."""
+    with evaluating(model):
+        return model(input_ids=tokens.to(model.device), use_cache=False).logits
+
+
+def plain_object(model: Any) -> Any:
+    """Return a copy of a spectral Hugging Face model without its rotations, with weights of its own."""
+    copied = copy_of_object(model, type(model).__name__, shared=False)
+    for module in copied.modules():
+        if _is_rotated(module):
+            del module.spectral
+    copied.__dict__.pop("base")
+    swap_back(copied)
+    return copied
+
+
+def is_spectral_object(model: Any) -> bool:
+    """Return whether this is a Hugging Face model of `to_spectral`."""
+    return is_swapped(model, SpectralPreTrained)
+
+
+def _is_rotated(module: Any) -> bool:
+    return is_swapped(module, RotatedAttention)
+
+
+def _rotated(q: Tensor, k: Tensor, cos: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    q, k = cos.own(q, k, cos.cos, *given, **named)
+    if named.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]
+        return cos.rotary(q, cos.positions, "query"), cos.rotary(k, cos.positions, "key")
+    q = cos.rotary(q.transpose(1, 2), cos.positions, "query").transpose(1, 2)
+    return q, cos.rotary(k.transpose(1, 2), cos.positions, "key").transpose(1, 2)
