@@ -137,6 +137,8 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (stats.layer_bootstrap.__doc__, interval, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, [depth]),
+        (stats.nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
+        (stats.hypergeometric_overlap.__doc__, "hypergeometric_overlap", [depth]),
         (stats.class_test.__doc__, "class_test", [very_alike]),
         (stats.attenuation.__doc__, "attenuation.interval", [independent, very_alike]),
         (another["low"], interval, layers_apart),

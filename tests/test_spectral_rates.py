@@ -1,4 +1,4 @@
-"""Rates of spectral parameters: a step of the README's recipe leaves a trained model what it was in a long context."""
+"""Rates of spectral parameters: a step of the page's recipe leaves a trained model what it was in a long context."""
 
 import doctest
 import importlib.util
@@ -16,15 +16,15 @@ from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups, rates, to_spectral
 from tlspectral.tasks import packaged_text
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "spectral_rope.md"
 
 
 def recipe(model):
-    """The spectral model and the optimizer that the README makes of a model, line by line."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    """The spectral model and the optimizer that the page makes of a model, line by line."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (lines,) = [block for block in blocks if "tls.to_spectral(model)" in block]
     names = {"tls": tls, "torch": torch, "model": model}
-    exec(lines.split("tls.analyze_heads")[0], names)
+    exec(lines.split("trainer =")[0], names)
     return names["spectral"], names["optimizer"]
 
 

@@ -63,7 +63,8 @@ def nested_r_squared(
         ValueError: no added column, a column that the table lacks, or infinite values.
 
     What it does not establish: prediction on other heads (R squared never falls when columns are added); nor
-    significance with heads of a layer depending on each other.
+    significance with heads of a layer depending on each other: with an intra-class correlation of 0.4 the F test
+    rejects in 23.2 % of simulated tables without an effect (docs/statistics.md). `partial_spearman(layers=)` keeps 5 %.
     """
     base, added = ([names] if isinstance(names, str) else list(names) for names in (base, added))
     if not added:

@@ -121,7 +121,8 @@ def hypergeometric_overlap(population: int, marked: int, drawn: int, overlap: in
         ValueError: counts that cannot be: negative ones, a set larger than the population, an overlap that two sets of
             these sizes cannot have.
 
-    What it does not establish: anything, if the circuit was written down after the picked heads were seen.
+    What it does not establish: anything, if the circuit was written down after the picked heads were seen. Where heads
+    of a layer resemble each other it rejects in up to 7.9 % (docs/statistics.md).
     """
     if not (0 <= marked <= population and 0 <= drawn <= population):
         raise ValueError(f"{marked} marked and {drawn} drawn heads do not fit into a population of {population}")

@@ -1,0 +1,49 @@
+"""Notebooks as a visitor finds them: what one will know, what is installed, results, an exercise."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+LARGEST = 2_000_000  # bytes
+
+
+def cells(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def text(cell):
+    return "".join(cell["source"])
+
+
+def printed(path):
+    """All text that the outputs of a notebook hold."""
+    outputs = [output for cell in cells(path) for output in cell.get("outputs", [])]
+    assert all(output["output_type"] != "error" for output in outputs)
+    shown = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    html = [output.get("data", {}).get("text/html", "") for output in outputs]
+    return "\n".join("".join(part) for part in [*shown, *html])
+
+
+def test_they_make_one_path():
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 10)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_says_what_one_will_know_installs_what_is_missing_and_ends_with_an_exercise(path):
+    first, install, *_, last = cells(path)
+    assert re.search(r"After this notebook", text(first))
+    assert re.search(r"minutes?|core", text(first))
+    assert text(install) == text(cells(NOTEBOOKS[0])[1])
+    assert "## Your turn" in text(last)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_shows_its_results_and_nothing_of_the_machine(path):
+    assert path.stat().st_size < LARGEST
+    shown = printed(path)
+    assert len(shown) > 200
+    assert not re.search(r"/(work|root|home|usr)/", shown)
+    assert "Warning" not in shown
