@@ -64,7 +64,7 @@ def heads_with_pairings(
             "prev": np.exp(0.9 * (alike + rng.standard_normal(len(alike)))),
         }
     )
-    theta = torch.tensor(100.0, dtype=torch.float64) ** (-torch.arange(0, D_HEAD, 2) / D_HEAD)
+    theta = 100.0 ** (-torch.arange(0, D_HEAD, 2, dtype=torch.float64) / D_HEAD)
     geometry = RotaryGeometry(theta, *pair_columns(D_HEAD, adjacent=False), D_HEAD)
     phases = partial(phase_columns, torch.from_numpy(w_q), torch.from_numpy(w_k))
     drawn = permuted_geometries(geometry, PLACEBO_DRAWS, int(rng.integers(2**31)))

@@ -8,7 +8,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
 from tlspectral.operators import verify_scores
-from tlspectral.positional.measure import require_valid_length
+from tlspectral.positional.block_weights import require_valid_length
 
 LIMIT = 32
 
