@@ -145,6 +145,7 @@ for model in [zoo.hf_model("llama"), *([zoo.hooked("llama")] if zoo.HAS_HOOKED e
 """
 
 
+@pytest.mark.slow
 def test_compiled_they_are_one_graph():
     """In another process: the shape checks of tests cannot be compiled."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
