@@ -243,6 +243,33 @@ def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize(("backend", "name"), [(b, n) for b, n in MODELS if n in ("gpt2", "gemma2", "gptj")])
+def test_an_estimate_of_long_range_is_the_slope_of_the_loss(backend, name):
+    """Against a small step: the loss with a hundredth of what losing the far keys does to z of one head."""
+    model, tokens = shared(backend, name), drawn()
+    view = attention_view(model)
+    far = {"window": 3, "sinks": 1}
+    table = sweep(model, "long_range", tokens=tokens, screen="gradient", heads=[(0, 1), (1, 0)], **far)
+    assert table["score_rms"].isna().all()
+    step = 1e-2
+    for layer, head in [(0, 1), (1, 0)]:
+        point = view.hook_names(layer)["z"]
+        kept = {}
+        for what, part in (("whole", []), ("near", [(layer, head)])):
+            with ablate(model, part, "long_range", **far):
+                kept[what] = model.run_with_cache(tokens)[1][point]
+        change = kept["near"] - kept["whole"]
+        assert change.abs().max() > 1e-2
+        losses = []
+        for size in (step, -step):
+            with model.hooks(fwd_hooks=[(point, lambda z, hook, size=size, change=change: z + size * change)]):
+                losses.append(induction_loss(model, tokens=tokens).value)
+        slope = (losses[0] - losses[1]) / (2 * step)
+        found = table.loc[(table["layer"] == layer) & (table["head"] == head), "estimate"].item()
+        # As for the other parts: 3e-5 on slopes of 1e-3.
+        assert found == pytest.approx(slope, abs=1e-4, rel=2e-2)
+
+
 def test_a_screen_measures_the_largest_and_a_random_set(monkeypatch):
     monkeypatch.setattr(sweep_module, "SCREENED", 3)
     model, tokens = shared("bridge", "gemma2"), drawn()

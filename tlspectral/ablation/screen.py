@@ -1,6 +1,7 @@
 """First-order estimates of every head's effect, from one backward pass over all of them."""
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -8,8 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.ablation.effects import root_mean_square, unpadded
+from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
+from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
@@ -19,17 +22,22 @@ _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewe
 
 
 def gradient_screen(
-    view: AttentionView, sequences: ScoredSequences, by_layer: dict[int, list[int]], part: Part
+    view: AttentionView,
+    sequences: ScoredSequences,
+    by_layer: dict[int, list[int]],
+    part: Part,
+    reach: Reach | None = None,
 ) -> pd.DataFrame:
     """Estimate what removing `part` from each head alone would add to the score.
 
     With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
     the score in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
     (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
-    gradient reaches the model's parameters.
+    gradient reaches the model's parameters. `"long_range"` (`reach`: what a head still sees) takes keys away, so that
+    no difference of scores is finite; there g is on the difference of the head's output z.
 
     Returns:
-        DataFrame `layer, head, estimate, score_rms`.
+        DataFrame `layer, head, estimate, score_rms`; the last is NaN for `"output"` and `"long_range"`.
 
     Raises:
         ValueError: a metric that has no gradient.
@@ -53,7 +61,13 @@ def gradient_screen(
 
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        hooks += LayerAblation(view, view.layer(layer), heads, part, alter=partial(gated, layer)).hooks()
+        if reach is None:
+            hooks += LayerAblation(view, view.layer(layer), heads, part, alter=partial(gated, layer)).hooks()
+            continue
+        squares[layer].fill_(torch.nan)
+        require_honoured(view, layer, "z")
+        ablation = LayerAblation(view, view.layer(layer), heads, part, reach=reach)
+        hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n = len(sequences.tokens)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
@@ -77,6 +91,13 @@ def gradient_screen(
         for layer, heads in by_layer.items()
     ]
     return pd.concat(tables, ignore_index=True)
+
+
+def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:
+    """Return z with the change that removing the part makes, times the gates; they are 0, so that z stays."""
+    by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
+    change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
+    return by_head.index_add(2, torch.tensor(ablation.heads, device=z.device), change.to(z)).reshape(z.shape)
 
 
 def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:

@@ -125,8 +125,8 @@ def ablation_sweep(
     """
     removed = _checked_part(part, control, screen)
     check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks, blocks=blocks)
-    if screen is not None and (replace != "zero" or window is not None or blocks is not None):
-        raise ValueError("screen='gradient' estimates the removal of parts of M and replace='zero': leave it out")
+    if screen is not None and (replace != "zero" or blocks is not None):
+        raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
     reach = None if window is None else Reach(window, sinks)
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
@@ -153,7 +153,7 @@ def ablation_sweep(
     screened = None
     if screen == "gradient":
         name = f"{removed}_screen"
-        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, removed, seed))
+        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, removed, seed, reach))
         screened = finished_parts([screening], folder, description=name, unit="screen", show_progress=False)[name]
         chosen_heads = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, chosen_heads)
@@ -266,9 +266,10 @@ def _screen(
     by_layer: dict[int, list[int]],
     part: Part,
     seed: int,
+    reach: Reach | None,
 ) -> pd.DataFrame:
     """Estimate the effects of all heads, and choose which of them are to be measured."""
-    table = gradient_screen(view, sequences, by_layer, part)
+    table = gradient_screen(view, sequences, by_layer, part, reach)
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
     table["measured"] = ""

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
+from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured, require_own_reads
-from tlspectral.models.attention import folded_bias, unmasked
+from tlspectral.models.attention import folded_bias
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 from tlspectral.rotary import widened
@@ -81,41 +81,21 @@ class EdgeSource:
         """Return a `fwd_hooks` list that changes no activation. Raises EditNotHonored as `LayerAblation.hooks`."""
         ablation, names = self.ablation, self.ablation.names
         ablation.prove()
-        hooks: list[Hook] = []
-        if ablation.part != "output":
-            hooks = ablation.holders("query", "key", "value")
-            if "scores" in names:  # rotations of the run; a delegating layer shows none
-                hooks += [*ablation.holders("cos", "sin"), (names["scores"], self._hold_scores)]
-        return [*hooks, (names["z"], self._measure), (names["attention_out"], self._compare_written)]
-
-    def _hold_scores(self, scores: Tensor, hook: Any) -> None:
-        edited = self.ablation.edited_scores(scores, first=acts_first(hook, self._hold_scores))
-        for point, held in (("scores", scores), ("edited", edited)):
-            self.ablation.hold(point, self.ablation.selected(held, heads_axis=1))
+        return [
+            *ablation.measuring(),
+            (names["z"], self._measure),
+            (names["attention_out"], self._compare_written),
+        ]
 
     def _measure(self, z: Tensor, hook: Any) -> None:
         ablation, layer = self.ablation, self.ablation.layer.layer
         writes = head_writes(ablation.view, layer, widened)
         z = z_of(z, writes.w_o)
         scale = writes.token_scale(z)
-        self.run.take(layer, -writes.sum_of(self._change(z), scale, ablation.heads))
+        self.run.take(layer, -writes.sum_of(ablation.change_of_head_output(z), scale, ablation.heads))
         with torch.no_grad():
             written = writes.sum_of(z[:1], scale[:1])
             ablation.hold("written", written + writes.of_biases(scale[:1]))
-
-    def _change(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return z of the source heads without the part, less z."""
-        ablation = self.ablation
-        if ablation.part == "output":
-            selected = ablation.selected(z, heads_axis=2)
-            return widened(ablation.replaced_z(selected)) - widened(selected)
-        if "scores" not in ablation.names:
-            return ablation.change_of_z(z)
-        scores, edited = (widened(ablation.taken(point)) for point in ("scores", "edited"))
-        values = ablation.values(ablation.taken("value"), scores)
-        before, after = (key_weights(each, unmasked(each)) @ values for each in (scores, edited))
-        ablation.require_own_z(ablation.selected(z, heads_axis=2), before.transpose(1, 2), delegated=False)
-        return (after - before).transpose(1, 2)
 
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:

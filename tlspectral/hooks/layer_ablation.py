@@ -17,6 +17,7 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention import unmasked
 from tlspectral.models.attention.threads import Hook
+from tlspectral.rotary import widened
 
 
 @dataclass
@@ -58,6 +59,35 @@ class LayerAblation(HeadCapture):
             require_honoured(self.view, self.layer.layer, "z")
         else:
             self.prove_scores()
+
+    def measuring(self) -> list[Hook]:
+        """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
+        if self.part == "output":
+            return []
+        hooks = self.holders("query", "key", "value")
+        if "scores" in self.names:  # rotations of the run; a delegating layer shows none
+            hooks += [*self.holders("cos", "sin"), (self.names["scores"], self._hold_scores)]
+        return hooks
+
+    def change_of_head_output(
+        self, z: Float[Tensor, "batch pos heads d_head"]
+    ) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Return z of the heads without the part, less z, after the hooks of `measuring`."""
+        if self.part == "output":
+            selected = self.selected(z, heads_axis=2)
+            return widened(self.replaced_z(selected)) - widened(selected)
+        if "scores" not in self.names:
+            return self.change_of_z(z)
+        scores, edited = (widened(self.taken(point)) for point in ("scores", "edited"))
+        values = self.values(self.taken("value"), scores)
+        before, after = (key_weights(each, unmasked(each)) @ values for each in (scores, edited))
+        self.require_own_z(self.selected(z, heads_axis=2), before.transpose(1, 2), delegated=False)
+        return (after - before).transpose(1, 2)
+
+    def _hold_scores(self, scores: Tensor, hook: Any) -> None:
+        edited = self.edited_scores(scores, first=acts_first(hook, self._hold_scores))
+        for point, held in (("scores", scores), ("edited", edited)):
+            self.hold(point, self.selected(held, heads_axis=1))
 
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
         """Return the layer's scores without the part, from the queries and keys held in this run.
