@@ -74,6 +74,8 @@ notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
 notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
+# Without the widgets of Jupyter, tqdm warns that it draws its bars as text.
+notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
 notebooks-with-outputs: notebooks
 
 test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4
