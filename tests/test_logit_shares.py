@@ -269,7 +269,7 @@ def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     assert sweep["control_delta"].abs().min() > 1e-6
     with pytest.raises(IncompatibleCheckpoint):
         tls.ablation_sweep(model, part, checkpoint_dir=tmp_path, **{**options, "blocks": block_prompt((2, 2, 2, 2))})
-    with pytest.raises(ValueError, match="parts of M"):
+    with pytest.raises(ValueError, match="parts without blocks"):
         tls.ablation_sweep(model, part, screen="gradient", **options)
     with pytest.raises(ValueError, match="needs blocks"):
         tls.ablation_sweep(model, part, task=task, **quiet)
