@@ -11,6 +11,8 @@ import torch
 import typer
 
 import tlspectral as tls
+from tlspectral.models.attention import attention_view
+from tlspectral.models.text import text_tokens
 from tlspectral.stats import benjamini_hochberg
 
 LENGTH, ROWS, WINDOW, SINKS = 256, 16, 32, 4
@@ -28,7 +30,7 @@ def main(model: str) -> None:
     loaded = tls.load_model(model)
     task = tls.tasks.language(n_sequences=ROWS, sequence_length=LENGTH)
     sweep = tls.ablation_sweep(loaded, "long_range", window=WINDOW, sinks=SINKS, task=task, screen="gradient")
-    text = loaded.to_tokens(tls.tasks.packaged_text())[:, : ROWS * LENGTH].reshape(ROWS, LENGTH)
+    text = text_tokens(attention_view(loaded), None, n_sequences=ROWS, sequence_length=LENGTH)
     attention = tls.detect_heads(loaded, prompts=text, pattern=far).rename(columns={"pattern": "attention"})
     table = sweep.merge(attention[["layer", "head", "attention"]], on=["layer", "head"])
     measured = table[table["measured"] != ""].copy()

@@ -107,7 +107,7 @@ def _checked(
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
     """The head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
-    row = next(row for row in heads.to_dict("records") if (row["layer"], row["head"]) == pair)
+    (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
         ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "null pct": "_null_pct"}

@@ -102,16 +102,22 @@ def report(
 def card_page(name: str, heads: pd.DataFrame, sections: list[Section]) -> Page:
     """Return the page of one head's card, which has no script."""
     style = _part("style.css")
-    policy = f"default-src 'none'; style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     body = "".join(section.html() for section in sections)
     return Page(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=False)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style)}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(name)} of {escape(_model(heads))}</title><style>{style}</style></head><body><header>"
         f'<p class="eyebrow">{escape(_model(heads))}</p><h1>{escape(name)}</h1></header>'
         f'<main class="evidence">{body}</main></body></html>'
     )
+
+
+def _policy(style: str, script: str | None = None) -> str:
+    """Return the content security policy of a page: its own style and script, and no request."""
+    scripts = "" if script is None else f"script-src {_fingerprint(script)}; "
+    policy = f"default-src 'none'; {scripts}style-src {_fingerprint(style)}; img-src data:; base-uri 'none'; "
+    return escape(policy + "form-action 'none'", quote=False)
 
 
 def _model(heads: pd.DataFrame) -> str:
@@ -140,13 +146,9 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
 
 def _page(heads: pd.DataFrame, evidence: Evidence, kernels: Given) -> str:
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
-    policy = (
-        f"default-src 'none'; script-src {_fingerprint(script)}; style-src {_fingerprint(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     revision = heads.attrs.get("revision")
     return Template(template).substitute(
-        policy=escape(policy, quote=False),
+        policy=_policy(style, script),
         style=style,
         script=script,
         data=head_data(heads),

@@ -124,7 +124,7 @@ def is_hugging_face(model: Any) -> bool:
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
     """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
 
-    `view` is that of a bridge made of it. The logits of the copy are proved to be the model's to the bit.
+    `view` is that of a bridge made of it.
 
     Raises:
         UnsupportedArchitecture: attention that rotates in another way, or is not told its positions.

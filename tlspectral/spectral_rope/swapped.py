@@ -9,10 +9,11 @@ _OF_ITS_OWN = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__
 
 
 class Swapped:
-    """Attributes of the subclass of its own class that `swap` gives to a module.
+    """Methods and attributes that `swap` adds to a module, or puts in place of its own.
 
-    They are put into that class, which has one base: Python gives no module a class of another memory layout. `own` is
-    the module's own class, to call what is replaced.
+    `swap` makes a subclass of the module's class, `own`, with these in it, and gives it to the module. The subclass has
+    one base: Python lets a module change to no class of another memory layout. A method calls what it replaces through
+    `own`.
     """
 
     own: Any

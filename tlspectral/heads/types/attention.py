@@ -17,9 +17,9 @@ from tlspectral.models.attention import AttentionLayer, AttentionView, softcappe
 from tlspectral.models.attention.scores import (
     pattern_tolerance,
     rebuilt_scores,
+    rotated_keys,
+    rotated_queries,
     rotation_tables,
-    turned_keys,
-    turned_queries,
 )
 from tlspectral.nulls import haar_frame
 
@@ -64,9 +64,9 @@ class _FixedQueries:
         """Return the attention of all heads whose keys are read through a frame."""
         layer = self.layer
         keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
-        turned = turned_keys(layer, keys, keys, self.tables)
+        keys = rotated_keys(layer, keys, keys, self.tables)
         groups = layer.n_heads // layer.n_kv_heads
-        scores = layer.score_scale * self.queries @ turned.repeat_interleave(groups, dim=1).mT
+        scores = layer.score_scale * self.queries @ keys.repeat_interleave(groups, dim=1).mT
         return (softcapped(scores, layer.softcap) + self.added).softmax(-1)
 
 
@@ -150,7 +150,7 @@ def _fixed(view: AttentionView, index: int, n_positions: int, captured: dict[str
     return _FixedQueries(
         layer,
         n.float(),
-        turned_queries(layer, q, q, tables).float(),
+        rotated_queries(layer, q, q, tables).float(),
         core,
         layer.b_k.float(),
         None if tables is None else (tables[0].float(), tables[1].float()),

@@ -36,7 +36,7 @@ def suppression_scores(
     At each query from position 2 on, the token is that of the earlier ones, the query's own left out, with the largest
     logit at the head's input (the residual stream through final norm and unembedding). Queries where it is among the
     `TOP` largest of the vocabulary count. The score is what the head writes directly to its logit, less the mean over
-    the vocabulary, through attention to where it stands, with the sign turned; the final norm divides by what it does
+    the vocabulary, through attention to where it stands, with the sign changed; the final norm divides by what it does
     in the intact run. Under the null W_V becomes O W_V with a Haar-random rotation O of the residual stream, which
     keeps the singular values of W_V and of OV's columns. Left out: biases of values, norms behind the attention.
 
@@ -53,6 +53,7 @@ def suppression_scores(
     captured = view.capture(tokens, [*wanted, last], last=last)
     scale = norm.token_scale(captured[last].cpu().double()).float()[..., None]
     scores, null = [], []
+    diagonals: dict[tuple[int, int], Tensor] = {}  # layers of one size share the draws
     for index, name in enumerate(names):
         residual = captured[name["residual"]].cpu().double()
         queries = _predicted(tokens, norm.normalized(residual).float(), unembedding)
@@ -61,9 +62,11 @@ def suppression_scores(
             view, index, residual, captured[name["pattern"]].cpu(), queries, toward
         )
         scores.append(by_sequence)
-        n = view.d_model - (view.raw(index).norm.kind == "LN")
-        blocks = haar_blocks(n, singular_values.shape[1], draws, block_generator(seed, n, singular_values.shape[1]))
-        null.append(blocks.diagonal(dim1=1, dim2=2) @ singular_values.mT)
+        size = view.d_model - (view.raw(index).norm.kind == "LN"), singular_values.shape[1]
+        if size not in diagonals:
+            blocks = haar_blocks(*size, draws, block_generator(seed, *size))
+            diagonals[size] = blocks.diagonal(dim1=1, dim2=2).clone()
+        null.append(diagonals[size] @ singular_values.mT)
     return Suppression(torch.cat(scores, dim=1).numpy(), torch.cat(null, dim=1).numpy())
 
 

@@ -54,7 +54,7 @@ def head_types(
     `[BOS, r, r]`: `previous_token` on the queries of the segment, `induction` on those of the copy. A head may have
     several types, or none.
 
-    Nulls: W_K (patterns) or W_V (copy suppression) is turned by a Haar-random rotation of the residual stream, which
+    Nulls: W_K (patterns) or W_V (copy suppression) is rotated by a Haar-random rotation of the residual stream, which
     leaves a freshly initialised head as likely as it was; for retrieval, the fact that is asked for is exchanged for
     another of the same prompt.
 

@@ -87,8 +87,8 @@ def score_terms(
     groups = layer.n_heads // layer.n_kv_heads
 
     def product(of_queries: Tensor, of_keys: Tensor) -> Tensor:
-        queries = turned_queries(layer, of_queries, q_full, tables)
-        keys = turned_keys(layer, of_keys, k_full, tables)
+        queries = rotated_queries(layer, of_queries, q_full, tables)
+        keys = rotated_keys(layer, of_keys, k_full, tables)
         return layer.score_scale * queries @ keys.repeat_interleave(groups, dim=1).transpose(-1, -2)
 
     inside = product(q, k)
@@ -99,7 +99,7 @@ def score_terms(
     return inside, outside
 
 
-def turned_queries(
+def rotated_queries(
     layer: AttentionLayer,
     part: Float[Tensor, "batch pos heads d_head"],
     whole: Float[Tensor, "batch pos heads d_head"],
@@ -112,7 +112,7 @@ def turned_queries(
     return rotate(with_gain_and_phase(queries, layer.rotary), *tables, layer.rotary)
 
 
-def turned_keys(
+def rotated_keys(
     layer: AttentionLayer,
     part: Float[Tensor, "batch pos kv_heads d_head"],
     whole: Float[Tensor, "batch pos kv_heads d_head"],
