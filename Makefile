@@ -81,8 +81,10 @@ notebooks-with-outputs: notebooks
 test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(wildcard $(WITHOUT_TL))) $(ARGS)
 
-families: .venv/test .venv-tl4/test ## write the table of architectures, on both lines of TransformerLens: some minutes
-	.venv/bin/python tests/families.py && .venv-tl4/bin/python tests/families.py
+families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
+	for python in .venv/bin/python .venv-tl4/bin/python; do \
+		$$python tests/families.py && $$python tests/spectral_families.py; \
+	done
 
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST) $(ARGS)

@@ -90,6 +90,9 @@ def architectures_page() -> str:
         + ", ".join(f"{number} {word}" for word, number in Counter(row["loaded"] for row in rows.values()).items())
         for line, rows in tables.items()
     ]
+    learned = {
+        path.stem[-1]: _rows(path) for path in sorted((ROOT / "docs" / "site").glob("spectral-families-tl*.csv"))
+    }
     lines = [
         "# Architectures",
         "",
@@ -99,17 +102,25 @@ def architectures_page() -> str:
         "the files, layer by layer, is the one of the loaded model; *unconfirmed*: the scores of each layer are "
         "reproduced, and there is no loaded table to compare with. Windows are shorter than the prompt, multipliers "
         "are not 1, gains and biases are jittered. A form names the setting that differs from the usual one. What is "
-        "streamed is listed in `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`.",
+        "streamed is listed in `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. The column *learns* says what "
+        "`to_spectral` makes of a reproduced model of transformers, and of its bridge where that is another outcome. "
+        "*trains*: the same logits to the bit at the start, both compute the same function after a move of all "
+        "spectral parameters, gradients are the same to the bit under both kinds of gradient checkpointing, and the "
+        "model that was given has none.",
         "",
         *(f"- {count}" for count in counts),
         "",
-        f"| family | form | {' | '.join(f'TransformerLens {line} | streamed' for line in tables)} | reason |",
-        f"|---|---|{'---|---|' * len(tables)}---|",
+        f"| family | form | {' | '.join(f'TransformerLens {line} | streamed | learns' for line in tables)} | reason |",
+        f"|---|---|{'---|---|---|' * len(tables)}---|",
     ]
     for key in dict.fromkeys(key for rows in tables.values() for key in rows):
         by_line = [rows.get(key, {"loaded": "", "streamed": "", "reason": ""}) for rows in tables.values()]
-        outcomes = " | ".join(f"{row['loaded']} | {row['streamed']}" for row in by_line)
-        reasons = "; ".join(dict.fromkeys(row["reason"] for row in by_line if row["reason"]))
+        by_line_learned = [rows.get(key, {"reason": ""}) for rows in learned.values()]
+        outcomes = " | ".join(
+            f"{row['loaded']} | {row['streamed']} | {_learns(row_learned)}"
+            for row, row_learned in zip(by_line, by_line_learned, strict=True)
+        )
+        reasons = "; ".join(dict.fromkeys(row["reason"] for row in (*by_line, *by_line_learned) if row["reason"]))
         lines.append(f"| {_cell(key[0])} | {_cell(key[1])} | {outcomes} | {_cell(reasons)} |")
     lines += [
         "",
@@ -118,6 +129,11 @@ def architectures_page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _learns(row: dict[str, str]) -> str:
+    found = [row[kind] for kind in ("transformers", "bridge") if kind in row]
+    return f"{found[0]}, bridge {found[1]}" if len(set(found)) == 2 else "".join(found[:1])
 
 
 def _rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:

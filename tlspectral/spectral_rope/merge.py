@@ -1,6 +1,5 @@
 """`merge`: an ordinary model that computes the same as a spectral one, where there is one."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.copies import kept_activations
+from tlspectral.models.loading.copies import deep_copy, kept_activations
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
@@ -69,7 +68,7 @@ def merge(model: Any) -> Any:
 
 def _copy_without_rotations(model: Any) -> Any:
     rotated = model.rotated if isinstance(model, SpectralModel) else model
-    merged = copy.deepcopy(rotated, dict(kept_activations(getattr(rotated, "original_model", rotated))))
+    merged = deep_copy(rotated, dict(kept_activations(getattr(rotated, "original_model", rotated))))
     swap_back(merged)
     for parameter in merged.parameters():
         parameter.requires_grad_()

@@ -1,6 +1,5 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.copies import kept_activations, other_parameters
+from tlspectral.models.loading.copies import deep_copy, kept_activations, other_parameters
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
@@ -232,7 +231,7 @@ def _copied(model: Any, *, shared: bool) -> Any:
                 parameter.requires_grad_(False)
             memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
     with without_hooks(model):
-        copied = copy.deepcopy(model, memo)
+        copied = deep_copy(model, memo)
     for point in copied.hook_dict.values():
         point.fwd_hooks, point.bwd_hooks = [], []
         point._backward_hooks.clear()

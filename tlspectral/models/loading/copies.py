@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections import OrderedDict
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -45,10 +46,29 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
         )
     if shared:
         memo |= other_parameters(given, dtype)
-    copied = copy.deepcopy(given, memo)
+    copied = deep_copy(given, memo)
     for module in copied.modules():
         # The mark of transformers that its own hooks, which are left out, are in place.
         vars(module).pop("_output_capturing_hooks_installed", None)
+    return copied
+
+
+def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of a module in which a forward pass that was set on a submodule runs the copy's own weights.
+
+    copy.deepcopy leaves functions as they are, so one that holds a submodule, as those that TransformerLens sets on
+    Falcon's linear layers, would go on to run the weights of the original.
+    """
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        forward = vars(part).get("forward")
+        if not isinstance(forward, FunctionType) or forward.__closure__ is None:
+            continue
+        held = [cell.cell_contents for cell in forward.__closure__]
+        cells = tuple(CellType(memo.get(id(value), value) if isinstance(value, nn.Module) else value) for value in held)
+        other = FunctionType(forward.__code__, forward.__globals__, forward.__name__, forward.__defaults__, cells)
+        other.__kwdefaults__ = forward.__kwdefaults__
+        vars(part)["forward"] = other
     return copied
 
 
