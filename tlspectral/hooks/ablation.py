@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, update_wrapper
+from inspect import signature
 from typing import Any, get_args
 
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
 from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.edge_reach import check_edge, refuse_order
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
-from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.lone_targets import LoneTarget
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import Input
@@ -148,7 +151,7 @@ def ablate(
             input=input,
             shared=shared,
         )
-        with hooks_on(model, model.hook_dict, hooks), generating_without_cache(model):
+        with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
             yield model
 
 
@@ -227,3 +230,35 @@ def edge_hooks(
     for index, chosen in targets.items():
         hooks += kind(view, view.layer(index), chosen, what, run).hooks()
     return hooks
+
+
+@contextmanager
+def _generating_without_cache(model: Any) -> Iterator[None]:
+    """Let `model.generate` and `model.generate_stream` ignore `use_past_kv_cache` inside the context.
+
+    A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
+    """
+    names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
+    with methods_replaced(model, {name: _WithoutCache(getattr(model, name)) for name in names}):
+        yield
+
+
+class _WithoutCache:
+    """A model's own method of generation, called without its cache."""
+
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        self.generate = generate
+        update_wrapper(self, generate)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        call = signature(self.generate).bind(*given, **named)
+        call.arguments["use_past_kv_cache"] = False
+        return self.generate(*call.args, **call.kwargs)
+
+    def __reduce__(self) -> Any:
+        # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
+        return partial, (_refuse_generation,)
+
+
+def _refuse_generation(*given: Any, **named: Any) -> Any:
+    raise EditNotHonored("this model was copied inside an ablation and cannot generate: copy it before the block")

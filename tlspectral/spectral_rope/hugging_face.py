@@ -89,7 +89,7 @@ class SpectralPreTrained(Swapped):
 
         Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
         """
-        from tlspectral.spectral_rope.folders import save_folder
+        from tlspectral.spectral_rope.storage import save_folder
 
         save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
 

@@ -17,16 +17,15 @@ from tlspectral.composition.paths import composition_into
 from tlspectral.detectors.sequences import detector_offsets, segment_length_of
 from tlspectral.hooks.edge_reach import heads_reached
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.positions import attention_positions
+from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
 from tlspectral.wiring.columns import EDGE_EFFECTS
-from tlspectral.wiring.replayed import Replayed
 from tlspectral.wiring.sources import CachedRun, Replaced, Source, cached_run, chosen_sources
-from tlspectral.wiring.targets import QueryKeyPairs, TargetLayer, target_layer
+from tlspectral.wiring.targets import QueryKeyPairs, Replayed, TargetLayer, target_layer
 
 SEQUENCES = 16
 CONTROL_DRAWS = 20

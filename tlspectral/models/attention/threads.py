@@ -3,10 +3,13 @@
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
+import copyreg
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import count
 from threading import Condition, Lock, get_ident
 from typing import Any
@@ -162,3 +165,24 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
+
+
+def send_captures_by_name() -> None:
+    """Let pickles refer to transformers' collector of outputs by its name.
+
+    After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
+    cannot be pickled.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if hasattr(capturing, "CompileableContextVar"):
+        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _by_name(collector: Any) -> tuple[Callable[[str], Any], tuple[str]]:
+    module = sys.modules[type(collector).__module__]
+    name = next(name for name, value in vars(module).items() if value is collector)
+    return partial(_from_module, module.__name__), (name,)
+
+
+def _from_module(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

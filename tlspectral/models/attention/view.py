@@ -29,7 +29,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, send_captures_by_name, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -56,8 +56,6 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
-        from tlspectral.models.attention.pickling import send_captures_by_name
-
         send_captures_by_name()
         return self.__dict__
 
