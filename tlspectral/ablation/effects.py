@@ -114,8 +114,7 @@ def _alteration(
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
             replaced[:, random] = blocks.shuffled(removal.difference[:, random], seeds)
             return replaced
-        frames = random_frames(seed, layer, drawn, removal.d_head)
-        replaced[:, random] = random_difference(removal, random, frames)
+        replaced[:, random] = random_difference(removal, random, random_frames(seed, layer, drawn, removal.d_head))
         return replaced
 
     return alter

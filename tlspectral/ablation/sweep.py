@@ -175,10 +175,7 @@ def ablation_sweep(
 
 @dataclass(frozen=True)
 class _Reference:
-    """Sequences that replace the output of heads, and which of them does so for each sequence of the task.
-
-    `how` is as `replace` of `ablate`; `donors` are None for means.
-    """
+    """Sequences that replace the output of heads, and which of them does so for each of the task; None for means."""
 
     how: Literal["mean", "resample"]
     sequences: PackedTokens

@@ -21,6 +21,7 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import hooks_on
 from tlspectral.models.text import packaged_text, text_tokens
+from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tasks import (
@@ -139,7 +140,7 @@ def check_head_types(
             described = {
                 "type": kind,
                 "n_claimed": len(claimed),
-                "heads": ", ".join(f"L{layer}H{head}" for layer, head in chosen),
+                "heads": ", ".join(head_name(*pair) for pair in chosen),
             }
             rows += [{**described, **_row(expected, found)} for expected, found in costs.items()]
     table = pd.DataFrame(rows)

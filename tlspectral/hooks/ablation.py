@@ -19,7 +19,7 @@ from tlspectral.hooks.lone_targets import LoneTarget
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
@@ -208,16 +208,6 @@ def ablation_hooks(
             ablations.append(ablation)
     if targets is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
-    return edge_hooks(view, ablations, targets, input, shared=shared)
-
-
-def edge_hooks(
-    view: AttentionView, ablations: list[LayerAblation], targets: dict[int, list[int]], what: Input, *, shared: bool
-) -> list[Hook]:
-    """Return hooks that measure the parts of the source heads and take them out of what the targets read.
-
-    The residual stream is proved to be a sum of what is written from the first source to the last target.
-    """
     if not ablations or not targets:
         return []
     sources = {ablation.layer.layer: ablation.heads for ablation in ablations}
@@ -228,7 +218,7 @@ def edge_hooks(
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()
     for index, chosen in targets.items():
-        hooks += kind(view, view.layer(index), chosen, what, run).hooks()
+        hooks += kind(view, view.layer(index), chosen, input, run).hooks()
     return hooks
 
 

@@ -150,14 +150,12 @@ class HeadCapture:
         """Apply the layer's softcap, where it has one."""
         return softcapped(scores, self.layer.softcap)
 
-    def require_lengths(self, scores: Tensor, query: Projection, key: Projection) -> None:
-        """Refuse a run with a key/value cache, by the shape of its scores. Raises EditNotHonored."""
-        shape = query.whole.shape[-2], key.whole.shape[-2]
-        if shape != scores.shape[-2:]:
+    def require_lengths(self, *lengths: int) -> None:
+        """Refuse a run with a key/value cache: not all of its activations have one length. Raises EditNotHonored."""
+        if len(set(lengths)) > 1:
             raise EditNotHonored(
-                f"layer {self.layer.layer}: scores are {tuple(scores.shape[-2:])} but queries and keys of this run "
-                f"give {shape}: a key/value cache is in use; run without it "
-                "(use_past_kv_cache=False)"
+                f"layer {self.layer.layer}: scores, queries and keys of this run have lengths {lengths}: a key/value "
+                "cache is in use; run without it (use_past_kv_cache=False)"
             )
 
     @torch.no_grad()

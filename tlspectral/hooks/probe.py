@@ -9,7 +9,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
@@ -20,7 +20,6 @@ from tlspectral.rotary import widened
 
 Route = Literal["scores", "z", "query", "key", "value"]
 
-_PROBE_LENGTH = 4
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
@@ -34,7 +33,7 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
     known = _honoured.setdefault(view.model, set())
     if (layer, route) in known:
         return
-    tokens = _probe_tokens(view)
+    tokens = probe_tokens(view.d_vocab)
     name = view.hook_names(layer)[route]
 
     def edit_scores(scores: Tensor, hook: Any) -> Tensor:
@@ -80,11 +79,8 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     writes = {layer: head_writes(view, layer, widened) for layer in missing}
-    present = view.model.hook_dict
     with without_hooks(view.model):
-        captured = view.capture(
-            _probe_tokens(view), [name for name in dict.fromkeys(names) if name in present], last=last
-        )
+        captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
     for layer in missing:
         require_sum_of_writes(view, layer, captured, writes[layer])
         after = captured[view.hook_names(layer)["residual_after"]]
@@ -129,9 +125,9 @@ def require_own_reads(
         )
 
 
-def _probe_tokens(view: AttentionView) -> Tensor:
-    # From the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low.
-    return (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
+def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
+    """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
+    return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
 
 
 def require_own_scores(

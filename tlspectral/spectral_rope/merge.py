@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.probe import without_hooks
+from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import kept_activations
@@ -17,7 +17,7 @@ from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
-from tlspectral.spectral_rope.model import SpectralModel, probe_tokens
+from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.swapped import swap_back
 
@@ -59,7 +59,7 @@ def merge(model: Any) -> Any:
             raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
             if raw.b_q is not None:
                 raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
-    tokens = probe_tokens(target.d_vocab)
+    tokens = probe_tokens(target.d_vocab, PROBE_LENGTH)
     if of_transformers:
         merged = _with_frequencies(merged, target, layers)
         _require_equal(lambda: logits_of(model, tokens), lambda: logits_of(merged, tokens))

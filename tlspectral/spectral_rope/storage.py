@@ -42,8 +42,9 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
     tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
     first = next(iter(layers.values()))
+    text = model.config.get_text_config() if is_spectral_object(model) else None
     record = {
-        "n_layers": _n_layers(model),
+        "n_layers": attention_view(model).n_layers if text is None else int(text.num_hidden_layers),
         "n_heads": {index: module.n_heads for index, module in layers.items()},
         "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
         "scope": first.scope,
@@ -158,12 +159,6 @@ def _about_groups(name: str, saved: Tensor, spectral: Any) -> str:
 
 def _members(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
-
-
-def _n_layers(model: Any) -> int:
-    if is_spectral_object(model):
-        return int(model.config.get_text_config().num_hidden_layers)
-    return attention_view(model).n_layers
 
 
 def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -> None:

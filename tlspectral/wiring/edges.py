@@ -22,7 +22,7 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
-from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, standard_error, task_of
 from tlspectral.wiring.columns import EDGE_EFFECTS
 from tlspectral.wiring.sources import CachedRun, Replaced, Source, cached_run, chosen_sources
 from tlspectral.wiring.targets import QueryKeyPairs, Replayed, TargetLayer, target_layer
@@ -312,11 +312,11 @@ def _target_table(
             "input": plan.input,
             "attention": intact,
             "delta": delta.mean(1),
-            "delta_stderr": _standard_errors(delta),
+            "delta_stderr": [standard_error(effect) for effect in delta],
         }
     )
     if plan.draws:
-        over_sequences = _standard_errors(controls.mean(0))
+        over_sequences = [standard_error(effect) for effect in controls.mean(0)]
         drawn = controls.mean(2)  # [draws, sources]
         table["control_delta"] = drawn.mean(0)
         table["control_delta_stderr"] = np.hypot(over_sequences, drawn.std(0, ddof=1) / np.sqrt(plan.draws))
@@ -324,13 +324,6 @@ def _target_table(
         table["pvalue"] = (1 + larger) / (1 + drawn.size)
     table["k_composition"] = composition
     return table
-
-
-def _standard_errors(effects: Float64[np.ndarray, "sources sequences"]) -> Float64[np.ndarray, "sources"]:
-    """Return the standard error of each source's mean effect; NaN for a single sequence."""
-    if effects.shape[1] < 2:
-        return np.full(len(effects), np.nan)
-    return scipy.stats.sem(effects, axis=1)
 
 
 def _composition(

@@ -59,10 +59,8 @@ def all_score_terms(
     residual: Float64[Tensor, "batch pos d_model"],
     tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
 ) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
-    """Return `score_terms` of all heads, folded one key/value group at a time: a large layer takes gigabytes.
-
-    Under a query/key norm over all heads, all groups are folded together.
-    """
+    """Return `score_terms` of all heads, folded one key/value group at a time: a large layer takes gigabytes."""
+    # A query/key norm over all heads needs them together.
     together = any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm))
     by_group = []
     for heads, group in [(slice(None), raw)] if together else key_value_groups(raw):

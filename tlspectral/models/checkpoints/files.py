@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,13 +19,6 @@ from tlspectral.models.loading.weight_files import (
     refuse_adapter,
     safetensors_file,
 )
-
-
-class StoredTensor(NamedTuple):
-    """A tensor by its file's header: type, as safetensors writes it (`"BF16"`), and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class CheckpointFiles:
@@ -65,12 +58,12 @@ class CheckpointFiles:
         for file in sorted({self.file_of[tensor] for tensor in tensors}):
             self._path(file)
 
-    def stored(self, tensors: Iterable[str]) -> dict[str, StoredTensor]:
-        """Return types and shapes of tensors, from the files' headers alone.
+    def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type (as safetensors writes it, `"BF16"`) and shape of tensors, from the files' headers alone.
 
         Raises BadWeights for a file that is damaged, or does not hold a tensor that the index promises.
         """
-        tensors_stored: dict[str, StoredTensor] = {}
+        tensors_stored: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
                 names_in_file = set(file.keys())
@@ -78,7 +71,7 @@ class CheckpointFiles:
                     if name not in names_in_file:
                         raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
                     tensor_slice = file.get_slice(name)
-                    tensors_stored[name] = StoredTensor(str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape()))
+                    tensors_stored[name] = str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape())
         return tensors_stored
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:

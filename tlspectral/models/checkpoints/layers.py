@@ -136,15 +136,15 @@ class CheckpointLayers:
             for index, tensors in needed.items():
                 stored = self.files.stored(tensor for tensor, _ in tensors.values())
                 for tensor, shape in tensors.values():
-                    entry = stored[tensor]
-                    if entry.dtype not in _FLOATS:
+                    dtype, stored_shape = stored[tensor]
+                    if dtype not in _FLOATS:
                         raise BadWeights(
-                            f"layer {index}: {tensor} is stored as {entry.dtype}, a quantised format; load "
-                            "de-quantised weights instead"
+                            f"layer {index}: {tensor} is stored as {dtype}, a quantised format; load de-quantised "
+                            "weights instead"
                         )
-                    if entry.shape != shape:
+                    if stored_shape != shape:
                         raise BadWeights(
-                            f"layer {index}: {tensor} of {self.files.name} has shape {entry.shape}, and config.json "
+                            f"layer {index}: {tensor} of {self.files.name} has shape {stored_shape}, and config.json "
                             f"asks for {shape}"
                         )
 
