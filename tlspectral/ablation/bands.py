@@ -173,17 +173,17 @@ def _random_columns(
     sets: list[Bool[np.ndarray, "pairs"]],
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
-    columns = ["random_delta", "random_delta_stderr", "random_delta_min", "random_delta_max", "random_score_rms"]
+    names = ["delta", "delta_stderr", "delta_min", "delta_max", "score_rms", "overlap"]
     if not sets:
-        return dict.fromkeys([*columns, "random_overlap"], np.nan) | {"random_draws": 0}
+        return {f"random_{name}": np.nan for name in names} | {"random_draws": 0}
     by_set = deltas.mean(1)
     over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
     error = np.hypot(standard_error(deltas.mean(0)), over_sets)
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), rms, overlap]
-    values_by_name = {name: float(value) for name, value in zip([*columns, "random_overlap"], values, strict=True)}
-    return values_by_name | {"random_draws": len(sets)}
+    columns = {f"random_{name}": float(value) for name, value in zip(names, values, strict=True)}
+    return columns | {"random_draws": len(sets)}
 
 
 def equal_sets(

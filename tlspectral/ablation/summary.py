@@ -198,8 +198,4 @@ def _left_out(
     """Rank correlation without each layer, by the ranks of the whole table; NaN where the others do not vary."""
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]
-    return np.array([np.corrcoef(pair)[0, 1] if _varies(pair) else np.nan for pair in others])
-
-
-def _varies(pair: Float64[np.ndarray, "2 others"]) -> bool:
-    return bool((pair != pair[:, :1]).any(axis=1).all())
+    return np.array([np.corrcoef(pair)[0, 1] if np.ptp(pair, axis=1).all() else np.nan for pair in others])

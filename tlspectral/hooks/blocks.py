@@ -131,11 +131,8 @@ def block_removal(
     mean_keys, key_deviations = places.split(key.whole)
     mean_rotation = place_deviations = None
     if rotation is not None:
-        (mean_cos, cos), (mean_sin, sin) = (places.split(table) for table in (rotation.cos, rotation.sin))
-        mean_rotation, place_deviations = (
-            replace(rotation, cos=mean_cos, sin=mean_sin),
-            replace(rotation, cos=cos, sin=sin),
-        )
+        tables = zip(places.split(rotation.cos), places.split(rotation.sin), strict=True)
+        mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
     if part == "content":
         return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-layer.score_scale)
     keys = mean_keys if part == "position" else key_deviations

@@ -3,7 +3,7 @@
 Some bridges compute attention elsewhere and discard the edit.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -36,24 +36,19 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
     tokens = probe_tokens(view.d_vocab)
     name = view.hook_names(layer)[route]
 
-    def edit_scores(scores: Tensor, hook: Any) -> Tensor:
-        edited = scores.clone()
-        edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
-        return edited
-
-    def edit_z(z: Tensor, hook: Any) -> Tensor:
-        return z + 1.0
-
-    def edit_projection(activation: Tensor, hook: Any) -> Tensor:
+    def edit(activation: Tensor, hook: Any) -> Tensor:
+        if route == "z":
+            return activation + 1.0
+        edited = activation.clone()
+        if route == "scores":
+            edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
+            return edited
         # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.
         # A ramp, since the norm of queries and keys may take off a constant.
-        edited = activation.clone()
         at = 0 if route == "key" else -1
         edited[:, at] += torch.arange(1, activation.shape[-1] + 1, device=activation.device).to(activation)
         return edited
 
-    edits: dict[str, Callable[[Tensor, Any], Tensor]] = {"scores": edit_scores, "z": edit_z}
-    edit = edits.get(route, edit_projection)
     with without_hooks(view.model), torch.no_grad():
         with view.model.hooks(fwd_hooks=list(during)):
             intact = view.logits(tokens)

@@ -183,13 +183,7 @@ class _Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """What tables and folders hold of it."""
-        return {
-            "input": self.input,
-            "replace": self.replace,
-            "effect": self.effect,
-            "draws": self.draws,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in ("input", "replace", "effect", "draws", "seed")}
 
 
 def _check(input: str, score: str, replace: str, effect: str, control: str | None) -> None:
@@ -330,12 +324,8 @@ def _composition(
     view: AttentionView, plan: _Plan, layer: int, heads: list[int], sources: list[Source]
 ) -> list[list[float]]:
     """Return the composition score of each target with each source, NaN for a source that is no head."""
+    nans = [float("nan")] * len(heads)
     layers = sorted({source.layer for source in sources if source.kind == "head"})
     scores = composition_into(view, layer, heads, plan.input, layers)
-    return [
-        [
-            float(scores[source.layer][index, source.head]) if source.kind == "head" else float("nan")
-            for source in sources
-        ]
-        for index in range(len(heads))
-    ]
+    by_source = [scores[layer][:, head].tolist() if kind == "head" else nans for layer, head, kind in sources]
+    return [list(of_target) for of_target in zip(*by_source, strict=True)]

@@ -37,6 +37,7 @@ class _Use:
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+_ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one thread"
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
@@ -54,8 +55,7 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
             if use.blocks:
                 raise EditNotHonored(
                     f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act in "
-                    "every thread that runs it; give each thread a copy of the model (copy.deepcopy, outside of any "
-                    "block), or run all of it in one thread"
+                    f"every thread that runs it; {_ADVICE}"
                 )
             use.changed.wait()
         use.thread = thread
@@ -86,8 +86,7 @@ class HookOfThread:
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
-                "it; give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in "
-                "one thread"
+                f"it; {_ADVICE}"
             )
         return self.hook(activation, hook=hook)
 

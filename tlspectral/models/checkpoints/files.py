@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +23,8 @@ from tlspectral.models.loading.weight_files import (
 class CheckpointFiles:
     """The safetensors files of a checkpoint. Of a hub model, only the files that are asked for are fetched.
 
+    `record` is the provenance that tables store, and `name` the checkpoint's name in messages.
+
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
         BadWeights: the weights are stored as pickles only, an adapter lies beside them, or the files cannot be read.
@@ -32,22 +33,13 @@ class CheckpointFiles:
     def __init__(self, source: Source):
         # Pinned to one commit: a branch may move on between one file and the next.
         self.source = pinned(source) if source.kind == "hub" else source
+        self.record, self.name = self.source.record, str(self.source.record["model"])
         config = self._first(["config.json"])
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
         self.config_folder = config.parent
         refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
-
-    @property
-    def name(self) -> str:
-        """The name of the checkpoint for messages."""
-        return str(self.source.record["model"])
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The provenance that tables store: model, revision and, of a hub model, the commit."""
-        return dict(self.source.record)
 
     def config_digest(self) -> str:
         """Return the SHA-256 of config.json."""
@@ -110,13 +102,13 @@ class CheckpointFiles:
         return indexed_files(listing)
 
     def _without_safetensors(self) -> Exception:
-        pickles: list[str] = []
+        reason = f"neither {INDEX} nor {WHOLE} is there"
         if self.source.kind == "folder":
-            folder = Path(self.source.location)
-            pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
+            files = Path(self.source.location).iterdir()
+            pickles = sorted(path.name for path in files if path.suffix in (".bin", ".pt", ".pth"))
             if not pickles:
                 return FileNotFoundError(f"{self.name} holds no weights: neither {INDEX} nor {WHOLE}")
-        reason = f"its weights are in {pickles[0]}, a pickle" if pickles else f"neither {INDEX} nor {WHOLE} is there"
+            reason = f"its weights are in {pickles[0]}, a pickle"
         return BadWeights(
             f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"

@@ -68,7 +68,12 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
         ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
         ImportError: The package that ships the named demo model is not installed.
     """
-    _check_choice(revision, checkpoint)
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
     path = Path(text).expanduser()
     if text.lower() in TINY:
@@ -93,12 +98,3 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     from tlspectral.models.loading.hub import hub_source
 
     return hub_source(text, revision, checkpoint)
-
-
-def _check_choice(revision: str | None, checkpoint: int | None) -> None:
-    if revision is not None and checkpoint is not None:
-        raise ValueError(
-            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
-        )
-    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
-        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
