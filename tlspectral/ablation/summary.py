@@ -198,4 +198,5 @@ def _left_out(
     """Rank correlation without each layer, by the ranks of the whole table; NaN where the others do not vary."""
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]
-    return np.array([np.corrcoef(pair)[0, 1] if np.ptp(pair, axis=1).all() else np.nan for pair in others])
+    varies = [(pair != pair[:, :1]).any(axis=1).all() for pair in others]
+    return np.array([np.corrcoef(pair)[0, 1] if vary else np.nan for pair, vary in zip(others, varies, strict=True)])
