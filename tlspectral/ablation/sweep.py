@@ -222,11 +222,7 @@ def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
 def _reference_of(
     view: AttentionView, sequences: ScoredSequences, how: Literal["mean", "resample"], reference: Any, seed: int
 ) -> _Reference:
-    """Return the reference of a sweep: prompts in any form that a `Task` takes; None is the task's own sequences.
-
-    Raises as `packed_prompts`; ValueError for one sequence that is its own reference, or sequences to resample that are
-    not all of one length.
-    """
+    """Return the reference of a sweep, which is given as for `ablation_sweep`. Raises as it does."""
     given = sequences if reference is None else packed_prompts(view, reference)
     n = len(sequences.tokens)
     if reference is None and n < 2:

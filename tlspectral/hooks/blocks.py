@@ -98,11 +98,7 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return where the blocks of a `BlockPrompt` stand.
-
-    Raises:
-        ValueError: no `BlockPrompt`, blocks of unequal length, or as `BlockPrompt.tokenized`.
-    """
+    """Return where the blocks of a `BlockPrompt` stand. Raises ValueError for blocks of unequal length."""
     if not hasattr(blocks, "tokenized"):
         raise ValueError(f"blocks is a BlockPrompt, whose blocks are the keys; found {type(blocks).__name__}")
     spans = blocks.tokenized(model).spans()

@@ -137,24 +137,11 @@ def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
         if saved.shape != parameter.shape:
             raise IncompatibleCheckpoint(
                 f"{path}: {name} is {tuple(saved.shape)}, but {tuple(parameter.shape)} (rows, pairs) in this model"
-                + _about_groups(name, saved, spectral)
             )
         if not bool(torch.isfinite(saved).all()):
             raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
         with torch.no_grad():
             parameter.copy_(saved)
-
-
-def _about_groups(name: str, saved: Tensor, spectral: Any) -> str:
-    index, role = name.split(".")
-    module = layers_of(spectral)[int(index)]
-    if role not in ("omega", "log_omega_shift") or len(saved) != module.n_heads or module.n_heads == module.n_kv_heads:
-        return ""
-    groups = saved.unflatten(0, (module.n_kv_heads, -1))
-    torn = (groups != groups[:, :1]).flatten(1).any(1).nonzero().flatten().tolist()
-    if not torn:
-        return ": query heads that share a key have one omega, so save one row per key/value head"
-    return f": query heads that share key/value head {torn[0]} have different omegas, which no shared key can have"
 
 
 def _members(mask: Tensor) -> list[int]:

@@ -58,11 +58,8 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
     """Return a query's own scores of a run: those that the model exposes, else those of its own queries and keys.
 
     Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
-    constant is the mean difference, over the row, between the model's scores and the others.
-
-    Raises:
-        ValueError: the key is masked.
-        ScoreMismatch: the softmax of the scores is not the model's attention.
+    constant is the mean difference, over the row, between the model's scores and the others. Raises ValueError for a
+    masked key, and ScoreMismatch where the softmax of the scores is not the model's attention.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
     of_run = form.scores_of_run(traced.captured[names["query"]], traced.captured[names["key"]], query)

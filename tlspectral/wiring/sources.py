@@ -43,16 +43,10 @@ EMBEDDING = Source(-1, -1, "embedding")
 
 
 def chosen_sources(view: AttentionView, sources: Any, below: int) -> list[Source]:
-    """Return the chosen writers of layers below one, sorted by layer.
+    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for no such head or MLP.
 
-    Args:
-        view: the model.
-        sources: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
-            all layers) and "heads" (those of all layers).
-        below: layer of the last target.
-
-    Raises:
-        BadHead: no such head or MLP.
+    `sources`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
+    all layers) and "heads" (those of all layers).
     """
     if sources is None:
         return list(_heads(view, below))

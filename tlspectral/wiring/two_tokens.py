@@ -50,11 +50,7 @@ def trace(
 ) -> TwoTokens:
     """Run one prompt and return what was written at two of its tokens before `layer`, in float64 on the CPU.
 
-    Activations of earlier layers are kept at the two tokens alone.
-
-    Raises:
-        UnsupportedArchitecture: the residual stream is not the sum of what is written to it.
-        BadWeights: a layer cannot be read.
+    Activations of earlier layers are kept at the two tokens alone. Raises as `qk_attribution`.
     """
     token_pair, kept, names = [query, key], {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []

@@ -289,9 +289,7 @@ class LiveFactors(NamedTuple):
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
     """Return the factors of some heads (None: all), folded as `fold_attention` and `operator_factors` do, or as stored.
 
-    Raises:
-        BadWeights: a weight is not floating point or has no data. That it is finite is not checked: in a training step
-            it would cost as much as the products of the factors.
+    Raises BadWeights. That a weight is finite is not checked: in a training step it would cost as much as the products.
     """
     for role, value in _query_key_parameters(raw).items():
         _require_floating(value, f"layer {layer}, {role}")

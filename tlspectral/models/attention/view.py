@@ -115,18 +115,14 @@ class AttentionView:
     def layer(self, index: int) -> AttentionLayer:
         """Return the query-key side of one layer, folded in float64 on the CPU.
 
-        Raises:
-            BadHead: no such layer.
-            UnsupportedArchitecture, BadWeights: the layer cannot be read; the message names it.
+        Raises BadHead for no such layer; UnsupportedArchitecture, BadWeights for one that cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
         """Return W_Q and W_K of some heads of a layer (None: all), folded or as stored, with gradients.
 
-        Raises:
-            BadHead: no such layer.
-            UnsupportedArchitecture, BadWeights: the layer cannot be read, or is read in a way that passes no gradient.
+        Raises as `layer`; UnsupportedArchitecture also where it is read in a way that passes no gradient.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:

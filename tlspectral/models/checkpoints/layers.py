@@ -124,10 +124,8 @@ class CheckpointLayers:
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
 
-        Raises:
-            BadWeights: tensors are missing, quantised, of other shapes than config.json asks for, or unknown to it; or
-                a file is cut off or damaged. The message names the tensor.
-            UnsupportedArchitecture: the architecture cannot be built.
+        Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
+        to it, and for damaged files; UnsupportedArchitecture where the architecture cannot be built.
         """
         with refusing(misfit(self.files.record)):
             _ = self.unused  # raises if weights would be left out that belong to the model

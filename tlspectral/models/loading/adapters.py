@@ -25,12 +25,7 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
     """Return the base of an adapter with the adapter merged into it, a tokenizer or None, and the provenance.
 
     It is merged in float32. The tokenizer is the one given, else that of the adapter's folder, else that of the base.
-
-    Raises:
-        ImportError: peft is missing.
-        FileNotFoundError, ValueError: The base cannot be found.
-        UnsupportedArchitecture: An adapter of another kind, or one that peft does not merge exactly.
-        BadWeights: A base or adapter that cannot be read, or that do not fit each other.
+    Raises as `load_model`.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     if find_spec("peft") is None:

@@ -74,10 +74,7 @@ def cache_folder() -> Path:
 def converted_folder(source: Source) -> tuple[Path, str]:
     """Return the checkpoint folder of a GGUF file's de-quantised weights, made if needed, and the file's SHA-256.
 
-    Raises:
-        ImportError: The package `gguf` is missing.
-        BadWeights: The parts do not make the expected file, or the file is damaged.
-        UnsupportedArchitecture: transformers cannot convert this file.
+    Raises as `load_model`.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source.parts):

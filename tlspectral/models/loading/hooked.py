@@ -45,12 +45,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
     the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
-
-    Raises:
-        ImportError: TransformerLens 4.
-        BadWeights: weights that are NaN or infinite.
-        UnsupportedArchitecture: TransformerLens has no HookedTransformer of this architecture, or one that ignores
-            part of it (rope scaling, sliding windows), or whose logits are not the model's.
+    Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
     """
     hooked_class = hooked_transformer_class()
     reference = log_probabilities(model)

@@ -24,14 +24,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
     The last is empty, or holds `unused_weights`. A hub model has to be pinned to a commit. Files that the cache lacks
-    are fetched; it is loaded from the cache.
-
-    Raises:
-        FileNotFoundError: A folder without weights.
-        ValueError: Files that are neither in the cache nor given by the hub.
-        UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for; or an
-            adapter beside the weights.
+    are fetched; it is loaded from the cache. Raises as `load_model`.
     """
     import transformers
 

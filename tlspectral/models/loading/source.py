@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
@@ -44,15 +44,13 @@ PACKAGED = {
 
 @dataclass(frozen=True)
 class Source:
-    """A model to load.
+    """A model to load: `location` is a hub id, a folder, a GGUF file or a checkpoint of this package, as `kind` says.
 
-    `location` is a hub id, a checkpoint folder, the folder of an adapter or of spectral parameters, a GGUF file or a
-    checkpoint of this package, as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"spectral"`, `"gguf"`, `"tiny"`) says;
-    `record` is the provenance that tables store.
-    A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
+    `record` is the provenance that tables store. A GGUF file in several `parts` has the first as location, and the
+    SHA-256 of the joined file.
     """
 
-    kind: str
+    kind: Literal["hub", "folder", "adapter", "spectral", "gguf", "tiny", "object"]
     location: str
     revision: str | None
     record: dict[str, Any]
@@ -61,12 +59,9 @@ class Source:
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return what a model's name means, without opening the model.
+    """Return what a model's name means, without opening the model. Raises FileNotFoundError, ValueError or ImportError.
 
-    Raises:
-        FileNotFoundError: Nothing that can be loaded lies at a path.
-        ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
-        ImportError: The package that ships the named demo model is not installed.
+    As `load_model` does for a name, a revision or checkpoint that does not fit it, or a demo model not installed.
     """
     if revision is not None and checkpoint is not None:
         raise ValueError(
