@@ -198,14 +198,7 @@ def _random_sets(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A task as the intact model does it.
-
-    Attributes:
-        sequences: of the task.
-        intact: the run, to go on from any layer.
-        values: score of each sequence.
-        means: of the outputs of all heads, by layer, over other sequences of the task.
-    """
+    """A task as the intact model does it, and the mean outputs of all heads, by layer, over other sequences of it."""
 
     sequences: ScoredSequences
     intact: IntactRun

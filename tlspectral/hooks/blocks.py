@@ -32,12 +32,7 @@ from tlspectral.rotary import in_float64
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the blocks of a prompt stand, all of one width.
-
-    Attributes:
-        starts: first position of each block.
-        width: tokens in a block.
-    """
+    """Where the blocks of a prompt stand: the first position of each, and the tokens in any of them."""
 
     starts: tuple[int, ...]
     width: int

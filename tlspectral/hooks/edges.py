@@ -29,12 +29,9 @@ from tlspectral.selection import head_name
 
 @dataclass
 class EdgeRun:
-    """What the source heads of one block take out of the residual stream, in the current run of each thread.
+    """What the source heads of one block take out of the residual stream, by thread (of its current run) and layer.
 
-    Attributes:
-        sources: the source heads, by layer.
-        last: the last layer with targets, behind which a run's tensors are dropped.
-        removed: by thread and source layer.
+    `sources` are by layer too; behind `last`, the last layer with targets, a run's tensors are dropped.
     """
 
     sources: dict[int, list[int]]
@@ -140,10 +137,9 @@ _ledgers: WeakKeyDictionary[Any, dict[tuple[int, Input], _Ledger]] = WeakKeyDict
 
 @dataclass
 class EdgeTarget(HeadCapture):
-    """The hooks that take what the sources wrote out of what the target heads of one layer read.
+    """The hooks that take what the sources wrote out of the queries, keys or values that the target heads read.
 
-    Attributes:
-        what: queries, keys or values. Keys and values are those of the targets' groups.
+    Keys and values are those of the targets' groups.
     """
 
     what: Input

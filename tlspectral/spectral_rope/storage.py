@@ -42,6 +42,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
     tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
     first = next(iter(layers.values()))
+    pairs = first.query_mask.any(0)
     text = model.config.get_text_config() if is_spectral_object(model) else None
     record = {
         "n_layers": attention_view(model).n_layers if text is None else int(text.num_hidden_layers),
@@ -50,8 +51,12 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
         "scope": first.scope,
         "log_omega": first.log_omega,
         "shared_phase": first.shared_phase,
-        "heads": [[index, head] for index, module in layers.items() for head in _members(module.query_mask.any(1))],
-        "frequencies": None if bool(first.query_mask.any(0).all()) else _members(first.query_mask.any(0)),
+        "heads": [
+            [index, head]
+            for index, module in layers.items()
+            for head in module.query_mask.any(1).nonzero().flatten().tolist()
+        ],
+        "frequencies": None if bool(pairs.all()) else pairs.nonzero().flatten().tolist(),
     }
     with whole_file(path) as partial:
         save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
@@ -142,10 +147,6 @@ def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
             raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
         with torch.no_grad():
             parameter.copy_(saved)
-
-
-def _members(mask: Tensor) -> list[int]:
-    return mask.nonzero().flatten().tolist()
 
 
 def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -> None:

@@ -18,13 +18,10 @@ class QueryRow:
     """The scores of a query as the model has them, and that of one key.
 
     Attributes:
-        form: of the head.
-        layer, key: layer of the head, and position of the key.
         scores: as the softmax reads them.
         unmasked: keys that the query may attend to.
         score: of the key, before a softcap.
         alibi: the bias in `score`, None without ALiBi.
-        tolerance: the largest error allowed.
     """
 
     form: HeadForm

@@ -37,10 +37,7 @@ PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 class Side:
     """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
 
-    Attributes:
-        reads, bias: projection of the residual stream, folded.
-        query_key_norm: behind the projection, None without one.
-        head: index of the head.
+    `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
     """
 
     reads: LayerReads
@@ -100,12 +97,7 @@ class HeadRotation:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    Attributes:
-        head: index of the head in its layer.
-        query, key: sides of the score.
-        rotation: None without rotary positions.
-        score_scale, softcap: of the layer.
-        slope: of ALiBi, None without it.
+    `head` is its index in the layer. `slope` is that of ALiBi, None without it.
     """
 
     head: int

@@ -82,12 +82,7 @@ def _of_heads(view: AttentionView, heads: Any) -> list[Source]:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """What one run of the intact model wrote and read, as far as edges need it.
-
-    Attributes:
-        captured: activations by hook point, of all sequences.
-        sequences: the run's sequences.
-    """
+    """What one run of the intact model wrote and read, as far as edges need it: activations by hook point."""
 
     view: AttentionView
     sequences: PackedTokens

@@ -33,11 +33,8 @@ class QueryKeyPairs:
 class TargetLayer:
     """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
 
-    Attributes:
-        what: the input that is changed.
-        reads: how the heads of the layer read it from the residual stream.
-        allowed: pairs of tokens that the layer does not mask.
-        tables: cos and sin of each pair that the run applied; None without rotary positions.
+    `reads` is how the heads read `what` is changed, `allowed` the pairs of tokens that are not masked, and `tables` are
+    cos and sin of each pair that the run applied, None without rotary positions.
     """
 
     run: CachedRun

@@ -13,12 +13,7 @@ TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Sequences of unequal length in one tensor, each from position 0 on.
-
-    Attributes:
-        tokens: ids; a row is filled up with its last real token.
-        lengths: number of real tokens in each row.
-    """
+    """Sequences of unequal length in one tensor, each from position 0 on and filled up with its last real token."""
 
     tokens: Int[Tensor, "sequences pos"]
     lengths: Int[Tensor, "sequences"]

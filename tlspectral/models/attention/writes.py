@@ -148,9 +148,7 @@ def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, 
 class LayerReads:
     """The queries, keys or values of some heads of a layer, before a query/key norm, as a function of what they read.
 
-    Attributes:
-        norm: of the layer's input.
-        weight: projection with the norm's gain folded in, centred under LayerNorm.
+    `weight` has the gain of the input's `norm` folded in and is centred under LayerNorm.
     """
 
     norm: Normalization
