@@ -111,7 +111,9 @@ def _part_rows(
             continue
         yield start | _sum(effect[usable], error[usable], sums.get(name))
         if control != "score_rms":
-            yield start | _share_small(effect[usable], error[usable], small)
+            size, slack = np.abs(effect[usable]), _LEVEL * np.nan_to_num(error[usable])
+            share, low, high = (float((sizes < small).mean()) for sizes in (size, size + slack, size - slack))
+            yield start | {"statement": "share_small", "value": share, "low": low, "high": high, "n": len(size)}
         usable_heads = joined.iloc[np.flatnonzero(usable)]
         ranks = _ranks(usable_heads, heads, harm * effect[usable])
         for statement in chain(ranks, _correlations(usable_heads, heads, effect[usable])):
@@ -147,12 +149,6 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
         "n": len(effect),
         "note": note,
     }
-
-
-def _share_small(effect: np.ndarray, error: np.ndarray, small: float) -> dict[str, Any]:
-    size, slack = np.abs(effect), _LEVEL * np.nan_to_num(error)
-    shares = [float((sizes < small).mean()) for sizes in (size, size + slack, size - slack)]
-    return {"statement": "share_small", "value": shares[0], "low": shares[1], "high": shares[2], "n": len(effect)}
 
 
 def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:

@@ -191,11 +191,12 @@ class HeadCapture:
     def prove_scores(self) -> None:
         """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
         every_head = HeadCapture(self.view, self.layer, list(range(self.layer.n_heads)))
-        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], every_head._compare_scores)]
-        require_honoured(self.view, self.layer.layer, "scores", during=check)
 
-    def _compare_scores(self, scores: Tensor, hook: Any) -> None:
-        self.require_own_scores(scores, *self.projections())
+        def compare(scores: Tensor, hook: Any) -> None:
+            every_head.require_own_scores(scores, *every_head.projections())
+
+        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], compare)]
+        require_honoured(self.view, self.layer.layer, "scores", during=check)
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""

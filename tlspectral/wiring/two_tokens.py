@@ -61,39 +61,31 @@ def trace(
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
     whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
     hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
+
+    def keep_row(scores: Tensor, hook: Any) -> None:
+        kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
+        row = scores[0, head, query].detach().cpu()
+        kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
+
     if "scores" in names:
-        hooks.append((names["scores"], partial(_keep_row, kept, head, query)))
-    hooks.append((names["pattern"], partial(_keep_pattern, kept, head, query)))
+        hooks.append((names["scores"], keep_row))
+
+    def keep_pattern(pattern: Tensor, hook: Any) -> None:
+        kept["pattern"] = pattern[0, head, query].detach().cpu().double()
+
+    hooks.append((names["pattern"], keep_pattern))
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
     sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
-    return TwoTokens(
-        sources,
-        written,
-        residual,
-        norm_behind,
-        {name: kept[name] for name in whole if name in kept},
-        kept.get("row"),
-        kept.get("unmasked"),
-        kept.get("largest"),
-        kept["pattern"],
-    )
+    captured = {name: kept[name] for name in whole if name in kept}
+    of_scores = (kept.get(name) for name in ("row", "unmasked", "largest"))
+    return TwoTokens(sources, written, residual, norm_behind, captured, *of_scores, kept["pattern"])
 
 
 def _keep(kept: dict[str, Any], name: str, positions: Any, activation: Tensor, hook: Any) -> None:
     kept[name] = activation[:, positions].detach()
-
-
-def _keep_row(kept: dict[str, Any], head: int, query: int, scores: Tensor, hook: Any) -> None:
-    kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
-    row = scores[0, head, query].detach().cpu()
-    kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
-
-
-def _keep_pattern(kept: dict[str, Any], head: int, query: int, pattern: Tensor, hook: Any) -> None:
-    kept["pattern"] = pattern[0, head, query].detach().cpu().double()
 
 
 def _sources(
