@@ -64,10 +64,7 @@ def _official_name(name: str) -> str:
         return name
     from transformer_lens.supported_models import MODEL_ALIASES
 
-    for hub_id, aliases in MODEL_ALIASES.items():
-        if name.lower() in (alias.lower() for alias in aliases):
-            return hub_id
-    return name
+    return next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if name.lower() in map(str.lower, aliases)), name)
 
 
 def _suite_revision(hub_id: str, checkpoint: int) -> str:

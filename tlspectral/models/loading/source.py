@@ -59,9 +59,9 @@ class Source:
 
 
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
-    """Return what a model's name means, without opening the model. Raises FileNotFoundError, ValueError or ImportError.
+    """Return what a model's name means, without opening the model.
 
-    As `load_model` does for a name, a revision or checkpoint that does not fit it, or a demo model not installed.
+    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
     """
     if revision is not None and checkpoint is not None:
         raise ValueError(
