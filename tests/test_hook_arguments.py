@@ -116,7 +116,7 @@ def test_heads_that_do_not_exist(head, message):
         ("output", {"include_bias": True}, "include_bias has a meaning .* not for 'output'"),
         ("symmetric", {"replace": "mean"}, "goes with 'output', not 'symmetric'"),
         ("output", {"reference": torch.ones(2, 3, dtype=torch.long)}, "goes with replace='mean' or 'resample'"),
-        ("output", {"replace": "mean", "reference": torch.ones(2, 129, dtype=torch.long)}, "1 to 128 positions"),
+        ("output", {"replace": "mean", "reference": torch.ones(2, 129, dtype=torch.long)}, "prompt 0 has 129 tokens"),
         ("output", {"replace": "mean", "reference": torch.full((2, 3), 97)}, "token ids are 0 to 96"),
         ("long_range", {}, "long_range needs window"),
         ("long_range", {"window": 0}, "window is a whole number of keys from 1"),

@@ -56,9 +56,12 @@ class Case:
     def layer(self):
         w_q, w_k, b_q, b_k = (torch.from_numpy(x) for x in (self.w_q, self.w_k, self.b_q, self.b_k))
         none = Normalization("none", None, None, 0.0)
+        q_norm, k_norm = self.norms
         return AttentionLayer(
-            0, w_q, b_q, w_k, b_k, none, *self.norms, self.scale, None, None, self.geometry, torch.float64, ""
-        )
+            layer=0, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, norm=none, q_norm=q_norm, k_norm=k_norm,
+            score_scale=self.scale, softcap=None, alibi=None, rotary=self.geometry, storage_dtype=torch.float64,
+            digest="",
+        )  # fmt: skip
 
     def removal(self, part, pairs=None, include_bias=False):
         pairs = None if pairs is None else torch.as_tensor(pairs)

@@ -1,5 +1,6 @@
 """`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
 
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.columns import BAND_EFFECTS
-from tlspectral.ablation.effects import unpadded
+from tlspectral.ablation.effects import replayed_scores, unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -19,11 +20,10 @@ from tlspectral.models.attention import AttentionLayer, AttentionView, attention
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import hooks_on
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
-from tlspectral.tasks import ScoredSequences, Scores, Task, intact_values, scored_sequences, standard_error, task_of
+from tlspectral.tasks import ScoredSequences, Task, intact_values, scored_sequences, standard_error, task_of
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -147,7 +147,9 @@ def _head_rows(
         chosen[fast_to_slow[third]] = True
         rng = np.random.default_rng([seed, layer.layer, head, band_index])
         sets = equal_sets(products, chosen, draws, rng)
-        values = np.stack([_values_without(intact, sequences, layer, head, pairs) for pairs in [chosen, *sets]])
+        removing = partial(LayerAblation, intact.view, layer, [head], "rotary_band")
+        hooks = [removing(torch.from_numpy(pairs)).hooks() for pairs in [chosen, *sets]]
+        values = np.stack([replayed_scores(intact, sequences, layer.layer, each) for each in hooks])
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows += [
             {
@@ -173,17 +175,17 @@ def _random_columns(
     sets: list[Bool[np.ndarray, "pairs"]],
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
-    columns = ["random_delta", "random_delta_stderr", "random_delta_min", "random_delta_max", "random_score_rms"]
+    names = ["delta", "delta_stderr", "delta_min", "delta_max", "score_rms", "overlap"]
     if not sets:
-        return dict.fromkeys([*columns, "random_overlap"], np.nan) | {"random_draws": 0}
+        return {f"random_{name}": np.nan for name in names} | {"random_draws": 0}
     by_set = deltas.mean(1)
     over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
     error = np.hypot(standard_error(deltas.mean(0)), over_sets)
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), rms, overlap]
-    values_by_name = {name: float(value) for name, value in zip([*columns, "random_overlap"], values, strict=True)}
-    return values_by_name | {"random_draws": len(sets)}
+    columns = {f"random_{name}": float(value) for name, value in zip(names, values, strict=True)}
+    return columns | {"random_draws": len(sets)}
 
 
 def equal_sets(
@@ -260,15 +262,3 @@ def _score_products(
     for batch in sequences.batches(view):
         view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
     return (total / len(sequences.tokens)).numpy()
-
-
-def _values_without(
-    intact: IntactRun, sequences: ScoredSequences, layer: AttentionLayer, head: int, chosen: Bool[np.ndarray, "pairs"]
-) -> Float64[np.ndarray, "sequences"]:
-    scores = Scores(sequences, 1)
-    with torch.no_grad():
-        for batch in sequences.batches(intact.view):
-            hooks = LayerAblation(intact.view, layer, [head], "rotary_band", torch.from_numpy(chosen)).hooks()
-            with hooks_on(intact.view.model, intact.points, hooks):
-                scores.add(batch, intact.replay(layer.layer, batch, 1))
-    return scores.result()[0].numpy()

@@ -17,7 +17,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.nulls import haar_frame
 from tlspectral.tasks import ScoredSequences, Scores
 
@@ -44,6 +44,17 @@ def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Remo
         return removal
     queries = sequences.real[batch][:, None, :, None].to(removal.allowed.device)
     return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
+
+
+def replayed_scores(
+    intact: IntactRun, sequences: ScoredSequences, layer: int, hooks: list[Hook]
+) -> Float64[np.ndarray, "sequences"]:
+    """Return the score of each sequence when the blocks from a layer on run again under hooks."""
+    scores = Scores(sequences, 1)
+    with torch.no_grad(), hooks_on(intact.view.model, intact.points, hooks):
+        for batch in sequences.batches(intact.view):
+            scores.add(batch, intact.replay(layer, batch, 1))
+    return scores.result()[0].numpy()
 
 
 def layer_effects(
@@ -114,8 +125,7 @@ def _alteration(
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
             replaced[:, random] = blocks.shuffled(removal.difference[:, random], seeds)
             return replaced
-        frames = random_frames(seed, layer, drawn, removal.d_head)
-        replaced[:, random] = random_difference(removal, random, frames)
+        replaced[:, random] = random_difference(removal, random, random_frames(seed, layer, drawn, removal.d_head))
         return replaced
 
     return alter

@@ -36,13 +36,8 @@ def gradient_screen(
     gradient reaches the model's parameters. `"long_range"` (`reach`: what a head still sees) takes keys away, so that
     no difference of scores is finite; there g is on the difference of the head's output z.
 
-    Returns:
-        DataFrame `layer, head, estimate, score_rms`; the last is NaN for `"output"` and `"long_range"`.
-
-    Raises:
-        ValueError: a metric that has no gradient.
-
-    What it does not establish: the effect. A softmax saturates, and an edit as large as the score itself is not small.
+    Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for `"output"` and `"long_range"`. Raises
+    ValueError for a metric that has no gradient.
     """
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
@@ -101,10 +96,7 @@ def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Te
 
 
 def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
-    """Return the derivative of the sum of scores in the logits of the intact model.
-
-    Raises ValueError for a metric without a gradient.
-    """
+    """Return the derivative of the sum of scores in the logits of the intact model. Raises as `gradient_screen`."""
     with torch.no_grad():
         batches = sequences.batches(view)
         logits = [logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)) for batch in batches]

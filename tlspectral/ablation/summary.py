@@ -1,7 +1,7 @@
 """Summary of a sweep in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from tlspectral.tables import HEAD_COLUMNS, named
 from tlspectral.tables.same_model import require_same_model
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
-COLUMNS = ("part", "size_control", "statement", "column", "value", "low", "high", "pvalue", "n", "note")
 _NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
 _LEVEL = 1.959964  # two-sided 95 %
 
@@ -68,24 +67,17 @@ def summarize_sweep(
     rows: list[dict[str, Any]] = []
     for table in tables:
         require_same_model(heads, table.attrs, "the sweep's effects")
-        scale, parts = _scale(table.attrs, small), table["part"].unique()
+        (what_is_small, harm), parts = _scale(table.attrs, small), table["part"].unique()
         for part in parts:
             measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
-            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, scale)
+            rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, what_is_small, harm)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
-    return named(pd.DataFrame(rows, columns=list(COLUMNS)), SUMMARIZE_SWEEP)
+    return named(pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns]), SUMMARIZE_SWEEP)
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """How effects are read: `harm` is 1 where a higher score is worse and -1 where it is better."""
-
-    small: float
-    harm: int
-
-
-def _scale(attrs: Any, small: float | None) -> _Scale:
+def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
+    """Return what a small effect is, and 1 where a higher score is worse, -1 where it is better."""
     if "task" not in attrs:
         raise ValueError("the table does not hold its task (pd.concat drops attrs): give the sweeps as a list")
     task, higher_is_better = attrs["task"], attrs.get("higher_is_better")
@@ -96,11 +88,11 @@ def _scale(attrs: Any, small: float | None) -> _Scale:
         )
     if small is None and task not in _SMALL_EFFECT:
         raise ValueError(f"say with small= what a small effect is, in the unit of the metric of {task}")
-    return _Scale(_SMALL_EFFECT[task] if small is None else small, -1 if higher_is_better else 1)
+    return _SMALL_EFFECT[task] if small is None else small, -1 if higher_is_better else 1
 
 
 def _part_rows(
-    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, scale: _Scale
+    part: str, measured: pd.DataFrame, heads: pd.DataFrame, attrs: Any, small: float, harm: int
 ) -> Iterator[dict[str, Any]]:
     if measured.duplicated(["layer", "head"]).any():
         raise ValueError(f"{part}: a head is in the sweep twice; pass tables of different sweeps as a list")
@@ -119,11 +111,12 @@ def _part_rows(
             continue
         yield start | _sum(effect[usable], error[usable], sums.get(name))
         if control != "score_rms":
-            yield start | _share_small(effect[usable], error[usable], scale.small)
+            size, slack = np.abs(effect[usable]), _LEVEL * np.nan_to_num(error[usable])
+            share, low, high = (float((sizes < small).mean()) for sizes in (size, size + slack, size - slack))
+            yield start | {"statement": "share_small", "value": share, "low": low, "high": high, "n": len(size)}
         usable_heads = joined.iloc[np.flatnonzero(usable)]
-        for statement in _ranks(usable_heads, heads, scale.harm * effect[usable]):
-            yield start | statement
-        for statement in _correlations(usable_heads, heads, effect[usable]):
+        ranks = _ranks(usable_heads, heads, harm * effect[usable])
+        for statement in chain(ranks, _correlations(usable_heads, heads, effect[usable])):
             yield start | statement
 
 
@@ -156,12 +149,6 @@ def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | 
         "n": len(effect),
         "note": note,
     }
-
-
-def _share_small(effect: np.ndarray, error: np.ndarray, small: float) -> dict[str, Any]:
-    size, slack = np.abs(effect), _LEVEL * np.nan_to_num(error)
-    shares = [float((sizes < small).mean()) for sizes in (size, size + slack, size - slack)]
-    return {"statement": "share_small", "value": shares[0], "low": shares[1], "high": shares[2], "n": len(effect)}
 
 
 def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Iterator[dict[str, Any]]:
@@ -207,8 +194,5 @@ def _left_out(
     """Rank correlation without each layer, by the ranks of the whole table; NaN where the others do not vary."""
     ranks = np.stack([scipy.stats.rankdata(x), scipy.stats.rankdata(y)])
     others = [ranks[:, layers != layer] for layer in np.unique(layers)]
-    return np.array([np.corrcoef(pair)[0, 1] if _varies(pair) else np.nan for pair in others])
-
-
-def _varies(pair: Float64[np.ndarray, "2 others"]) -> bool:
-    return bool((pair != pair[:, :1]).any(axis=1).all())
+    varies = [(pair != pair[:, :1]).any(axis=1).all() for pair in others]
+    return np.array([np.corrcoef(pair)[0, 1] if vary else np.nan for pair, vary in zip(others, varies, strict=True)])

@@ -175,10 +175,7 @@ def ablation_sweep(
 
 @dataclass(frozen=True)
 class _Reference:
-    """Sequences that replace the output of heads, and which of them does so for each sequence of the task.
-
-    `how` is as `replace` of `ablate`; `donors` are None for means.
-    """
+    """Sequences that replace the output of heads, and which of them does so for each of the task; None for means."""
 
     how: Literal["mean", "resample"]
     sequences: PackedTokens
@@ -225,11 +222,7 @@ def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
 def _reference_of(
     view: AttentionView, sequences: ScoredSequences, how: Literal["mean", "resample"], reference: Any, seed: int
 ) -> _Reference:
-    """Return the reference of a sweep: prompts in any form that a `Task` takes; None is the task's own sequences.
-
-    Raises as `packed_prompts`; ValueError for one sequence that is its own reference, or sequences to resample that are
-    not all of one length.
-    """
+    """Return the reference of a sweep, which is given as for `ablation_sweep`. Raises as it does."""
     given = sequences if reference is None else packed_prompts(view, reference)
     n = len(sequences.tokens)
     if reference is None and n < 2:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.ablation.columns import CHECK_HEAD_TYPES
+from tlspectral.ablation.effects import replayed_scores
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.heads.types.retrieval import planted_facts
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -19,13 +20,12 @@ from tlspectral.hooks.replacement import Replace, Replacement, from_reference
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import hooks_on
 from tlspectral.models.text import packaged_text, text_tokens
+from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tasks import (
     ScoredSequences,
-    Scores,
     Task,
     induction,
     intact_values,
@@ -139,7 +139,7 @@ def check_head_types(
             described = {
                 "type": kind,
                 "n_claimed": len(claimed),
-                "heads": ", ".join(f"L{layer}H{head}" for layer, head in chosen),
+                "heads": ", ".join(head_name(*pair) for pair in chosen),
             }
             rows += [{**described, **_row(expected, found)} for expected, found in costs.items()]
     table = pd.DataFrame(rows)
@@ -198,33 +198,22 @@ def _random_sets(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A task as the intact model does it.
-
-    Attributes:
-        sequences: of the task.
-        intact: the run, to go on from any layer.
-        values: score of each sequence.
-        means: of the outputs of all heads, by layer, over other sequences of the task.
-    """
+    """A task as the intact model does it, and the mean outputs of all heads, by layer, over other sequences of it."""
 
     sequences: ScoredSequences
     intact: IntactRun
     values: Float64[np.ndarray, "sequences"]
     means: dict[int, Replacement]
 
-    @torch.no_grad()
     def without(self, heads: list[tuple[int, int]], replace: Replace) -> Float64[np.ndarray, "sequences"]:
         """Return the score of each sequence without some heads, less that with them."""
-        view, scores = self.intact.view, Scores(self.sequences, 1)
+        view = self.intact.view
         by_layer = heads_by_layer(view, heads)
         hooks = []
         for layer, chosen in by_layer.items():
             replacement = None if replace == "zero" else self.means[layer]
             hooks += LayerAblation(view, view.layer(layer), chosen, "output", replacement=replacement).hooks()
-        with hooks_on(view.model, self.intact.points, hooks):
-            for batch in self.sequences.batches(view):
-                scores.add(batch, self.intact.replay(min(by_layer), batch, 1))
-        return scores.result()[0].numpy() - self.values
+        return replayed_scores(self.intact, self.sequences, min(by_layer), hooks) - self.values
 
 
 def _prepared(view: AttentionView, name: str, seed: int) -> _Prepared:

@@ -7,8 +7,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionLayer, AttentionView, QueryKeyNorm, unmasked
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.positions import attention_positions
+from tlspectral.models.attention.padding import PackedTokens, attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.rotary import in_float64, widened, with_gain_and_phase
 

@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, update_wrapper
+from inspect import signature
 from typing import Any, get_args
 
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
 from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.edge_reach import check_edge, refuse_order
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
-from tlspectral.hooks.generation import generating_without_cache
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.lone_targets import LoneTarget
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import Input
@@ -148,7 +151,7 @@ def ablate(
             input=input,
             shared=shared,
         )
-        with hooks_on(model, model.hook_dict, hooks), generating_without_cache(model):
+        with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
             yield model
 
 
@@ -205,16 +208,6 @@ def ablation_hooks(
             ablations.append(ablation)
     if targets is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
-    return edge_hooks(view, ablations, targets, input, shared=shared)
-
-
-def edge_hooks(
-    view: AttentionView, ablations: list[LayerAblation], targets: dict[int, list[int]], what: Input, *, shared: bool
-) -> list[Hook]:
-    """Return hooks that measure the parts of the source heads and take them out of what the targets read.
-
-    The residual stream is proved to be a sum of what is written from the first source to the last target.
-    """
     if not ablations or not targets:
         return []
     sources = {ablation.layer.layer: ablation.heads for ablation in ablations}
@@ -225,5 +218,37 @@ def edge_hooks(
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()
     for index, chosen in targets.items():
-        hooks += kind(view, view.layer(index), chosen, what, run).hooks()
+        hooks += kind(view, view.layer(index), chosen, input, run).hooks()
     return hooks
+
+
+@contextmanager
+def _generating_without_cache(model: Any) -> Iterator[None]:
+    """Let `model.generate` and `model.generate_stream` ignore `use_past_kv_cache` inside the context.
+
+    A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
+    """
+    names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
+    with methods_replaced(model, {name: _WithoutCache(getattr(model, name)) for name in names}):
+        yield
+
+
+class _WithoutCache:
+    """A model's own method of generation, called without its cache."""
+
+    def __init__(self, generate: Callable[..., Any]) -> None:
+        self.generate = generate
+        update_wrapper(self, generate)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        call = signature(self.generate).bind(*given, **named)
+        call.arguments["use_past_kv_cache"] = False
+        return self.generate(*call.args, **call.kwargs)
+
+    def __reduce__(self) -> Any:
+        # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
+        return partial, (_refuse_generation,)
+
+
+def _refuse_generation(*given: Any, **named: Any) -> Any:
+    raise EditNotHonored("this model was copied inside an ablation and cannot generate: copy it before the block")

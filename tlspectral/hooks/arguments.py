@@ -69,9 +69,7 @@ def chosen_pairs(layer: AttentionLayer, part: Part, frequencies: Frequencies) ->
 class Reach:
     """The keys that a head without its `"long_range"` part still sees.
 
-    Attributes:
-        window: the last keys, the query's own token among them; at least 1.
-        sinks: tokens at the start of a sequence, padding not counted.
+    These are the last `window`, the query's own token among them, and the first `sinks`, padding not counted.
     """
 
     window: int

@@ -32,12 +32,7 @@ from tlspectral.rotary import in_float64
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the blocks of a prompt stand, all of one width.
-
-    Attributes:
-        starts: first position of each block.
-        width: tokens in a block.
-    """
+    """Where the blocks of a prompt stand: the first position of each, and the tokens in any of them."""
 
     starts: tuple[int, ...]
     width: int
@@ -98,11 +93,7 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return where the blocks of a `BlockPrompt` stand.
-
-    Raises:
-        ValueError: no `BlockPrompt`, blocks of unequal length, or as `BlockPrompt.tokenized`.
-    """
+    """Return where the blocks of a `BlockPrompt` stand. Raises ValueError for blocks of unequal length."""
     if not hasattr(blocks, "tokenized"):
         raise ValueError(f"blocks is a BlockPrompt, whose blocks are the keys; found {type(blocks).__name__}")
     spans = blocks.tokenized(model).spans()
@@ -131,11 +122,8 @@ def block_removal(
     mean_keys, key_deviations = places.split(key.whole)
     mean_rotation = place_deviations = None
     if rotation is not None:
-        (mean_cos, cos), (mean_sin, sin) = (places.split(table) for table in (rotation.cos, rotation.sin))
-        mean_rotation, place_deviations = (
-            replace(rotation, cos=mean_cos, sin=mean_sin),
-            replace(rotation, cos=cos, sin=sin),
-        )
+        tables = zip(places.split(rotation.cos), places.split(rotation.sin), strict=True)
+        mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
     if part == "content":
         return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-layer.score_scale)
     keys = mean_keys if part == "position" else key_deviations

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.blocks import BlockPlaces, block_removal
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
@@ -95,7 +94,7 @@ class LayerAblation(HeadCapture):
         `first`: no other hook edited the scores before, so that they have to be those of queries and keys.
         """
         query, key, rotation = self.projections()
-        self.require_lengths(scores, query, key)
+        self.require_lengths(*scores.shape[-2:], query.whole.shape[-2], key.whole.shape[-2])
         if first:  # else the scores may be edited, and the edit is to be kept
             self.require_own_scores(scores, query, key, rotation)
         if self.reach is not None:
@@ -120,10 +119,7 @@ class LayerAblation(HeadCapture):
         """Return what removing the part adds to z of the heads in a layer that delegates its attention."""
         value = self.taken("value")
         query, key, rotation = self.projections()
-        if query.whole.shape[-2] != value.shape[1] or z.shape[1] != value.shape[1]:
-            raise EditNotHonored(
-                f"layer {self.layer.layer}: a key/value cache is in use; run without it (use_past_kv_cache=False)"
-            )
+        self.require_lengths(query.whole.shape[-2], value.shape[1], z.shape[1])
         scores = self.raw_scores(query, key, rotation)
         values = self.values(value, scores)
         allowed = self.causal_mask(scores)

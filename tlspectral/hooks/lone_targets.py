@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.edges import EdgeTarget
 from tlspectral.hooks.parts import Rotation
@@ -56,7 +55,7 @@ class LoneTarget(EdgeTarget):
         q, k = self.taken("query"), self.taken("key")
         rotation = self.rotation(q.shape[1])
         projections = self.projected(q, k)
-        self.require_lengths(scores, *projections)
+        self.require_lengths(*scores.shape[-2:], q.shape[1], k.shape[1])
         if acts_first(hook, self._edit_scores):
             self.require_own_scores(scores, *projections, rotation)
         selected = self.selected(scores, heads_axis=1)
@@ -72,10 +71,7 @@ class LoneTarget(EdgeTarget):
 
     def _edit_delegated_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
         q, k, value = (self.taken(point) for point in ("query", "key", "value"))
-        if len({q.shape[1], k.shape[1], value.shape[1], z.shape[1]}) > 1:
-            raise EditNotHonored(
-                f"layer {self.layer.layer}: a key/value cache is in use; run without it (use_past_kv_cache=False)"
-            )
+        self.require_lengths(q.shape[1], k.shape[1], value.shape[1], z.shape[1])
         rotation = self.rotation(q.shape[1])
         if self.what == "v":
             scores = self.capped(self.raw_scores(*self.projected(q, k), rotation))

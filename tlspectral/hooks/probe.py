@@ -3,24 +3,23 @@
 Some bridges compute attention elsewhere and discard the edit.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int64
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView, unmasked
+from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.threads import Hook, exclusive
-from tlspectral.models.attention.writes import LayerReads, head_writes, require_sum_of_writes
+from tlspectral.models.attention.writes import head_writes, require_sum_of_writes
 from tlspectral.rotary import widened
 
 Route = Literal["scores", "z", "query", "key", "value"]
 
-_PROBE_LENGTH = 4
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
@@ -34,27 +33,22 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
     known = _honoured.setdefault(view.model, set())
     if (layer, route) in known:
         return
-    tokens = _probe_tokens(view)
+    tokens = probe_tokens(view.d_vocab)
     name = view.hook_names(layer)[route]
 
-    def edit_scores(scores: Tensor, hook: Any) -> Tensor:
-        edited = scores.clone()
-        edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
-        return edited
-
-    def edit_z(z: Tensor, hook: Any) -> Tensor:
-        return z + 1.0
-
-    def edit_projection(activation: Tensor, hook: Any) -> Tensor:
+    def edit(activation: Tensor, hook: Any) -> Tensor:
+        if route == "z":
+            return activation + 1.0
+        edited = activation.clone()
+        if route == "scores":
+            edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
+            return edited
         # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.
         # A ramp, since the norm of queries and keys may take off a constant.
-        edited = activation.clone()
         at = 0 if route == "key" else -1
         edited[:, at] += torch.arange(1, activation.shape[-1] + 1, device=activation.device).to(activation)
         return edited
 
-    edits: dict[str, Callable[[Tensor, Any], Tensor]] = {"scores": edit_scores, "z": edit_z}
-    edit = edits.get(route, edit_projection)
     with without_hooks(view.model), torch.no_grad():
         with view.model.hooks(fwd_hooks=list(during)):
             intact = view.logits(tokens)
@@ -80,11 +74,8 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     writes = {layer: head_writes(view, layer, widened) for layer in missing}
-    present = view.model.hook_dict
     with without_hooks(view.model):
-        captured = view.capture(
-            _probe_tokens(view), [name for name in dict.fromkeys(names) if name in present], last=last
-        )
+        captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
     for layer in missing:
         require_sum_of_writes(view, layer, captured, writes[layer])
         after = captured[view.hook_names(layer)["residual_after"]]
@@ -97,72 +88,9 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
         known.add(layer)
 
 
-@torch.no_grad()
-def require_own_reads(
-    layer: int,
-    heads: list[int],
-    point: str,
-    reads: LayerReads,
-    x: Float[Tensor, "batch pos d_model"],
-    captured: Float[Tensor, "batch pos heads d_head"],
-    bias: Float[Tensor, "heads d_head"] | None,
-) -> None:
-    """Refuse queries, keys or values that are not the projection of the residual stream, by the first sequence.
-
-    `captured` are those of the run, of the heads of `reads`. Without `bias` what is left has to be the same at every
-    token. Raises EditNotHonored.
-    """
-    found = widened(captured[:1])
-    left = found - reads.of(widened(x[:1]))
-    off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
-    largest = found.abs().amax((0, 1, 3))
-    # By head. Measured over the zoo: 5e-7 in float32, 0.006 in bfloat16; an edit of the attention's input moves them by
-    # tenths.
-    excess = off - (1e-4 if captured.dtype.itemsize >= 4 else 0.1) * (largest + 1e-3)
-    if not bool((excess <= 0).all()):
-        at = int(excess.argmax())
-        raise EditNotHonored(
-            f"layer {layer}, head {heads[at]}: the {point} of this run is not what the operators read from the "
-            f"residual stream (off by {float(off[at]):.1e}, largest {float(largest[at]):.1e}), so a change of the "
-            "stream cannot be carried to it; look for hooks that edit the input of attention or its norm, and enter "
-            "the block after hooks that edit the residual stream, queries, keys or values"
-        )
-
-
-def _probe_tokens(view: AttentionView) -> Tensor:
-    # From the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low.
-    return (view.d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % view.d_vocab
-
-
-def require_own_scores(
-    layer: AttentionLayer,
-    heads: list[int],
-    scores: Float[Tensor, "batch heads pos pos"],
-    rebuilt: Float[Tensor, "batch heads pos pos"],
-) -> None:
-    """Refuse scores that differ from those rebuilt from the run's queries and keys, masked pairs left out.
-
-    `scores` are the model's own, scaled and capped, of some of the layer's heads; `rebuilt` are the same without ALiBi.
-    Raises EditNotHonored.
-    """
-    visible = unmasked(scores)
-    off = scores.to(rebuilt) - rebuilt
-    if layer.alibi is not None:
-        off = off - layer.alibi.bias(torch.arange(scores.shape[-1]))[heads][:, None].to(off)
-        # Implementations differ by a constant in each query's row, which the softmax does not see.
-        off = off - off.masked_fill(~visible, 0.0).sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)
-    worst, largest = (x.masked_fill(~visible, 0.0).abs().amax((0, 2, 3)) for x in (off, scores.to(rebuilt)))
-    # By head, so that a small one is seen. Measured 3e-7 in float32, 0.009 in bfloat16; another pairing, other angles
-    # or an edit of queries or keys moves scores by tenths.
-    excess = worst - (1e-4 if scores.dtype.itemsize >= 4 else 0.1) * (largest + 1)
-    if not bool((excess <= 0).all()):
-        head = int(excess.argmax())
-        raise EditNotHonored(
-            f"layer {layer.layer}, head {heads[head]}: the model's scores are not those of this run's queries and keys "
-            f"(they differ by {float(worst[head]):.2e}, largest score {float(largest[head]):.1f}), so the part to be "
-            "removed is no part of them; enter the ablation after hooks that edit queries or keys, and see whether "
-            "verify_scores passes on this model"
-        )
+def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
+    """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
+    return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
 
 
 @contextmanager

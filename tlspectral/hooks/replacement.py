@@ -12,7 +12,7 @@ from torch import Tensor
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, even_rows
-from tlspectral.models.attention.prompts import refuse_padding
+from tlspectral.models.attention.prompts import check_ids, refuse_padding
 from tlspectral.models.attention.replay import last_logits
 from tlspectral.rotary import widened
 
@@ -96,16 +96,14 @@ def replacements(
     if reference is None:
         return {layer: Replacement(replace, seed) for layer in by_layer}
     refuse_padding(view, reference, "give sequences of one length as reference")
-    whole = not (reference.is_floating_point() or reference.dtype is torch.bool)
-    if reference.ndim != 2 or not whole or reference.numel() == 0 or reference.shape[1] > view.n_ctx:
-        raise ValueError(
-            f"reference is token ids, [sequences, pos] with 1 to {view.n_ctx} positions (the context); found "
-            f"{reference.dtype}, {tuple(reference.shape)}"
-        )
-    lowest, highest = int(reference.min()), int(reference.max())
-    if lowest < 0 or highest >= view.d_vocab:
-        raise ValueError(f"reference: token ids are 0 to {view.d_vocab - 1}; found {lowest} to {highest}")
-    return from_reference(view, by_layer, replace, even_rows(reference.cpu()), seed)
+    if reference.ndim != 2 or reference.is_floating_point() or reference.dtype is torch.bool:
+        raise ValueError(f"reference is token ids, [sequences, pos]; found {reference.dtype}, {tuple(reference.shape)}")
+    sequences = even_rows(reference.cpu())
+    try:
+        check_ids(view, sequences)
+    except ValueError as error:
+        raise ValueError(f"reference: {error}") from error
+    return from_reference(view, by_layer, replace, sequences, seed)
 
 
 def from_reference(

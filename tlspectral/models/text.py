@@ -81,10 +81,8 @@ def _documents(text: Any) -> Iterable[str]:
                 "[sequences, pos], with attention_mask= where they are padded"
             )
         return documents
-    return _dataset(text) if _DATASET.fullmatch(text) else [text]
-
-
-def _dataset(name: str) -> Iterable[str]:
+    if not _DATASET.fullmatch(text):
+        return [text]
     from datasets import load_dataset
 
-    return [row["text"] for row in islice(load_dataset(name, split="train", streaming=True), _ROWS_READ)]
+    return [row["text"] for row in islice(load_dataset(text, split="train", streaming=True), _ROWS_READ)]

@@ -1,6 +1,6 @@
 """The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -153,15 +153,12 @@ class QKOperators(Sequence[QKOperator]):
             key = self._pairs[number]
         layer, head = head_pair(key, self._view.n_layers)
         if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
-            heads = (
-                f" and layer {layer} has heads 0 to {self._heads[layer] - 1}" if 0 <= layer < len(self._heads) else ""
-            )
-            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {self._view.n_layers - 1}{heads}")
+            known = f"layers 0 to {len(self._heads) - 1}"
+            if 0 <= layer < len(self._heads):
+                known += f" and layer {layer} has heads 0 to {self._heads[layer] - 1}"
+            raise BadHead(f"L{layer}H{head} does not exist: the model has {known}")
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
-
-    def __iter__(self) -> Iterator[QKOperator]:
-        return (self[pair] for pair in self._pairs)
 
     def rotary(self, layer: int) -> RotaryGeometry | None:
         """Return the rotary geometry of a layer, None where it has no rotary positions."""

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models import AttentionView, attention_view
-from tlspectral.models.attention import LiveFactors
+from tlspectral.models.attention import AttentionView, LiveFactors, attention_view
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.rotary import phase_squares
 from tlspectral.selection import Heads, Symbol, chosen_part, head_name

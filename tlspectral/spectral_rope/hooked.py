@@ -86,9 +86,6 @@ class SpectralHookedTransformer(_Base):
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary.
-
-        With `live`, gradients pass through gain and phase to the spectral parameters.
-        """
+        """Rotary geometry of a layer as it acts now, as `SpectralModel.spectral_geometry`."""
         geometry = reader.read_attention(self, layer).rotary
         return spectral_geometry(geometry, by_layer(self.spectral).get(layer), live=live)

@@ -89,7 +89,7 @@ class SpectralPreTrained(Swapped):
 
         Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
         """
-        from tlspectral.spectral_rope.folders import save_folder
+        from tlspectral.spectral_rope.storage import save_folder
 
         save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
 
@@ -124,10 +124,7 @@ def is_hugging_face(model: Any) -> bool:
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
     """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
 
-    `view` is that of a bridge made of it.
-
-    Raises:
-        UnsupportedArchitecture: attention that rotates in another way, or is not told its positions.
+    `view` is that of a bridge made of it. Raises UnsupportedArchitecture for attention that rotates in another way.
     """
     copied = copy_of_object(model, str(model.config._name_or_path or type(model).__name__), shared=shared)
     for parameter in copied.parameters():

@@ -22,12 +22,8 @@ def spectral_layers(
 ) -> nn.ModuleDict:
     """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
-    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`.
-
-    Raises:
-        UnsupportedArchitecture: no layer, or a layer of `heads`, has rotary positions.
-        BadHead: a head that does not exist.
-        ValueError: as `SpectralRoPE`; or layers with different inverse frequencies under `scope="model"`.
+    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises as
+    `to_spectral`.
     """
     geometries = {index: view.rotary(index) for index in range(view.n_layers)}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}

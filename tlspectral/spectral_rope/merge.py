@@ -1,24 +1,27 @@
 """`merge`: an ordinary model that computes the same as a spectral one, where there is one."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.probe import without_hooks
-from tlspectral.models.attention import attention_view
+from tlspectral.hooks.probe import probe_tokens, without_hooks
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, kept_activations
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
-from tlspectral.spectral_rope.model import SpectralModel, probe_tokens
+from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE
-from tlspectral.spectral_rope.rope_settings import with_frequencies
 from tlspectral.spectral_rope.swapped import swap_back
+
+_KEEP = "keep the model with save_pretrained"
 
 
 def merge(model: Any) -> Any:
@@ -56,9 +59,9 @@ def merge(model: Any) -> Any:
             raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
             if raw.b_q is not None:
                 raw.b_q.copy_(with_gain_and_phase(raw.b_q.cpu().double()[:, None], geometry)[:, 0])
-    tokens = probe_tokens(target.d_vocab)
+    tokens = probe_tokens(target.d_vocab, PROBE_LENGTH)
     if of_transformers:
-        merged = with_frequencies(merged, target, layers)
+        merged = _with_frequencies(merged, target, layers)
         _require_equal(lambda: logits_of(model, tokens), lambda: logits_of(merged, tokens))
         return merged
     with without_hooks(merged), without_hooks(model):
@@ -110,3 +113,56 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
             f"the merged model's logits differ from the spectral model's by {worst:.1e}: this backend does not compute "
             "queries from the weights that it shows"
         )
+
+
+def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
+    """Return a model with the weights of `plain` whose config has the learned frequencies; itself if none has moved.
+
+    `view` is that of `plain`, which has the frequencies that were learned from.
+
+    Raises ValueError where the config cannot hold them: heads or layers differ, a layer type has frequencies of its
+    own, or a frequency is 0.
+    """
+    if not any(bool(module.shift_by_head().any()) for module in layers.values()):
+        return plain
+    omega = _shared(view, layers)
+    settings = getattr(plain.config, "rope_parameters", None) or {}
+    if "rope_theta" not in settings:
+        raise ValueError(f"{type(plain.config).__name__} has no single set of rotary settings to put omega in; {_KEEP}")
+    rotary = view.rotary(next(iter(layers)))
+    # LongRoPE divides the frequencies of the plain base by these; a text of any length has the same ones.
+    plain_theta = settings["rope_theta"] ** (-torch.arange(len(omega), dtype=torch.float64) / len(omega))
+    factors = (plain_theta / omega).tolist()
+    config = copy.deepcopy(plain.config)
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": settings["rope_theta"],
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": float(1.0 if rotary is None else rotary.attention_scaling),
+        "original_max_position_embeddings": config.max_position_embeddings,
+        **{name: value for name, value in settings.items() if name == "partial_rotary_factor"},
+    }
+    other = type(plain)(config).to(plain.dtype).to(plain.device)
+    other.load_state_dict(plain.state_dict())
+    return other.train(plain.training)
+
+
+def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[Tensor, "pairs"]:
+    first: Tensor | None = None
+    for index in range(view.n_layers):
+        geometry = spectral_geometry(view.rotary(index), layers.get(index))
+        if geometry is None:
+            continue
+        omega = geometry.theta.expand(view.n_heads(index), -1)
+        first = omega[0] if first is None else first
+        # Frequencies of the config are read back in float32.
+        if not torch.allclose(omega, first.expand_as(omega), rtol=1e-6, atol=0):
+            raise ValueError(
+                f"layer {index} has frequencies of its own, or its heads have, and the config of a model has one set "
+                f'for all: learn them with scope="model", or {_KEEP}'
+            )
+    if first is None or bool((first == 0).any()):
+        raise ValueError(f"a frequency is 0, which no factor of the config gives; {_KEEP}")
+    return first

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.hooks.probe import without_hooks
+from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, kept_activations, other_parameters
@@ -28,7 +28,7 @@ from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
 
 _PREFIX = "spectral."
-_PROBE_LENGTH = 8
+PROBE_LENGTH = 8
 
 
 class SpectralModel(nn.Module):
@@ -238,11 +238,6 @@ def _copied(model: Any, *, shared: bool) -> Any:
     return copied
 
 
-def probe_tokens(d_vocab: int) -> Int64[Tensor, "1 pos"]:
-    """A short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, whose ids are low."""
-    return (d_vocab // 2 + torch.arange(_PROBE_LENGTH))[None] % d_vocab
-
-
 def _prove(
     run: Callable[[Tensor], Tensor],
     run_base: Callable[[Tensor], Tensor],
@@ -251,7 +246,7 @@ def _prove(
     identical: bool,
 ) -> None:
     """Run both models once: their logits must be equal, and must depend on every rotated query and key."""
-    tokens = probe_tokens(d_vocab)
+    tokens = probe_tokens(d_vocab, PROBE_LENGTH)
     rotated: dict[tuple[int, str], Tensor] = {}
 
     def keep(layer: int, module: Any, given: tuple[Any, ...], output: Float[Tensor, "batch pos heads d_head"]) -> None:

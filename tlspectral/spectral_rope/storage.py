@@ -1,8 +1,9 @@
-"""Spectral parameters in a safetensors file, without the model's own weights."""
+"""Spectral parameters in a safetensors file, and in a folder with the name of the base; no weights of the model."""
 
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch import Tensor
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.source import Source
+from tlspectral.models.loading.weight_files import SPECTRAL_CONFIG
 from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.tables.whole_file import whole_file
 
-WEIGHTS = "model.safetensors"
+_WEIGHTS = "model.safetensors"
+_BASE = "base"
 _FORMAT = "tlspectral.spectral_rope.1"
 
 
@@ -38,15 +42,21 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
     tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
     first = next(iter(layers.values()))
+    pairs = first.query_mask.any(0)
+    text = model.config.get_text_config() if is_spectral_object(model) else None
     record = {
-        "n_layers": _n_layers(model),
+        "n_layers": attention_view(model).n_layers if text is None else int(text.num_hidden_layers),
         "n_heads": {index: module.n_heads for index, module in layers.items()},
         "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
         "scope": first.scope,
         "log_omega": first.log_omega,
         "shared_phase": first.shared_phase,
-        "heads": [[index, head] for index, module in layers.items() for head in _members(module.query_mask.any(1))],
-        "frequencies": None if bool(first.query_mask.any(0).all()) else _members(first.query_mask.any(0)),
+        "heads": [
+            [index, head]
+            for index, module in layers.items()
+            for head in module.query_mask.any(1).nonzero().flatten().tolist()
+        ],
+        "frequencies": None if bool(pairs.all()) else pairs.nonzero().flatten().tolist(),
     }
     with whole_file(path) as partial:
         save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
@@ -69,7 +79,7 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         UnsupportedArchitecture, EditNotHonored, ScoreMismatch: as `to_spectral`.
     """
     if os.path.isdir(path):
-        path = os.path.join(path, WEIGHTS)
+        path = os.path.join(path, _WEIGHTS)
     tensors, record = _read(path)
     view = attention_view(load_model(model) if is_hugging_face(model) else model)
     if record["n_layers"] != view.n_layers:
@@ -132,7 +142,6 @@ def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
         if saved.shape != parameter.shape:
             raise IncompatibleCheckpoint(
                 f"{path}: {name} is {tuple(saved.shape)}, but {tuple(parameter.shape)} (rows, pairs) in this model"
-                + _about_groups(name, saved, spectral)
             )
         if not bool(torch.isfinite(saved).all()):
             raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
@@ -140,23 +149,37 @@ def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
             parameter.copy_(saved)
 
 
-def _about_groups(name: str, saved: Tensor, spectral: Any) -> str:
-    index, role = name.split(".")
-    module = layers_of(spectral)[int(index)]
-    if role not in ("omega", "log_omega_shift") or len(saved) != module.n_heads or module.n_heads == module.n_kv_heads:
-        return ""
-    groups = saved.unflatten(0, (module.n_kv_heads, -1))
-    torn = (groups != groups[:, :1]).flatten(1).any(1).nonzero().flatten().tolist()
-    if not torn:
-        return ": query heads that share a key have one omega, so save one row per key/value head"
-    return f": query heads that share key/value head {torn[0]} have different omegas, which no shared key can have"
+def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -> None:
+    """Write spectral parameters to `model.safetensors`, the name of the base to `spectral_config.json`.
+
+    With `plain`, a model whose weights have been trained too, it is saved in the folder `base`.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    save_spectral(model, path / _WEIGHTS)
+    if plain is not None:
+        plain.save_pretrained(path / _BASE)
+    name = _BASE if plain is not None else model.config._name_or_path or None
+    # Files of a folder have no revision, whatever they were copied from.
+    commit = None if name is None or plain is not None or os.path.isdir(name) else model.config._commit_hash
+    base = {"base_model_name_or_path": name, "revision": commit}
+    (path / SPECTRAL_CONFIG).write_text(json.dumps(base, indent=2) + "\n", encoding="utf-8")
 
 
-def _members(mask: Tensor) -> list[int]:
-    return mask.nonzero().flatten().tolist()
+def load_folder(source: Source, **options: Any) -> Any:
+    """Return the TransformerLens model of a folder's base, with the folder's spectral parameters.
 
-
-def _n_layers(model: Any) -> int:
-    if is_spectral_object(model):
-        return int(model.config.get_text_config().num_hidden_layers)
-    return attention_view(model).n_layers
+    `options` are those of `load_model`. Raises as it does, and IncompatibleCheckpoint where no base is named.
+    """
+    folder = Path(source.location)
+    config = json.loads((folder / SPECTRAL_CONFIG).read_text(encoding="utf-8"))
+    name, revision = config["base_model_name_or_path"], config["revision"]
+    if name is None:
+        raise IncompatibleCheckpoint(
+            f"{folder / SPECTRAL_CONFIG} names no base model: it was made from a model object that came from no folder "
+            "or hub; load the base, and give it to load_spectral with this folder"
+        )
+    base = load_model(folder / _BASE if (folder / _BASE).is_dir() else name, revision=revision, **options)
+    spectral = load_spectral(base, folder)
+    spectral.rotated.tlspectral_source = {**base.tlspectral_source, **source.record, "base": base.tlspectral_source}
+    return spectral

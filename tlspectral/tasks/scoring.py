@@ -11,8 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.positions import attention_positions, positions_in
+from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.rotary import in_float64

@@ -17,8 +17,7 @@ from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables import named
 from tlspectral.wiring.columns import QK_ATTRIBUTION
 from tlspectral.wiring.query_row import QueryRow, query_row
-from tlspectral.wiring.removal import removed_key_sources, removed_pairs
-from tlspectral.wiring.score_form import PARTS, PairTerms, head_form, pair_terms
+from tlspectral.wiring.score_form import PARTS, PairTerms, head_form, pair_terms, removed_key_sources, removed_pairs
 from tlspectral.wiring.two_tokens import TwoTokens, trace
 
 MOST_ROWS = 2_000_000
@@ -90,7 +89,9 @@ def qk_attribution(
     top, remove = _counts(top, remove, by_frequency)
     view = attention_view(model)
     ((layer, (index,)),) = heads_by_layer(view, [head]).items()
-    tokens = _one_prompt(view, prompt)
+    tokens = packed_prompts(view, prompt).tokens
+    if len(tokens) != 1:
+        raise ValueError(f"one score is of one prompt; found {len(tokens)} prompts")
     query, key = _positions(query, key, tokens.shape[1])
     raw = view.raw(layer)
     require_even_scale(raw, layer, tokens.shape[1])
@@ -161,7 +162,8 @@ class _Rows:
     def frame(self, top: int | None, by_frequency: bool) -> pd.DataFrame:
         """Return the table of all pairs, or of the first `top` and the sum of the others, per frequency if asked."""
         shown = len(self.pairs) if top is None else min(top, len(self.pairs))
-        names = np.array([*self.names, REST], dtype=object)[self._shown_pairs(shown).numpy()]
+        rest = self.pairs.new_full((int(shown < len(self.pairs)), 2), len(self.names))
+        names = np.array([*self.names, REST], dtype=object)[torch.cat([self.pairs[:shown], rest]).numpy()]
         parts = self.parts[:, :shown, None]
         if by_frequency:
             n_rows = len(names) * (1 + self.terms.form.n_pairs)
@@ -171,7 +173,10 @@ class _Rows:
                 )
             parts = self._by_frequency(shown)
         if len(names) > shown:
-            whole = self._all_by_frequency() if by_frequency else self.parts.sum(1)[:, None]
+            whole = self.parts.sum(1)[:, None]
+            if by_frequency:
+                whole = self.terms.all_by_frequency()
+                whole[:, 0] += self.parts[:, self._is_alibi].sum(1)
             parts = torch.cat([parts, (whole - parts.sum(1))[:, None]], dim=1)
         all_rotary = 2 * self.terms.form.n_pairs == self.terms.q.shape[1]
         if by_frequency and all_rotary and not self._is_alibi.any():
@@ -184,21 +189,11 @@ class _Rows:
         columns |= {name: part.flatten().numpy() for name, part in zip(PARTS, parts, strict=True)}
         return pd.DataFrame({**columns, "total": parts.sum(0).flatten().numpy()})
 
-    def _shown_pairs(self, shown: int) -> Int[Tensor, "shown two"]:
-        if shown == len(self.pairs):
-            return self.pairs
-        return torch.cat([self.pairs[:shown], torch.full((1, 2), len(self.names))])
-
     def _by_frequency(self, shown: int) -> Float64[Tensor, "parts shown frequencies"]:
         pairs, is_alibi = self.pairs[:shown], self._is_alibi[:shown]
         parts = self.terms.by_frequency(*torch.where(is_alibi[:, None], 0, pairs).T)
         parts[:, is_alibi] = 0.0
         parts[:, is_alibi, 0] = self.parts[:, :shown][:, is_alibi]
-        return parts
-
-    def _all_by_frequency(self) -> Float64[Tensor, "parts frequencies"]:
-        parts = self.terms.all_by_frequency()
-        parts[:, 0] += self.parts[:, self._is_alibi].sum(1)
         return parts
 
 
@@ -228,13 +223,6 @@ def _add_removed(frame: pd.DataFrame, count: int, rows: _Rows, traced: TwoTokens
         attrs[f"joint_score_{name}"] = float(change)
         attrs[f"joint_attention_{name}"] = float(row.attention_without(change[None])[0])
     return attrs
-
-
-def _one_prompt(view: AttentionView, prompt: Any) -> Int[Tensor, "one pos"]:
-    packed = packed_prompts(view, prompt)
-    if len(packed.tokens) != 1:
-        raise ValueError(f"one score is of one prompt; found {len(packed.tokens)} prompts")
-    return packed.tokens
 
 
 def _positions(query: int, key: int, length: int) -> tuple[int, int]:

@@ -17,16 +17,15 @@ from tlspectral.composition.paths import composition_into
 from tlspectral.detectors.sequences import detector_offsets, segment_length_of
 from tlspectral.hooks.edge_reach import heads_reached
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.positions import attention_positions
+from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
-from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, standard_error, task_of
 from tlspectral.wiring.columns import EDGE_EFFECTS
-from tlspectral.wiring.replayed import Replayed
 from tlspectral.wiring.sources import CachedRun, Replaced, Source, cached_run, chosen_sources
-from tlspectral.wiring.targets import QueryKeyPairs, TargetLayer, target_layer
+from tlspectral.wiring.targets import QueryKeyPairs, Replayed, TargetLayer, target_layer
 
 SEQUENCES = 16
 CONTROL_DRAWS = 20
@@ -184,13 +183,7 @@ class _Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """What tables and folders hold of it."""
-        return {
-            "input": self.input,
-            "replace": self.replace,
-            "effect": self.effect,
-            "draws": self.draws,
-            "seed": self.seed,
-        }
+        return {name: getattr(self, name) for name in ("input", "replace", "effect", "draws", "seed")}
 
 
 def _check(input: str, score: str, replace: str, effect: str, control: str | None) -> None:
@@ -313,11 +306,11 @@ def _target_table(
             "input": plan.input,
             "attention": intact,
             "delta": delta.mean(1),
-            "delta_stderr": _standard_errors(delta),
+            "delta_stderr": [standard_error(effect) for effect in delta],
         }
     )
     if plan.draws:
-        over_sequences = _standard_errors(controls.mean(0))
+        over_sequences = [standard_error(effect) for effect in controls.mean(0)]
         drawn = controls.mean(2)  # [draws, sources]
         table["control_delta"] = drawn.mean(0)
         table["control_delta_stderr"] = np.hypot(over_sequences, drawn.std(0, ddof=1) / np.sqrt(plan.draws))
@@ -327,23 +320,12 @@ def _target_table(
     return table
 
 
-def _standard_errors(effects: Float64[np.ndarray, "sources sequences"]) -> Float64[np.ndarray, "sources"]:
-    """Return the standard error of each source's mean effect; NaN for a single sequence."""
-    if effects.shape[1] < 2:
-        return np.full(len(effects), np.nan)
-    return scipy.stats.sem(effects, axis=1)
-
-
 def _composition(
     view: AttentionView, plan: _Plan, layer: int, heads: list[int], sources: list[Source]
 ) -> list[list[float]]:
     """Return the composition score of each target with each source, NaN for a source that is no head."""
+    nans = [float("nan")] * len(heads)
     layers = sorted({source.layer for source in sources if source.kind == "head"})
     scores = composition_into(view, layer, heads, plan.input, layers)
-    return [
-        [
-            float(scores[source.layer][index, source.head]) if source.kind == "head" else float("nan")
-            for source in sources
-        ]
-        for index in range(len(heads))
-    ]
+    by_source = [scores[layer][:, head].tolist() if kind == "head" else nans for layer, head, kind in sources]
+    return [list(of_target) for of_target in zip(*by_source, strict=True)]

@@ -18,13 +18,10 @@ class QueryRow:
     """The scores of a query as the model has them, and that of one key.
 
     Attributes:
-        form: of the head.
-        layer, key: layer of the head, and position of the key.
         scores: as the softmax reads them.
         unmasked: keys that the query may attend to.
         score: of the key, before a softcap.
         alibi: the bias in `score`, None without ALiBi.
-        tolerance: the largest error allowed.
     """
 
     form: HeadForm
@@ -58,11 +55,8 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
     """Return a query's own scores of a run: those that the model exposes, else those of its own queries and keys.
 
     Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
-    constant is the mean difference, over the row, between the model's scores and the others.
-
-    Raises:
-        ValueError: the key is masked.
-        ScoreMismatch: the softmax of the scores is not the model's attention.
+    constant is the mean difference, over the row, between the model's scores and the others. Raises ValueError for a
+    masked key, and ScoreMismatch where the softmax of the scores is not the model's attention.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
     of_run = form.scores_of_run(traced.captured[names["query"]], traced.captured[names["key"]], query)

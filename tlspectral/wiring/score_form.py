@@ -11,6 +11,7 @@ C(b, a) exchanges the vectors of the two tokens, each with the factor of the nor
 of a query/key norm stay at query and key.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -36,10 +37,7 @@ PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 class Side:
     """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
 
-    Attributes:
-        reads, bias: projection of the residual stream, folded.
-        query_key_norm: behind the projection, None without one.
-        head: index of the head.
+    `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
     """
 
     reads: LayerReads
@@ -99,12 +97,7 @@ class HeadRotation:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    Attributes:
-        head: index of the head in its layer.
-        query, key: sides of the score.
-        rotation: None without rotary positions.
-        score_scale, softcap: of the layer.
-        slope: of ALiBi, None without it.
+    `head` is its index in the layer. `slope` is that of ALiBi, None without it.
     """
 
     head: int
@@ -275,3 +268,42 @@ def pair_terms(
         terms(key, 0, at_key, zero),
         form.with_gain(terms(query, 1, at_query, zero)),
     )
+
+
+def removed_pairs(
+    form: HeadForm,
+    written: Float64[Tensor, "two sources d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    pairs: Int[Tensor, "pairs two"],
+) -> Float64[Tensor, "pairs"]:
+    """Return S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b) of each pair of sources (a, b).
+
+    The source behind the last written one is the bias of the projection: that projection then has none.
+    """
+    queries = _without(form.query, residual[0], written[0], pairs[:, 0])
+    keys = _without(form.key, residual[1], written[1], pairs[:, 1])
+    query, key = form.query.of(residual[0]).expand_as(queries), form.key.of(residual[1]).expand_as(keys)
+    score = form.score
+    return score(query, key) - score(queries, key) - score(query, keys) + score(queries, keys)
+
+
+def removed_key_sources(
+    form: HeadForm,
+    written: Float64[Tensor, "two sources d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    sources: Set[int],
+) -> Float64[Tensor, ""]:
+    """Return S(x, y) - S(x, y - sum of the sources): what the score loses without all of them in the key."""
+    n_sources = written.shape[1]
+    gone = [source for source in sources if source < n_sources]
+    key = form.key.of(residual[1] - written[1, gone].sum(0), bias=n_sources not in sources)
+    query = form.query.of(residual[0])[None]
+    return (form.score(query, form.key.of(residual[1])[None]) - form.score(query, key[None]))[0]
+
+
+def _without(
+    side: Side, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"], sources: Tensor
+) -> Float64[Tensor, "pairs d_head"]:
+    removed = torch.cat([written, torch.zeros_like(written[:1])])[sources]
+    is_bias = (sources == len(written))[:, None]
+    return torch.where(is_bias, side.of(x, bias=False), side.of(x - removed))

@@ -43,16 +43,10 @@ EMBEDDING = Source(-1, -1, "embedding")
 
 
 def chosen_sources(view: AttentionView, sources: Any, below: int) -> list[Source]:
-    """Return the chosen writers of layers below one, sorted by layer.
+    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for no such head or MLP.
 
-    Args:
-        view: the model.
-        sources: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
-            all layers) and "heads" (those of all layers).
-        below: layer of the last target.
-
-    Raises:
-        BadHead: no such head or MLP.
+    `sources`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
+    all layers) and "heads" (those of all layers).
     """
     if sources is None:
         return list(_heads(view, below))
@@ -88,12 +82,7 @@ def _of_heads(view: AttentionView, heads: Any) -> list[Source]:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """What one run of the intact model wrote and read, as far as edges need it.
-
-    Attributes:
-        captured: activations by hook point, of all sequences.
-        sequences: the run's sequences.
-    """
+    """What one run of the intact model wrote and read, as far as edges need it: activations by hook point."""
 
     view: AttentionView
     sequences: PackedTokens

@@ -1,17 +1,23 @@
-"""The attention of heads to given keys, with their queries or keys changed."""
+"""The attention of heads to given keys, and the score of a task, with what the heads read changed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale, softcapped, unmasked
+from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.scores import pattern_tolerance, rotation_tables
-from tlspectral.models.attention.writes import Input, LayerReads, layer_reads
+from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
 from tlspectral.rotary import in_float64, rotate, with_gain_and_phase
 from tlspectral.selection import head_name
+from tlspectral.tasks import ScoredSequences, Scores
 from tlspectral.wiring.sources import CachedRun
 
 
@@ -27,11 +33,8 @@ class QueryKeyPairs:
 class TargetLayer:
     """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
 
-    Attributes:
-        what: the input that is changed.
-        reads: how the heads of the layer read it from the residual stream.
-        allowed: pairs of tokens that the layer does not mask.
-        tables: cos and sin of each pair that the run applied; None without rotary positions.
+    `reads` is how the heads read `what` is changed, `allowed` the pairs of tokens that are not masked, and `tables` are
+    cos and sin of each pair that the run applied, None without rotary positions.
     """
 
     run: CachedRun
@@ -143,3 +146,56 @@ def _of_head(
 
 def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
     return matrix.gather(1, rows[..., None].expand(-1, -1, matrix.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An intact run, from which the model goes on from a target's layer, and the score of each of its sequences."""
+
+    intact: IntactRun
+    values: Float64[np.ndarray, "sequences"]
+    sequences: ScoredSequences
+
+    @torch.no_grad()
+    def deltas(
+        self,
+        target: TargetLayer,
+        heads: list[int],
+        change: Float64[Tensor, "sources sequences pos heads d_head"],
+    ) -> Float64[np.ndarray, "targets sources sequences"]:
+        """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
+        view, layer = self.intact.view, target.layer.layer
+        point = view.hook_names(layer)[INPUT_POINTS[target.what]]
+        jobs = [(head, source) for head in heads for source in range(len(change))]
+        n = len(self.sequences.tokens)
+        values = torch.zeros(len(jobs), n, dtype=torch.float64)
+        stack = max(1, self.sequences.rows_at_once(view) // n)
+        for first in range(0, len(jobs), stack):
+            chunk = jobs[first : first + stack]
+            scores = Scores(self.sequences, len(chunk))
+            for batch in self.sequences.batches(view):
+                edit = _edit(target, chunk, change[:, batch])
+                with hooks_on(view.model, self.intact.points, [(point, edit)]):
+                    scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
+            values[first : first + len(chunk)] = scores.result()
+        return values.view(len(heads), len(change), n).numpy() - self.values
+
+
+def _edit(target: TargetLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
+    """Return the hook that adds to each copy of the batch the change of its own source and target."""
+
+    def edit(activation: Tensor, hook: Any) -> Tensor:
+        edited = activation.reshape(*activation.shape[:2], -1, target.layer.d_head).clone()
+        copies = edited.unflatten(0, (len(jobs), -1))
+        n_heads = edited.shape[2]
+        for copy, (head, source) in zip(copies, jobs, strict=True):
+            if target.what == "q":
+                of_change, reached = head, [head]
+            else:
+                of_change = target.layer.kv_head(head)
+                size = n_heads // target.layer.n_kv_heads  # some models repeat keys, one per query head
+                reached = list(range(of_change * size, (of_change + 1) * size))
+            copy[:, :, reached] += change[source, :, :, of_change].to(copy)[:, :, None]
+        return edited.reshape(activation.shape)
+
+    return edit

@@ -6,14 +6,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, unmasked
-from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
+
+_UNDIVIDED = "a score cannot be divided among sources"
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,7 @@ def trace(
 ) -> TwoTokens:
     """Run one prompt and return what was written at two of its tokens before `layer`, in float64 on the CPU.
 
-    Activations of earlier layers are kept at the two tokens alone.
-
-    Raises:
-        UnsupportedArchitecture: the residual stream is not the sum of what is written to it.
-        BadWeights: a layer cannot be read.
+    Activations of earlier layers are kept at the two tokens alone. Raises as `qk_attribution`.
     """
     token_pair, kept, names = [query, key], {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
@@ -64,38 +61,31 @@ def trace(
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
     whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
     hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
+
+    def keep_row(scores: Tensor, hook: Any) -> None:
+        kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
+        row = scores[0, head, query].detach().cpu()
+        kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
+
     if "scores" in names:
-        hooks.append((names["scores"], partial(_keep_row, kept, head, query)))
-    hooks.append((names["pattern"], partial(_keep_pattern, kept, head, query)))
+        hooks.append((names["scores"], keep_row))
+
+    def keep_pattern(pattern: Tensor, hook: Any) -> None:
+        kept["pattern"] = pattern[0, head, query].detach().cpu().double()
+
+    hooks.append((names["pattern"], keep_pattern))
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
     sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
-    _require_sum(written.sum(1), residual, kept[names["residual"]].dtype, layer)
-    return TwoTokens(
-        sources,
-        written,
-        residual,
-        norm_behind,
-        {name: kept[name] for name in whole if name in kept},
-        kept.get("row"),
-        kept.get("unmasked"),
-        kept.get("largest"),
-        kept["pattern"],
-    )
+    problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
+    require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
+    captured = {name: kept[name] for name in whole if name in kept}
+    of_scores = (kept.get(name) for name in ("row", "unmasked", "largest"))
+    return TwoTokens(sources, written, residual, norm_behind, captured, *of_scores, kept["pattern"])
 
 
 def _keep(kept: dict[str, Any], name: str, positions: Any, activation: Tensor, hook: Any) -> None:
     kept[name] = activation[:, positions].detach()
-
-
-def _keep_row(kept: dict[str, Any], head: int, query: int, scores: Tensor, hook: Any) -> None:
-    kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
-    row = scores[0, head, query].detach().cpu()
-    kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
-
-
-def _keep_pattern(kept: dict[str, Any], head: int, query: int, pattern: Tensor, hook: Any) -> None:
-    kept["pattern"] = pattern[0, head, query].detach().cpu().double()
 
 
 def _sources(
@@ -108,7 +98,8 @@ def _sources(
     if positions is not None:
         positions = in_float64(positions[token_pair].detach()).cpu()
         embedded = in_float64(view.embedding()[tokens[0, token_pair].to(view.device)].detach()).cpu()
-        _require_sum(embedded + positions, entered, first.dtype, 0)
+        problem = "layer 0: what enters it is not the sum of the embedding and the learned positions"
+        require_equal_streams(embedded + positions, entered, first.dtype, problem, _UNDIVIDED)
         names, written = ["embedding", "positions"], [entered - positions, positions]
     biases = torch.zeros_like(entered)
     for earlier in range(layer):
@@ -126,16 +117,3 @@ def _sources(
     if bool(biases.any()):
         names, written = [*names, "attention biases"], [*written, biases]
     return names, torch.stack(written, dim=1), norm_behind
-
-
-def _require_sum(
-    total: Float[Tensor, "two d_model"], residual: Float[Tensor, "two d_model"], stored: torch.dtype, layer: int
-) -> None:
-    error = float((total - residual).abs().max() / residual.abs().max().clamp_min(1e-30))
-    # As for the sum within a layer (`require_sum_of_writes`): 16-bit streams are rounded at each addition.
-    if not error <= (1e-4 if stored.itemsize >= 4 else 0.1):
-        written = "the embedding and the learned positions" if layer == 0 else "what earlier layers wrote"
-        raise UnsupportedArchitecture(
-            f"layer {layer}: what enters it is not the sum of {written} (relative difference {error:.1e}), so a score "
-            "cannot be divided among sources; look for hooks that edit the residual stream"
-        )

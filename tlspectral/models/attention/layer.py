@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,34 +16,14 @@ from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry, widened, with_gain_and_phase
 
 
-class _Limited:
-    """A layer whose frequencies or score scale may hold up to some number of tokens only."""
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What a layer has beside its projections.
 
-    rotary: RotaryGeometry | None
-    even_scale_up_to: int | None
-
-    @property
-    def valid_up_to(self) -> int | None:
-        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
-        limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
-        return min((limit for limit in limits if limit is not None), default=None)
-
-
-@dataclass(frozen=True)
-class RawAttention(_Limited):
-    """The parameters of a layer as a backend holds them, before any folding.
-
-    Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
-    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Past `even_scale_up_to` tokens some
-    models scale a query by its position (Ministral 3); None where no query is scaled.
+    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
+    scaled.
     """
 
-    w_q: Tensor
-    w_k: Tensor
-    w_v: Tensor
-    w_o: Tensor
-    b_q: Tensor | None
-    b_k: Tensor | None
     norm: Normalization
     q_norm: QueryKeyNorm | None
     k_norm: QueryKeyNorm | None
@@ -54,6 +34,28 @@ class RawAttention(_Limited):
     even_scale_up_to: int | None = None
 
     __repr__ = one_line
+
+    @property
+    def valid_up_to(self) -> int | None:
+        """Tokens up to which frequencies and score scale hold, None where they hold at every length."""
+        limits = (self.even_scale_up_to, self.rotary and self.rotary.valid_up_to)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RawAttention(_Settings):
+    """The parameters of a layer as a backend holds them, before any folding.
+
+    Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
+    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
+    """
+
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    w_o: Tensor
+    b_q: Tensor | None
+    b_k: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,12 @@ class OutputFactors:
     __repr__ = one_line
 
 
-@dataclass(frozen=True)
-class AttentionLayer(_Limited):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttentionLayer(_Settings):
     """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
 
     `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
     `W_Q W_K^T` is `C M C` (FP section 3), and C is never formed. Keys are as stored, one per key/value head.
-    `even_scale_up_to` is as in `RawAttention`.
     """
 
     layer: int
@@ -81,18 +82,8 @@ class AttentionLayer(_Limited):
     b_q: Float64[Tensor, "heads d_head"]
     w_k: Float64[Tensor, "kv_heads d_model d_head"]
     b_k: Float64[Tensor, "kv_heads d_head"]
-    norm: Normalization
-    q_norm: QueryKeyNorm | None
-    k_norm: QueryKeyNorm | None
-    score_scale: float
-    softcap: float | None
-    alibi: Alibi | None
-    rotary: RotaryGeometry | None
     storage_dtype: torch.dtype
     digest: str = field(repr=False)
-    even_scale_up_to: int | None = None
-
-    __repr__ = one_line
 
     @property
     def n_heads(self) -> int:
@@ -177,22 +168,11 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
     w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
+    settings: dict[str, Any] = {each.name: getattr(raw, each.name) for each in fields(_Settings)}
+    settings |= {name: norm and norm.in_float64() for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm))}
+    digest, dtype = digest_of(parameters.values()), raw.w_q.dtype
     return AttentionLayer(
-        layer=layer,
-        w_q=w_q,
-        b_q=b_q,
-        w_k=w_k,
-        b_k=b_k,
-        norm=raw.norm,
-        q_norm=raw.q_norm and raw.q_norm.in_float64(),
-        k_norm=raw.k_norm and raw.k_norm.in_float64(),
-        score_scale=raw.score_scale,
-        softcap=raw.softcap,
-        alibi=raw.alibi,
-        rotary=raw.rotary,
-        storage_dtype=raw.w_q.dtype,
-        digest=digest_of(parameters.values()),
-        even_scale_up_to=raw.even_scale_up_to,
+        layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=dtype, digest=digest, **settings
     )
 
 
@@ -309,9 +289,7 @@ class LiveFactors(NamedTuple):
 def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
     """Return the factors of some heads (None: all), folded as `fold_attention` and `operator_factors` do, or as stored.
 
-    Raises:
-        BadWeights: a weight is not floating point or has no data. That it is finite is not checked: in a training step
-            it would cost as much as the products of the factors.
+    Raises BadWeights. That a weight is finite is not checked: in a training step it would cost as much as the products.
     """
     for role, value in _query_key_parameters(raw).items():
         _require_floating(value, f"layer {layer}, {role}")

@@ -1,4 +1,4 @@
-"""Token ids of sequences of unequal length, filled up to one tensor."""
+"""Token ids of sequences of unequal length, filled up to one tensor, and positions in them."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,12 +13,7 @@ TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Sequences of unequal length in one tensor, each from position 0 on.
-
-    Attributes:
-        tokens: ids; a row is filled up with its last real token.
-        lengths: number of real tokens in each row.
-    """
+    """Sequences of unequal length in one tensor, each from position 0 on and filled up with its last real token."""
 
     tokens: Int[Tensor, "sequences pos"]
     lengths: Int[Tensor, "sequences"]
@@ -42,3 +37,47 @@ class PackedTokens:
 def even_rows(tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
     """Return sequences of one length, all of whose tokens are real."""
     return PackedTokens(tokens.long(), torch.full((len(tokens),), tokens.shape[1]))
+
+
+def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> Int[Tensor, "sequences 2"] | None:
+    """Return query and key position of each sequence, counted from its first token; None without.
+
+    Raises as `positions_in`; ValueError for a key behind its query.
+    """
+    if attention is None:
+        return None
+    pairs = torch.as_tensor(attention)
+    if pairs.shape not in ((2,), (len(lengths), 2)):
+        raise ValueError(
+            f"attention is a query and a key position per sequence, [{len(lengths)}, 2]; found shape "
+            f"{tuple(pairs.shape)}"
+        )
+    positions = positions_in(lengths, pairs, "attention")
+    behind = (positions[:, 1] > positions[:, 0]).nonzero().flatten().tolist()
+    if behind:
+        raise ValueError(f"attention of sequence {behind[0]}: its key comes after its query")
+    return positions
+
+
+def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
+    """Return positions counted from the first token of each sequence; negative ones count from its end.
+
+    Raises ValueError for a position that a prompt does not have, TypeError for no whole numbers; `what` names them.
+    """
+    positions = torch.as_tensor([given] if isinstance(given, int) else given)
+    if positions.is_floating_point() or positions.dtype is torch.bool or positions.ndim not in (1, 2):
+        raise TypeError(
+            f"{what} are whole numbers, one list for all prompts or a row per prompt; found {given!r}"[:200]
+        )
+    if positions.ndim == 1:
+        positions = positions.expand(len(lengths), -1)
+    if len(positions) != len(lengths) or positions.shape[1] == 0:
+        raise ValueError(f"{what} has shape {tuple(positions.shape)} and there are {len(lengths)} prompts")
+    ends = lengths[:, None]
+    wrong = ((positions >= ends) | (positions < -ends)).nonzero().tolist()
+    if wrong:
+        row, column = wrong[0]
+        raise ValueError(
+            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
+        )
+    return torch.where(positions < 0, positions + ends, positions).long().cpu()

@@ -110,11 +110,7 @@ def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask
     """Move the real tokens of each row to the left and cut columns that are padding in all rows.
 
     A causal model needs no mask for such a row, since no real token attends to what follows it. The rows are filled
-    with their last real token, which no model takes for padding.
-
-    Raises:
-        ValueError: a mask of another shape or with other values, a row without a real token, or padding between real
-            tokens.
+    with their last real token, which no model takes for padding. Raises ValueError for a mask that does not fit.
     """
     mask = attention_mask.cpu()
     if mask.shape != tokens.shape:

@@ -52,18 +52,13 @@ class IntactRun:
         if layer == 0:
             return logits_at(self.view, tokens, scored)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
-        with self._skipping(layer, residual):
-            return logits_at(self.view, tokens, scored)
-
-    @contextmanager
-    def _skipping(self, layer: int, residual: Tensor) -> Iterator[None]:
         with ExitStack() as skipped:
             for index in range(layer):
                 n_others = self.companions[index]
                 output = residual if n_others < 0 else (residual, *[None] * n_others)
                 forward = partial(_handed_on, output)
                 skipped.enter_context(methods_replaced(self.view.model.blocks[index], {"forward": forward}))
-            yield
+            return logits_at(self.view, tokens, scored)
 
 
 def intact_run(

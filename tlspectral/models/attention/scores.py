@@ -9,7 +9,6 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.layer import (
     AttentionLayer,
-    RawAttention,
     fold_attention,
     key_value_groups,
     require_even_scale,
@@ -34,35 +33,15 @@ class RebuiltScores(NamedTuple):
 def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
     """Return a layer's scores from what its hook points "residual" and, where it has them, "cos" and "sin" saw.
 
-    Raises:
-        UnsupportedArchitecture, BadWeights: the layer cannot be read.
-        ScoreMismatch: the model rotates its pairs by other angles than its frequencies say.
-        ValueError: as `require_even_scale`.
+    Raises as `AttentionView.layer`, `rotation_tables` and `require_even_scale`.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
     require_even_scale(raw, index, residual.shape[-2])
     tables = rotation_tables(view, raw.rotary, index, residual.shape[-2], captured)
-    inside, outside = all_score_terms(raw, index, residual.cpu().double(), tables)
-    return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
-
-
-def pattern_tolerance(stored: torch.dtype, largest_score: float) -> float:
-    """Return the largest error allowed in a pattern of rebuilt scores, by the type that weights are stored in."""
-    eps = torch.finfo(stored).eps
-    return 1e-5 if eps < 1e-4 else eps * largest_score
-
-
-def all_score_terms(
-    raw: RawAttention,
-    index: int,
-    residual: Float64[Tensor, "batch pos d_model"],
-    tables: tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None,
-) -> tuple[Float64[Tensor, "batch heads pos pos"], Float64[Tensor, "batch heads pos pos"]]:
-    """Return `score_terms` of all heads, folded one key/value group at a time: a large layer takes gigabytes.
-
-    Under a query/key norm over all heads, all groups are folded together.
-    """
+    residual = residual.cpu().double()
+    # Folded one key/value group at a time, as a large layer takes gigabytes; but a query/key norm over all heads needs
+    # them together.
     together = any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm))
     by_group = []
     for heads, group in [(slice(None), raw)] if together else key_value_groups(raw):
@@ -71,7 +50,13 @@ def all_score_terms(
             group_tables = (tables[0][heads], tables[1][heads])
         by_group.append(score_terms(fold_attention(group, index), residual, group_tables))
     inside, outside = (torch.cat(terms, dim=1) for terms in zip(*by_group, strict=True))
-    return inside, outside
+    return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
+
+
+def pattern_tolerance(stored: torch.dtype, largest_score: float) -> float:
+    """Return the largest error allowed in a pattern of rebuilt scores, by the type that weights are stored in."""
+    eps = torch.finfo(stored).eps
+    return 1e-5 if eps < 1e-4 else eps * largest_score
 
 
 def score_terms(
@@ -138,7 +123,10 @@ def _normed(part: Tensor, whole: Tensor, norm: QueryKeyNorm | None) -> Tensor:
 def rotation_tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """Return the model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies."""
+    """Return the model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies.
+
+    Raises ScoreMismatch where the model rotates its pairs by other angles.
+    """
     if rotary is None:
         return None
     exact = rotary.position_tables(n_positions)

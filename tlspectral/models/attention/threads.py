@@ -3,10 +3,13 @@
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
+import copyreg
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import count
 from threading import Condition, Lock, get_ident
 from typing import Any
@@ -34,6 +37,7 @@ class _Use:
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
+_ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one thread"
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
@@ -51,8 +55,7 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
             if use.blocks:
                 raise EditNotHonored(
                     f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act in "
-                    "every thread that runs it; give each thread a copy of the model (copy.deepcopy, outside of any "
-                    "block), or run all of it in one thread"
+                    f"every thread that runs it; {_ADVICE}"
                 )
             use.changed.wait()
         use.thread = thread
@@ -83,8 +86,7 @@ class HookOfThread:
         if get_ident() != self.thread:
             raise EditNotHonored(
                 f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
-                "it; give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in "
-                "one thread"
+                f"it; {_ADVICE}"
             )
         return self.hook(activation, hook=hook)
 
@@ -162,3 +164,24 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
+
+
+def send_captures_by_name() -> None:
+    """Let pickles refer to transformers' collector of outputs by its name.
+
+    After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
+    cannot be pickled.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if hasattr(capturing, "CompileableContextVar"):
+        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _by_name(collector: Any) -> tuple[Callable[[str], Any], tuple[str]]:
+    module = sys.modules[type(collector).__module__]
+    name = next(name for name, value in vars(module).items() if value is collector)
+    return partial(_from_module, module.__name__), (name,)
+
+
+def _from_module(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

@@ -29,7 +29,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, send_captures_by_name, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 
 
@@ -56,8 +56,6 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
-        from tlspectral.models.attention.pickling import send_captures_by_name
-
         send_captures_by_name()
         return self.__dict__
 
@@ -117,18 +115,14 @@ class AttentionView:
     def layer(self, index: int) -> AttentionLayer:
         """Return the query-key side of one layer, folded in float64 on the CPU.
 
-        Raises:
-            BadHead: no such layer.
-            UnsupportedArchitecture, BadWeights: the layer cannot be read; the message names it.
+        Raises BadHead for no such layer; UnsupportedArchitecture, BadWeights for one that cannot be read.
         """
         return fold_attention(self.raw(index), index)
 
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
         """Return W_Q and W_K of some heads of a layer (None: all), folded or as stored, with gradients.
 
-        Raises:
-            BadHead: no such layer.
-            UnsupportedArchitecture, BadWeights: the layer cannot be read, or is read in a way that passes no gradient.
+        Raises as `layer`; UnsupportedArchitecture also where it is read in a way that passes no gradient.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:

@@ -125,28 +125,30 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
     scale = writes.token_scale(z)
     rebuilt = writes.sum_of(z, scale) + writes.of_biases(scale)
     stored = captured[names["residual"]].dtype
+    undefined = "the share of one head is not defined"
+    problem = "the attention adds something else than what its heads and biases write"
+    require_equal_streams(rebuilt, attention, stored, f"layer {index}: {problem}", undefined)
+    problem = "the residual stream is no sum of what attention and MLP add"
+    require_equal_streams(before + added, after, stored, f"layer {index}: {problem}", undefined)
+
+
+def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
+    """Refuse a residual stream, stored as a type, that is not the sum of its parts. Raises UnsupportedArchitecture."""
+    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     # Measured over the zoo: 4e-7 of the largest value in float32. A norm behind that is left out, a multiplier or a
-    # bias that is not read, or a normalised residual stream is off by 1e-2 and more.
-    allowed = 1e-4 if stored.itemsize >= 4 else 0.1
-    for found, expected, what in (
-        (rebuilt, attention, "the attention adds something else than what its heads and biases write"),
-        (before + added, after, "the residual stream is no sum of what attention and MLP add"),
-    ):
-        error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-        if not error <= allowed:
-            raise UnsupportedArchitecture(
-                f"layer {index}: {what} (relative difference {error:.1e}), so the share of one head is not defined; "
-                "look for hooks that edit the residual stream"
-            )
+    # bias that is not read, or a normalised residual stream is off by 1e-2 and more. 16-bit streams are rounded at each
+    # addition.
+    if not error <= (1e-4 if stored.itemsize >= 4 else 0.1):
+        raise UnsupportedArchitecture(
+            f"{problem} (relative difference {error:.1e}), so {effect}; look for hooks that edit the residual stream"
+        )
 
 
 @dataclass(frozen=True)
 class LayerReads:
     """The queries, keys or values of some heads of a layer, before a query/key norm, as a function of what they read.
 
-    Attributes:
-        norm: of the layer's input.
-        weight: projection with the norm's gain folded in, centred under LayerNorm.
+    `weight` has the gain of the input's `norm` folded in and is centred under LayerNorm.
     """
 
     norm: Normalization

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,15 +20,10 @@ from tlspectral.models.loading.weight_files import (
 )
 
 
-class StoredTensor(NamedTuple):
-    """A tensor by its file's header: type, as safetensors writes it (`"BF16"`), and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 class CheckpointFiles:
     """The safetensors files of a checkpoint. Of a hub model, only the files that are asked for are fetched.
+
+    `record` is the provenance that tables store, and `name` the checkpoint's name in messages.
 
     Raises:
         FileNotFoundError, ValueError: there are no such files, or the hub does not give them.
@@ -39,22 +33,13 @@ class CheckpointFiles:
     def __init__(self, source: Source):
         # Pinned to one commit: a branch may move on between one file and the next.
         self.source = pinned(source) if source.kind == "hub" else source
+        self.record, self.name = self.source.record, str(self.source.record["model"])
         config = self._first(["config.json"])
         if config is None:
             raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
         self.config_folder = config.parent
         refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
-
-    @property
-    def name(self) -> str:
-        """The name of the checkpoint for messages."""
-        return str(self.source.record["model"])
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The provenance that tables store: model, revision and, of a hub model, the commit."""
-        return dict(self.source.record)
 
     def config_digest(self) -> str:
         """Return the SHA-256 of config.json."""
@@ -65,12 +50,12 @@ class CheckpointFiles:
         for file in sorted({self.file_of[tensor] for tensor in tensors}):
             self._path(file)
 
-    def stored(self, tensors: Iterable[str]) -> dict[str, StoredTensor]:
-        """Return types and shapes of tensors, from the files' headers alone.
+    def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type (as safetensors writes it, `"BF16"`) and shape of tensors, from the files' headers alone.
 
         Raises BadWeights for a file that is damaged, or does not hold a tensor that the index promises.
         """
-        tensors_stored: dict[str, StoredTensor] = {}
+        tensors_stored: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
                 names_in_file = set(file.keys())
@@ -78,7 +63,7 @@ class CheckpointFiles:
                     if name not in names_in_file:
                         raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
                     tensor_slice = file.get_slice(name)
-                    tensors_stored[name] = StoredTensor(str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape()))
+                    tensors_stored[name] = str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape())
         return tensors_stored
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
@@ -117,13 +102,13 @@ class CheckpointFiles:
         return indexed_files(listing)
 
     def _without_safetensors(self) -> Exception:
-        pickles: list[str] = []
+        reason = f"neither {INDEX} nor {WHOLE} is there"
         if self.source.kind == "folder":
-            folder = Path(self.source.location)
-            pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
+            files = Path(self.source.location).iterdir()
+            pickles = sorted(path.name for path in files if path.suffix in (".bin", ".pt", ".pth"))
             if not pickles:
                 return FileNotFoundError(f"{self.name} holds no weights: neither {INDEX} nor {WHOLE}")
-        reason = f"its weights are in {pickles[0]}, a pickle" if pickles else f"neither {INDEX} nor {WHOLE} is there"
+            reason = f"its weights are in {pickles[0]}, a pickle"
         return BadWeights(
             f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"

@@ -124,10 +124,8 @@ class CheckpointLayers:
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
 
-        Raises:
-            BadWeights: tensors are missing, quantised, of other shapes than config.json asks for, or unknown to it; or
-                a file is cut off or damaged. The message names the tensor.
-            UnsupportedArchitecture: the architecture cannot be built.
+        Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
+        to it, and for damaged files; UnsupportedArchitecture where the architecture cannot be built.
         """
         with refusing(misfit(self.files.record)):
             _ = self.unused  # raises if weights would be left out that belong to the model
@@ -136,15 +134,15 @@ class CheckpointLayers:
             for index, tensors in needed.items():
                 stored = self.files.stored(tensor for tensor, _ in tensors.values())
                 for tensor, shape in tensors.values():
-                    entry = stored[tensor]
-                    if entry.dtype not in _FLOATS:
+                    dtype, stored_shape = stored[tensor]
+                    if dtype not in _FLOATS:
                         raise BadWeights(
-                            f"layer {index}: {tensor} is stored as {entry.dtype}, a quantised format; load "
-                            "de-quantised weights instead"
+                            f"layer {index}: {tensor} is stored as {dtype}, a quantised format; load de-quantised "
+                            "weights instead"
                         )
-                    if entry.shape != shape:
+                    if stored_shape != shape:
                         raise BadWeights(
-                            f"layer {index}: {tensor} of {self.files.name} has shape {entry.shape}, and config.json "
+                            f"layer {index}: {tensor} of {self.files.name} has shape {stored_shape}, and config.json "
                             f"asks for {shape}"
                         )
 

@@ -1,7 +1,7 @@
 """A model that consists of one layer of a checkpoint, and the tensors in its files that fit no parameter."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,11 +100,15 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
 def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]:
     """Return the tensors of a checkpoint's files that the model of its config has no parameter for.
 
-    They are found with a model of one layer. Of a tensor that no layer has a parameter for, one layer's is read.
-    `stack` is the prefix of the names of its layers' tensors, up to the layer's number. Raises as `check_unused`.
+    They are found with a model of one layer of each kind. Of a tensor that no layer has a parameter for, one layer's is
+    read. `stack` is the prefix of the names of its layers' tensors, up to the layer's number. Raises as `check_unused`.
     """
     unused: set[str] = set()
-    for model, layers in _kinds_of_layers(config):
+    kinds: dict[str, set[int]] = {}
+    for index in range(int(config.num_hidden_layers)):
+        kinds.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)
+    for layers in kinds.values():
+        model = empty_model(one_layer_config(config, min(layers)))
         in_first_layer = _naming(stack, list_of_blocks(model), layers, int(config.num_hidden_layers))
         named = {tensor: name for tensor in files.file_of if (name := in_first_layer(tensor)) is not None}
         missing = unplaced(model, set(named.values()))
@@ -116,15 +120,6 @@ def unused_tensors(files: CheckpointFiles, config: Any, stack: str) -> list[str]
         check_unused(model, {one_of[name]: target for name, target in missing.items()}, read, files.name, config)
         unused |= {tensor for tensor, name in named.items() if name in missing}
     return [tensor for tensor in files.file_of if tensor in unused]
-
-
-def _kinds_of_layers(config: Any) -> Iterator[tuple[nn.Module, set[int]]]:
-    """Yield a model of one layer of each kind, and the layers of that kind."""
-    by_kind: dict[str, set[int]] = {}
-    for index in range(int(config.num_hidden_layers)):
-        by_kind.setdefault(one_layer_config(config, index).to_json_string(use_diff=False), set()).add(index)
-    for layers in by_kind.values():
-        yield empty_model(one_layer_config(config, min(layers))), layers
 
 
 def _naming(stack: str, own_prefix: str, layers: set[int], n_layers: int) -> Callable[[str], str | None]:

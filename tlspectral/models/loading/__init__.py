@@ -90,7 +90,7 @@ def load_model(
 
         return load_packaged(source, backend, on_device, float_type)
     if source.kind == "spectral":  # by name: what rotates stands on a higher floor
-        return import_module("tlspectral.spectral_rope.folders").load_folder(
+        return import_module("tlspectral.spectral_rope.storage").load_folder(
             source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
         )
     from tlspectral.models.loading.building import load_from_files

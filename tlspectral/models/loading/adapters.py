@@ -1,6 +1,5 @@
 """A LoRA adapter that peft has saved in a folder, merged into its base model."""
 
-import json
 import warnings
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +12,7 @@ import torch
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement
 from tlspectral.models.loading.building import load_whole
+from tlspectral.models.loading.damage import read_json
 from tlspectral.models.loading.pretrained import find_tokenizer
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG
@@ -25,12 +25,7 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
     """Return the base of an adapter with the adapter merged into it, a tokenizer or None, and the provenance.
 
     It is merged in float32. The tokenizer is the one given, else that of the adapter's folder, else that of the base.
-
-    Raises:
-        ImportError: peft is missing.
-        FileNotFoundError, ValueError: The base cannot be found.
-        UnsupportedArchitecture: An adapter of another kind, or one that peft does not merge exactly.
-        BadWeights: A base or adapter that cannot be read, or that do not fit each other.
+    Raises as `load_model`.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     if find_spec("peft") is None:
@@ -48,11 +43,8 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 def _base(folder: Path, name: str) -> Source:
     """Return the base model that an adapter's config names, if the adapter is of a kind that is merged."""
     path = folder / ADAPTER_CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
-    except (ValueError, AttributeError) as error:
-        raise BadWeights(f"{path} is no description of an adapter ({error}); save the adapter again") from error
+    config = read_json(path)
+    base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
     if kind != "LORA" or task not in (None, "CAUSAL_LM"):
         raise UnsupportedArchitecture(
             f"{name} is an adapter of kind {kind} for the task {task}; only LoRA of causal language models is merged"

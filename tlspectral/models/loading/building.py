@@ -64,11 +64,7 @@ def load_whole(source: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any,
 def build_model(
     pretrained: Any, tokenizer: Any, name: str, backend: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Return the TransformerLens model of a Hugging Face model, which is taken apart.
-
-    Raises BadWeights for weights that are no numbers; UnsupportedArchitecture if TransformerLens makes no model of it,
-    or one that computes something else.
-    """
+    """Return the TransformerLens model of a Hugging Face model, which is taken apart. Raises as `load_model`."""
     if backend == "hooked":
         return build_hooked(pretrained, tokenizer, name, dtype).to(device, print_details=False)
     expected = log_probabilities(pretrained.to(device))

@@ -78,11 +78,7 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
 def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None:
     """Refuse a config that asks for more than the files hold, before anything is allocated. Raises BadWeights.
 
-    Args:
-        config: config of the model.
-        tensors: number of tensors in the files.
-        elements: at least the number of their elements.
-        file: the file that holds the config, for messages.
+    The files hold `tensors` with at most `elements` in all; messages name the `file` of the config.
     """
     from transformers import AutoModelForCausalLM
 

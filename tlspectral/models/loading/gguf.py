@@ -24,6 +24,7 @@ import platformdirs
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_counts, refusing, require_room
 from tlspectral.models.loading.source import DEMO_EXTRA, PACKAGED, ShippedFile, Source
@@ -73,10 +74,7 @@ def cache_folder() -> Path:
 def converted_folder(source: Source) -> tuple[Path, str]:
     """Return the checkpoint folder of a GGUF file's de-quantised weights, made if needed, and the file's SHA-256.
 
-    Raises:
-        ImportError: The package `gguf` is missing.
-        BadWeights: The parts do not make the expected file, or the file is damaged.
-        UnsupportedArchitecture: transformers cannot convert this file.
+    Raises as `load_model`.
     """
     hasher, name = hashlib.sha256(), source.record["file"]
     for block in _blocks(source.parts):
@@ -198,15 +196,9 @@ def _held(file: Path) -> tuple[int, int]:
 def _no_conversion_bar() -> Iterator[None]:
     """Switch off the bar over the file's tensors, which ignores transformers' own setting for bars."""
     converter: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = getattr(converter, "tqdm", None)
-    if bar is None:
+    bar = {"tqdm": functools.partial(converter.tqdm, disable=True)} if hasattr(converter, "tqdm") else {}
+    with methods_replaced(converter, bar):
         yield
-        return
-    converter.tqdm = functools.partial(bar, disable=True)
-    try:
-        yield
-    finally:
-        converter.tqdm = bar
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import stated_context
+from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
 from tlspectral.models.loading.packaged import native_shape
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
+_FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
 _converting = threading.Lock()
 
 
@@ -43,26 +45,28 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
     the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
-
-    Raises:
-        ImportError: TransformerLens 4.
-        BadWeights: weights that are NaN or infinite.
-        UnsupportedArchitecture: TransformerLens has no HookedTransformer of this architecture, or one that ignores
-            part of it (rope scaling, sliding windows), or whose logits are not the model's.
+    Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
     """
     hooked_class = hooked_transformer_class()
     reference = log_probabilities(model)
     require_numbers(model, reference, name)
-    with _own_config(model) as tl_loading, _refused(name, model):
-        cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
-        _check_rope(cfg, model.config, name)
-        _check_windows(cfg, model.config, name)
-        state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
-        cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
-        hooked = hooked_class(cfg, tokenizer, move_to_device=False)
-        hooked.load_and_process_state_dict(
-            state, fold_ln=True, center_writing_weights=False, center_unembed=False, fold_value_biases=False
-        )
+    try:
+        with _own_config(model) as tl_loading:
+            cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
+            _check_rope(cfg, model.config, name)
+            _check_windows(cfg, model.config, name)
+            state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
+            cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
+            hooked = hooked_class(cfg, tokenizer, move_to_device=False)
+            hooked.load_and_process_state_dict(state, **_FOLDED)
+    except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise UnsupportedArchitecture(
+            f"TransformerLens has no HookedTransformer of {name} ({type(model).__name__}): {type(error).__name__}:"
+            f' {reason} Use backend="bridge".'
+        ) from error
     hooked = hooked.eval()
     subject = f"The HookedTransformer that TransformerLens makes of {name}"
     require_agreement(hooked, reference, subject, 'use backend="bridge".')
@@ -86,11 +90,7 @@ def hooked_from_weights(
         hooked = hooked_class(shape)
         no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
         hooked.load_and_process_state_dict(
-            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}},
-            fold_ln=True,
-            center_writing_weights=False,
-            center_unembed=False,
-            fold_value_biases=False,
+            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}}, **_FOLDED
         )
     return hooked.eval()
 
@@ -140,31 +140,16 @@ def _own_config(model: Any) -> Iterator[Any]:
 
     with _converting, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        originals = tl_loading.AutoConfig, tl_loading.get_official_model_name
         root.addHandler(handler)
         root.addFilter(from_elsewhere)
-        tl_loading.AutoConfig, tl_loading.get_official_model_name = OwnConfig, lambda tl_name: tl_name
         try:
-            yield tl_loading
+            with methods_replaced(
+                tl_loading, {"AutoConfig": OwnConfig, "get_official_model_name": lambda tl_name: tl_name}
+            ):
+                yield tl_loading
         finally:
-            tl_loading.AutoConfig, tl_loading.get_official_model_name = originals
             root.removeFilter(from_elsewhere)
             root.removeHandler(handler)
-
-
-@contextlib.contextmanager
-def _refused(name: str, model: Any) -> Iterator[None]:
-    """Turn any exception of TransformerLens' converters into UnsupportedArchitecture."""
-    try:
-        yield
-    except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-        raise UnsupportedArchitecture(
-            f"TransformerLens has no HookedTransformer of {name} ({type(model).__name__}): {type(error).__name__}:"
-            f' {reason} Use backend="bridge".'
-        ) from error
 
 
 def _check_rope(cfg: Any, config: Any, name: str) -> None:

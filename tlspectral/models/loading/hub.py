@@ -3,7 +3,6 @@
 huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
-import difflib
 import os
 import re
 import warnings
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from tlspectral.errors import BadWeights
+from tlspectral.errors import BadWeights, did_you_mean
 from tlspectral.models.loading.source import PACKAGED, TINY, Source
 from tlspectral.models.loading.weight_files import NAMES, indexed_files
 
@@ -51,7 +50,7 @@ def hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sourc
         known = ", ".join((*TINY, *PACKAGED))
         raise ValueError(
             f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({known}){_near_demo_model(name)}"
+            f" ({known}){did_you_mean(name.lower(), (*TINY, *PACKAGED)) or '.'}"
         )
     hub_id = _official_name(name)
     if checkpoint is not None:
@@ -65,10 +64,7 @@ def _official_name(name: str) -> str:
         return name
     from transformer_lens.supported_models import MODEL_ALIASES
 
-    for hub_id, aliases in MODEL_ALIASES.items():
-        if name.lower() in (alias.lower() for alias in aliases):
-            return hub_id
-    return name
+    return next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if name.lower() in map(str.lower, aliases)), name)
 
 
 def _suite_revision(hub_id: str, checkpoint: int) -> str:
@@ -82,12 +78,6 @@ def _suite_revision(hub_id: str, checkpoint: int) -> str:
         f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
         " give the branch by revision= instead."
     )
-
-
-def _near_demo_model(name: str) -> str:
-    """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
-    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
-    return f"; did you mean the demo model {near[0]!r}?" if near else "."
 
 
 def pinned(source: Source) -> Source:
@@ -212,7 +202,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}{_near_demo_model(source.location)}"
+            f" {reason}{did_you_mean(source.location.lower(), (*TINY, *PACKAGED)) or '.'}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 

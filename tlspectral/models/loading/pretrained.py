@@ -24,18 +24,15 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
 
     The last is empty, or holds `unused_weights`. A hub model has to be pinned to a commit. Files that the cache lacks
-    are fetched; it is loaded from the cache.
-
-    Raises:
-        FileNotFoundError: A folder without weights.
-        ValueError: Files that are neither in the cache nor given by the hub.
-        UnsupportedArchitecture: Not a causal language model, or one that needs code from its repository.
-        BadWeights: Quantised, unreadable or incomplete weights, or some that config.json does not ask for; or an
-            adapter beside the weights.
+    are fetched; it is loaded from the cache. Raises as `load_model`.
     """
     import transformers
 
-    folder = _folder(source)
+    folder = Path(source.location)
+    if source.kind == "hub":  # its commit's folder in the cache
+        config_file = first_file(source, ["config.json"])
+        assert config_file is not None
+        folder = config_file.parent
     check_settings(folder)
     refuse_adapter(folder, source.record["model"])
     config = _load(transformers.AutoConfig.from_pretrained, source, folder)
@@ -73,15 +70,6 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     if tokenizer is None:
         tokenizer = find_tokenizer(source, folder, model.config)
     return model.eval(), tokenizer, left_out
-
-
-def _folder(source: Source) -> Path:
-    """Return the folder that a model is loaded from; for a hub model, its commit's folder in the cache."""
-    if source.kind != "hub":
-        return Path(source.location)
-    config = first_file(source, ["config.json"])
-    assert config is not None
-    return config.parent
 
 
 def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
@@ -44,15 +44,13 @@ PACKAGED = {
 
 @dataclass(frozen=True)
 class Source:
-    """A model to load.
+    """A model to load: `location` is a hub id, a folder, a GGUF file or a checkpoint of this package, as `kind` says.
 
-    `location` is a hub id, a checkpoint folder, the folder of an adapter or of spectral parameters, a GGUF file or a
-    checkpoint of this package, as `kind` (`"hub"`, `"folder"`, `"adapter"`, `"spectral"`, `"gguf"`, `"tiny"`) says;
-    `record` is the provenance that tables store.
-    A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
+    `record` is the provenance that tables store. A GGUF file in several `parts` has the first as location, and the
+    SHA-256 of the joined file.
     """
 
-    kind: str
+    kind: Literal["hub", "folder", "adapter", "spectral", "gguf", "tiny", "object"]
     location: str
     revision: str | None
     record: dict[str, Any]
@@ -63,12 +61,14 @@ class Source:
 def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
     """Return what a model's name means, without opening the model.
 
-    Raises:
-        FileNotFoundError: Nothing that can be loaded lies at a path.
-        ValueError: The name is neither a path nor a possible hub id, or `revision` and `checkpoint` do not fit it.
-        ImportError: The package that ships the named demo model is not installed.
+    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
     """
-    _check_choice(revision, checkpoint)
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
     text = os.fspath(name)
     path = Path(text).expanduser()
     if text.lower() in TINY:
@@ -93,12 +93,3 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
     from tlspectral.models.loading.hub import hub_source
 
     return hub_source(text, revision, checkpoint)
-
-
-def _check_choice(revision: str | None, checkpoint: int | None) -> None:
-    if revision is not None and checkpoint is not None:
-        raise ValueError(
-            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
-        )
-    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
-        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")

@@ -84,18 +84,10 @@ def check_unused(
     who: str,
     config: Any,
 ) -> None:
-    """Refuse unused weights that belong to a part of the model that was built.
+    """Refuse unused weights that belong to a part of the model that was built, and quantised ones. Raises BadWeights.
 
-    Args:
-        model: as transformers builds it from config.json.
-        unused: by name in the files, the name that transformers looks for (`unplaced`).
-        read: gives a tensor by its name in the files.
-        who: name of the checkpoint in messages.
-        config: the config of the whole text model.
-
-    Raises:
-        BadWeights: quantised weights; a floating-point tensor in a decoder block of the model or its final norm, or a
-            further block.
+    Refused are floating-point tensors in a decoder block of the model or its final norm, and further blocks. `unused`
+    is as of `unplaced`, `read` gives a tensor by its name in the files, `config` is that of the whole text model.
     """
     refuse_quantised(unused, who)
     base = f"{model.base_model_prefix}."

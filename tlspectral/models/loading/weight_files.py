@@ -20,12 +20,13 @@ INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files that weights are loaded from, the first that exists; an index names the files that hold the weights."""
 
-
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 ADAPTER_CONFIG = "adapter_config.json"
-SPECTRAL_CONFIG = "spectral_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
+
+SPECTRAL_CONFIG = "spectral_config.json"
+"""Names the base of spectral parameters, whose folder holds no whole model."""
 
 
 def folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
