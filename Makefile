@@ -8,6 +8,16 @@ TL4 := 4.3.0
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
 PARALLEL := --numprocesses logical --dist loadfile
 
+# Checks of types and shapes at every call took 28 of 84 CPU seconds of six files: `make test` makes them, the other
+# suites, which call the same functions, do not.
+UNCHECKED := --jaxtyping-packages=
+
+# Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.
+LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_penalties.py \
+	positional_symbolic/tests/test_canonical_sweep.py fingerprint/tests/test_replication.py) \
+	$(addprefix tests/test_,$(addsuffix .py,devices spectral_rates smollm2 readme null_dtype))
+LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) tests tlspectral/studies)
+
 # What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
 # operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
 # name that no file has.
@@ -21,8 +31,8 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_posit
 # What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They
 # pass where it is not installed. A new file of tests is run until it is named here.
 WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparison_changes exclusion html_summary \
-	notebooks nulls parts plot_* plots published release report report_browser required_tables rotary spectra_* \
-	stats_* table_texts tables work)) \
+	notebooks nulls parts plot_* plots published release report report_browser required_tables rotary shape_checks \
+	spectra_* stats_* table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
 	history_questions plot_* printed_pvalues replication)) \
 	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \
@@ -68,7 +78,7 @@ test: .venv/test ## all tests not marked slow
 	.venv/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
-	.venv/bin/python -m pytest -m slow $(PARALLEL) $(ARGS)
+	.venv/bin/python -m pytest -m slow $(PARALLEL) $(UNCHECKED) $(LONG_FIRST) $(ARGS)
 
 notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
@@ -79,7 +89,7 @@ notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
 notebooks-with-outputs: notebooks
 
 test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4
-	.venv-tl4/bin/python -m pytest $(PARALLEL) $(addprefix --ignore=,$(wildcard $(WITHOUT_TL))) $(ARGS)
+	.venv-tl4/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(addprefix --ignore=,$(wildcard $(WITHOUT_TL))) $(ARGS)
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \
@@ -87,7 +97,7 @@ families: .venv/test .venv-tl4/test ## write the tables of architectures, on bot
 	done
 
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
-	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST) $(ARGS)
+	.venv-lowest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(LOWEST) $(ARGS)
 
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)

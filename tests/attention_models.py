@@ -23,6 +23,6 @@ def poke(parameter, value):
 
 
 def skip_unless_sampled(full, model, case, of=3):
-    """Run every model in one case of each three alone, unless all are asked for: `ARGS=--full`."""
+    """Run every model in one case of each three (`of`) alone, unless all are asked for: `ARGS=--full`."""
     if not full and (zlib.crc32(repr(model).encode()) + case) % of:
-        pytest.skip("every third case of a model; all with --full")
+        pytest.skip(f"one case of a model in {of}; all with --full")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import zoo
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from attention_models import skip_unless_sampled
 from positional_measurements import block_prompt
 from spectral_zoo import move
 from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
@@ -26,7 +27,9 @@ same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  #
 
 
 @pytest.fixture(params=[True, False], ids=["with_float64", "without_float64"])
-def _device(request):
+def _device(request, full):
+    given = request.node.callspec.params
+    skip_unless_sampled(full or "name" not in given, ("bridge", given.get("name")), request.param, of=2)
     with StandInDevice(float64=request.param):
         yield
 

@@ -123,7 +123,9 @@ def test_no_spectrum_is_worse_than_promised(k, full):
     """Also at sizes where float32 is not used."""
     for n in sorted({k, k + 1, 2 * k, 9 * k} if full or k < 100 else {k, 9 * k}):
         blocks = blocks_of(n, k, 300 if k < 100 else 60)
-        for label, spectrum in spectra(k):
+        for count, (label, spectrum) in enumerate(spectra(k)):
+            if k == 128 and not full and (count + (n == k)) % 2:
+                continue  # each spectrum at one of the two sizes
             exact = metrics_of_draws(spectrum, blocks, torch.float64)
             rounded = null_draws(spectrum, blocks, "float32")
             for column in NULL_COLUMNS:

@@ -141,8 +141,10 @@ def test_workers_give_the_same_tables(tiny_grid, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-@pytest.mark.usefixtures("dask_cluster")
-def test_a_dask_cluster_gives_the_same_tables(tiny_grid, tmp_path):
+def test_a_dask_cluster_gives_the_same_tables(tiny_grid, tmp_path, request, full):
+    if not full:
+        pytest.skip("test_work and test_checkpoint_resume send the same parts to a cluster; all with --full")
+    request.getfixturevalue("dask_cluster")
     found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=-1, show_progress=False)
     same_tables(found, tiny_grid[1])
 

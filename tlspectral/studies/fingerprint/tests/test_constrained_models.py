@@ -370,8 +370,10 @@ def test_the_paper_preset_starts_where_the_published_run_starts():
 
 
 @pytest.mark.slow
-def test_the_paper_preset_follows_the_published_run():
+def test_the_paper_preset_follows_the_published_run(full):
     """100 steps of the free learned-absolute arm: a minute of one core."""
+    if not full:
+        pytest.skip("the same steps are in the run under a penalty, in test_constrained_penalties; all with --full")
     training = begin_training(PAPER.config_of(ARMS["ape_free"]), PAPER.training_of(0))
     held_out = held_out_sequences(PAPER.task, PAPER.training)
     seen = {}
