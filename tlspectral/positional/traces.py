@@ -145,7 +145,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     read_prompt(view, intact.tokens(), wanted, take, hooks)
     columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
-    table.attrs = _provenance(view, intact)
+    table.attrs = {**_provenance(view, intact)}
     return named(table, FREQUENCY_NORMS)
 
 
