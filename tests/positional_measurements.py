@@ -1,7 +1,9 @@
 """Models, block prompts and measurements that the tests of `positional_symbolic` share."""
 
 import functools
+from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 import torch
 import zoo
@@ -9,7 +11,9 @@ import zoo
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
-from tlspectral.positional.measure import measure_queries
+from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
+from tlspectral.positional.measure import tokenized_for
+from tlspectral.positional.prompts import chosen_swaps
 
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its attention is not that of any reading.
 BRIDGES = zoo.RIGHT
@@ -49,6 +53,41 @@ def differ(first, second, columns=SCORES):
     """Largest difference of two tables; NaN have to be in the same places."""
     assert first[columns].isna().equals(second[columns].isna())
     return float((first[columns] - second[columns]).abs().max().max())
+
+
+class QueryScores(NamedTuple):
+    """Scores of one suffix behind the blocks, and the logits behind it before any swap."""
+
+    heads: pd.DataFrame
+    frequencies: pd.DataFrame | None
+    correlation: dict[str, Any]
+    last_logits: torch.Tensor
+
+
+def measure_queries(
+    view,
+    prefix,
+    blocks,
+    suffixes,
+    *,
+    mode="prompt",
+    swaps=None,
+    exclude_first_block=True,
+    per_frequency=False,
+    advance=lambda count: None,
+):
+    """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them."""
+    chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
+    prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
+    reading = BlockReading(view, prompts, chosen, mode, per_frequency=per_frequency)
+    tables, logits = reading.intact(advance)
+    if mode == "prompt":
+        tables = joined_columns([tables, reading.swapped(chosen, advance)])
+    scores, correlations = query_scores(tables, [chosen] * len(prompts), None, 0)
+    return [
+        QueryScores(one["heads"], one.get("frequencies"), correlation, last.cpu().double())
+        for one, correlation, last in zip(scores, correlations, logits, strict=True)
+    ]
 
 
 def agreement_of_shared_prefill(model, mode, per_frequency):

@@ -76,7 +76,7 @@ def undrawn(monkeypatch):
 def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
     options = [*SMALL, "--table", table, "--draws", 2]
     whole = run("positional", "any", *options, "-o", tmp_path / "whole")
-    real, measured = draws.block_reading, []
+    real, measured = draws.BlockReading, []
 
     def stopped(*given, **named):
         if len(measured) == 3:
@@ -84,10 +84,10 @@ def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
         measured.append(named["mode"])
         return real(*given, **named)
 
-    monkeypatch.setattr(draws, "block_reading", stopped)
+    monkeypatch.setattr(draws, "BlockReading", stopped)
     run("positional", "any", *options, "-o", tmp_path / "out")
     assert len(list((tmp_path / "out" / "runs").glob("*.parquet"))) == 3  # within the second draw, by words
-    monkeypatch.setattr(draws, "block_reading", lambda *given, **named: measured.append("on") or real(*given, **named))
+    monkeypatch.setattr(draws, "BlockReading", lambda *given, **named: measured.append("on") or real(*given, **named))
     again = run("positional", "any", *options, "-o", tmp_path / "out")
     # Of words a draw is its intact prompts and the three swaps: one part was left, and the keys of both draws.
     assert measured == ["prompt", "prompt", "prompt", "on", "on", "on"]

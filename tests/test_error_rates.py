@@ -8,7 +8,7 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
-from tlspectral.heads.statistics_columns import ANOTHER_MODEL
+from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife

@@ -220,7 +220,7 @@ def test_copy_suppression_is_what_a_loop_over_queries_finds(name):
                     lost.append(-float(written @ centred[:, best] / scale[row, query]))
                 assert lost
                 # Measured: 1e-7 of scores of 1e-2, float32 against float64.
-                assert found.per_sequence[row, column] == pytest.approx(np.mean(lost), abs=1e-5)
+                assert found[0][row, column] == pytest.approx(np.mean(lost), abs=1e-5)
             column += 1
 
 

@@ -87,7 +87,7 @@ def test_a_pattern_finds_steps_beside_other_numbers(pattern, found):
         ("{any}{step}-tokens{tokens}B", None, "no revision of maker/olmo fits"),
         ("step100-tokens1B", None, r"does not say once where the training step stands: write \{step\} there"),
         ("step{step}-tokens{step}B", None, "does not say once"),
-        ("step{step}-tokens{tokens}B", [100, 300], r"of steps \[300\] that fits .*; it has steps 100, 2000"),
+        ("step{step}-tokens{tokens}B", [100, 300], r"that fits .* of steps \[300\]; it has steps 100, 2000"),
     ],
 )  # fmt: skip
 def test_a_pattern_that_does_not_fit_says_what_is_there(pattern, steps, said):
@@ -126,7 +126,7 @@ def test_without_a_hub_the_revisions_of_the_cache_are_used(hub, pythia, saved, m
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
     assert tls.head_history(NAME, revisions="step{step}", **WEIGHTS).steps == [8]
-    with pytest.raises(ValueError, match=r"no revision of steps \[16\] that fits 'step\{step\}'; it has steps 8"):
+    with pytest.raises(ValueError, match=r"no revision that fits 'step\{step\}' of steps \[16\]; it has steps 8"):
         hub_checkpoints(NAME, [16], "step{step}")
     with pytest.raises(ValueError, match="the revisions of maker/other are not known: offline mode is on"):
         hub_checkpoints("maker/other", revisions="step{step}")

@@ -116,7 +116,7 @@ def test_files_beside_the_weights_do_not_make_it_another_model(tmp_path):
 
 
 def test_missing_folders_and_steps(saved, tmp_path):
-    with pytest.raises(ValueError, match=r"no checkpoint of steps \[7, 8\]; it has 0, 9, 16"):
+    with pytest.raises(ValueError, match=r"no checkpoint of steps \[7, 8\]; it has steps 0, 9, 16"):
         folder_checkpoints(saved, [0, 7, 8])
     with pytest.raises(ValueError, match="holds no checkpoints"):
         folder_checkpoints(tmp_path)

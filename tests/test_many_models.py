@@ -18,7 +18,7 @@ from described import assert_described
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models, many_models, streamed
-from tlspectral.heads.model_lists import is_model_list, listed_models
+from tlspectral.heads.many_models import is_model_list, listed_models
 from tlspectral.tables import read_table
 
 SETTINGS = {"null_draws": 5, "detectors": False, "show_progress": False}

@@ -8,13 +8,13 @@ from positional_measurements import (
     block_prompt,
     differ,
     every_model,
+    measure_queries,
     modes,
     tiny,
 )
 from zoo import shared
 
 from tlspectral.models.attention import attention_view
-from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.passes import QueryPasses
 
 

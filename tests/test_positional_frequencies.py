@@ -3,12 +3,19 @@
 import pandas as pd
 import pytest
 import torch
-from positional_measurements import BRIDGES, WITHOUT_ROPE, agreement_of_shared_prefill, block_prompt, differ, measured
+from positional_measurements import (
+    BRIDGES,
+    WITHOUT_ROPE,
+    agreement_of_shared_prefill,
+    block_prompt,
+    differ,
+    measure_queries,
+    measured,
+)
 from reference_keys import KeysInPlaces
 from zoo import shared
 
-from tlspectral.models.attention import attention_view
-from tlspectral.positional.measure import measure_queries
+from tlspectral.models.attention import attention_view, softcapped
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.spectral_rope import to_spectral
 
@@ -45,7 +52,7 @@ def test_frequencies_and_still_columns_sum_to_the_scores(name):
             continue
         keys = KeysInPlaces(view, layer, prompt.tokens())
         summed = seen.frequency_logits().sum(1) + keys.raw.score_scale * keys.still_logits()
-        whole = seen.capped(summed)[:, seen.visible]
+        whole = softcapped(summed, seen.softcap)[:, seen.visible]
         # Logits of size 10 in float64: measured 4e-14.
         assert (whole - seen.head_logits()[:, seen.visible]).abs().max() < 1e-12
         assert torch.equal(seen.visible, keys.seen)

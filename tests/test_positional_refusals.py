@@ -10,7 +10,6 @@ from zoo import shared
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.positional.measure import measure_queries
 
 
 @contextmanager
@@ -65,10 +64,6 @@ def test_prompts_that_do_not_fit_are_refused():
         measured(shared("bridge", "llama"), block_prompt((40, 40, 50)))
     with pytest.raises(ValueError, match=r"rotary frequencies or score scale change beyond 32"):
         measured(zoo.bridge("phi3_longrope"), block_prompt((10, 10, 10)))
-    with pytest.raises(ValueError, match="no suffix was given"):
-        measure_queries(
-            attention_view(shared("bridge", "llama")), *block_prompt().pieces[:1], block_prompt().blocks, []
-        )
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROPE)

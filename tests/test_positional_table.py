@@ -7,14 +7,13 @@ import pytest
 import torch
 import zoo
 from described import assert_described
-from positional_measurements import SCORES, block_prompt, differ, measured, modes
+from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes
 from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
-from tlspectral.positional.measure import measure_queries
 
 
 @modes

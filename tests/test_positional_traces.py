@@ -15,10 +15,9 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
-from tlspectral.positional.projections import rotary_projections
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores
-from tlspectral.positional.traces import attention_traces, frequency_norms
+from tlspectral.positional.traces import attention_traces, frequency_norms, rotary_projections
 from tlspectral.rotary import rotate
 
 # gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:
@@ -256,11 +255,11 @@ def test_what_cannot_be_measured_is_refused():
         unchecked(model, prompt, HEADS, swaps=SWAPS, mode="keys")
     with pytest.raises(ValueError, match="a block does not swap with itself"):
         attention_traces(model, prompt, HEADS, swaps=[(2, 2)])
-    with pytest.raises(ValueError, match="no heads are named"):
+    with pytest.raises(ValueError, match="no heads were given"):
         attention_traces(model, prompt, [], swaps=SWAPS)
     with pytest.raises(BadHead, match="L0H9"):
         frequency_norms(model, prompt, [(0, 9)])
-    with pytest.raises(ValueError, match=r"frequencies \[1, 8\]: those of layer 0 are 0 to 7"):
+    with pytest.raises(ValueError, match=r"frequency 8: those of layer 0 are 0 to 7"):
         attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[8, 1])
     with pytest.raises(ValueError, match="those of layer 0"):
         attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[-1])

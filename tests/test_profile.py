@@ -21,9 +21,9 @@ from zoo_words import CONTEXT, reader, word_tokenizer
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
 from tlspectral.positional.answers import answers_table
-from tlspectral.positional.averages import over_draws
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.draws import planned_experiment, require_context
+from tlspectral.positional.measure import over_draws
 from tlspectral.positional.profile import median_tests, pearson_of_scores
 
 invariant = settings(max_examples=60, derandomize=True)

@@ -22,7 +22,7 @@ def test_a_kept_profile_is_the_measured_one(mode, tmp_path, monkeypatch):
     settings["checkpoint_dir"] = tmp_path
     for draws in (1, 2):
         profile(draws=draws, **settings)
-    monkeypatch.setattr("tlspectral.positional.draws.block_reading", None)
+    monkeypatch.setattr("tlspectral.positional.draws.BlockReading", None)
     kept = profile(draws=2, **settings)
     for name, table in expected.tables.items():
         pd.testing.assert_frame_equal(kept.tables[name], table, check_exact=True)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from positional_measurements import measure_queries
 from reference_keys import normed
 from spectral_zoo import base, move
 
@@ -22,7 +23,6 @@ from tlspectral.models.loading import load_model
 from tlspectral.operators import qk_operators, verify_scores
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
-from tlspectral.positional.measure import measure_queries
 from tlspectral.positional.readout import LastQuery
 from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral

@@ -77,7 +77,7 @@ def analyze(
 
     Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
     """
-    from tlspectral.heads.model_lists import is_model_list
+    from tlspectral.heads.many_models import is_model_list
 
     settings: Any = {
         "null_draws": null_draws,

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.errors import BadHead
 from tlspectral.models.attention import (
     AttentionView,
     OutputFactors,
@@ -20,9 +19,10 @@ from tlspectral.models.attention import (
     fold_output,
     key_value_groups,
 )
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
-from tlspectral.selection import Head, head_pair
+from tlspectral.selection import Head
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
 
@@ -88,9 +88,7 @@ def k_composition(
     if kind not in ("q", "k", "v"):
         raise ValueError(f"kind must be 'q', 'k' or 'v', not {kind!r}")
     source = open_layers(model, revision=revision)
-    layer, head = head_pair(target, source.n_layers)
-    if not 0 <= layer < source.n_layers:
-        raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1}")
+    [(layer, [head])] = heads_by_layer(source, [target]).items()
     side: Side = "output" if kind == "v" else "query-key"
     if not isinstance(source, AttentionView):
         source.prepare([layer], side)
@@ -98,11 +96,6 @@ def k_composition(
     rows = []
     with one_thread():
         with _layer(source, layer, side) as raw:
-            if not 0 <= head < len(raw.w_q):
-                raise BadHead(
-                    f"L{layer}H{head} does not exist: the model has layers 0 to {source.n_layers - 1} and layer "
-                    f"{layer} has heads 0 to {len(raw.w_q) - 1}"
-                )
             reading = _reading(raw, layer, head, kind)
         for earlier in range(layer):
             with _layer(source, earlier, "output") as raw:

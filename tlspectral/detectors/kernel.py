@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.detectors.columns import KERNEL_PREDICTION, RELATIVE_POSITION_KERNEL
 from tlspectral.detectors.distance import BANDS, band_shares, correlation
-from tlspectral.detectors.kernel_columns import KERNEL_PREDICTION, RELATIVE_POSITION_KERNEL
 from tlspectral.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import even_rows

@@ -14,28 +14,18 @@ from tlspectral.rotary import in_float64
 Weights = Float64[Tensor, "batch query key"]
 
 
-def prompt_weights(prompts: PackedTokens, rows: slice) -> list[Weights]:
-    """Return the weights of `prev`, `dup` and `self`, 1 where a query is scored on a key.
-
-    The first two positions are no queries: there is no choice at the first, and the token before the second is the one
-    that many heads attend to when they have nothing to do.
-    """
-    tokens, real = prompts.tokens[rows], prompts.real[rows]
-    queries = (real & (torch.arange(tokens.shape[1]) >= 2))[:, :, None]
-    return [(PATTERNS[name](tokens) & queries).double() for name in ("previous_token", "duplicate", "self")]
-
-
 def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
-    """Return the weights of a caller's pattern for some prompts, 0 outside of their tokens.
+    """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
 
-    Raises as `detect_heads`.
+    Of a pattern by name the first two positions are no queries: there is no choice at the first, and the token before
+    the second is the one that many heads attend to when they have nothing to do. Raises as `detect_heads`.
     """
     tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
     n_prompts, width = prompts.tokens.shape
-    weights = torch.zeros(len(tokens), width, width, dtype=torch.float64)
     if isinstance(pattern, str) and pattern in PATTERNS:
-        inside = (prompts.real[rows] & (torch.arange(width) >= 2))[:, :, None]
-        return (PATTERNS[pattern](tokens) & inside).double()
+        queries = (prompts.real[rows] & (torch.arange(width) >= 2))[:, :, None]
+        return (PATTERNS[pattern](tokens) & queries).double()
+    weights = torch.zeros(len(tokens), width, width, dtype=torch.float64)
     for row, length in enumerate(lengths):
         index = rows.start + row
         if callable(pattern):
@@ -69,12 +59,11 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         values = None
     if values is None or values.is_complex() or not bool(values.isfinite().all()):
-        where = "" if index is None else f" for prompt {index}"
-        forms = (
+        found = f"{type(given).__name__} {given!r}"[:100] + ("" if index is None else f" for prompt {index}")
+        raise TypeError(
             "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function of a "
-            f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)})"
+            f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)}); found {found}"
         )
-        raise TypeError(f"{forms}; found {f'{type(given).__name__} {given!r}'[:100]}{where}")
     return values.cpu().double()
 
 
@@ -85,14 +74,14 @@ class Marks:
     """
 
     def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any):
-        self.sequences, self.on_prompts, self.pattern = sequences, on_prompts, pattern
+        self.sequences = sequences
+        self.patterns = ["previous_token", "duplicate", "self"] if on_prompts else []  # `PROMPT_DETECTORS`
+        self.patterns += [] if pattern is None else [pattern]
         self.uniform: list[Float64[Tensor, "scores batch"]] = []
 
     def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
         """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
-        weights = prompt_weights(self.sequences, rows) if self.on_prompts else []
-        if self.pattern is not None:
-            weights.append(pattern_weights(self.pattern, self.sequences, rows))
+        weights = [pattern_weights(pattern, self.sequences, rows) for pattern in self.patterns]
         self.uniform.append(torch.stack([uniform_attention(marked) for marked in weights]))
         counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
         return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted

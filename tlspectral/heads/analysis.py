@@ -14,13 +14,12 @@ from tqdm.auto import tqdm
 
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors import detect_heads
-from tlspectral.heads.extras import position_directions, score_asymmetries
 from tlspectral.heads.measure import (
-    MeasuredHeads,
     NullSettings,
-    checked_null,
     forget_blocks,
     measure_heads,
+    position_directions,
+    score_asymmetries,
     selected,
     with_null,
 )
@@ -34,6 +33,7 @@ from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
+_PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 
 
 def analyze_heads(
@@ -110,7 +110,7 @@ def analyze_heads(
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
-    settings = checked_null(seed, null_draws, null_blocks, null_dtype)
+    settings = NullSettings(seed, null_draws, null_blocks, null_dtype)
     if layers is not None and heads is not None:
         raise ValueError("layers= and heads= both choose the rows; give one of them")
     if detectors and n_sequences < 2:
@@ -131,7 +131,9 @@ def analyze_heads(
     else:
         from tlspectral.heads.streamed import streamed_layers
 
-        _refuse_activations(tokens, extras)
+        if tokens is not None or "score_asym" in extras:
+            needs = "score_asym" if tokens is None else "tokens"
+            raise ValueError(f"{needs} needs the model's activations: pass a loaded model, or leave detectors=True")
         tables = streamed_layers(
             source,
             indices,
@@ -149,16 +151,17 @@ def analyze_heads(
         detected = detect_heads(source.model, n_sequences=n_sequences, seed=seed, show_progress=show_progress)
         table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
-    controlled = {name: float(table[name].mean()) for name in table if name.endswith("_controlled")}
+    controlled = [name for name in table if name.endswith("_controlled")]
+    control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
     wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
     limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
     table = table.reindex(columns=wanted).reset_index(drop=True)
     table.attrs = {
         **source.source,
         "weights_sha256": hashlib.sha256("".join(attrs["digest"] for attrs in layer_attrs).encode()).hexdigest(),
-        "versions": _versions(),
+        "versions": {"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
         **asdict(settings),
-        "control_variate": {name.removesuffix("_controlled"): share for name, share in controlled.items()},
+        "control_variate": control_variate,
         "score_check": max(
             (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
         ),
@@ -167,12 +170,6 @@ def analyze_heads(
         "columns": {name: COLUMNS[name].meaning for name in wanted},
     }
     return named(table, ANALYZE_HEADS)
-
-
-def _refuse_activations(tokens: Any, extras: Sequence[str]) -> None:
-    wanted = [name for name, given in (("tokens", tokens is not None), ("score_asym", "score_asym" in extras)) if given]
-    if wanted:
-        raise ValueError(f"{wanted[0]} needs the model's activations: pass a loaded model, or leave detectors=True")
 
 
 def _loaded_layers(
@@ -185,42 +182,31 @@ def _loaded_layers(
     n_jobs: int,
     show_progress: bool,
 ) -> list[pd.DataFrame]:
-    """Return a table for each layer of a loaded model, as `streamed_layers` does."""
+    """Return a table for each layer of a loaded model, as `streamed_layers` does.
+
+    All but the null is measured layer by layer: one layer's factors are in memory at a time.
+    """
+    measured = []
     with one_thread():
-        measured = _measured(view, indices, tokens, extras, show_progress)
-    if chosen is not None:
-        measured = [selected(layer, chosen[layer.layer]) for layer in measured]
+        check = check_scores(view, tokens)
+        asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
+        ends_digest = view.ends_digest()
+        moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
+        directions = position_directions(view) if "position_share" in extras else None
+        for index in tqdm(indices, desc="spectra", unit="layer", leave=False, disable=not show_progress):
+            heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
+            output = view.output(index)
+            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
+            if asymmetries is not None:
+                columns["score_asym"] = asymmetries[index]
+            digest = heads.attrs["digest"] + output.digest + ends_digest
+            del output  # before the next layer is read
+            attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
+            heads = replace(heads, columns=columns, attrs=attrs)
+            measured.append(heads if chosen is None else selected(heads, chosen[index]))
     parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
     try:
         tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
     finally:
         forget_blocks()
     return list(tables.values())
-
-
-def _measured(
-    view: AttentionView, indices: Sequence[int], tokens: Any, extras: Sequence[str], show_progress: bool
-) -> list[MeasuredHeads]:
-    """Measure all but null and detectors, layer by layer: one layer's factors are in memory at a time."""
-    check = check_scores(view, tokens)
-    asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
-    ends_digest = view.ends_digest()
-    moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
-    directions = position_directions(view) if "position_share" in extras else None
-    measured = []
-    for index in tqdm(indices, desc="spectra", unit="layer", leave=False, disable=not show_progress):
-        heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
-        output = view.output(index)
-        columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
-        if asymmetries is not None:
-            columns["score_asym"] = asymmetries[index]
-        digest = heads.attrs["digest"] + output.digest + ends_digest
-        del output  # before the next layer is read
-        attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
-        measured.append(replace(heads, columns=columns, attrs=attrs))
-    return measured
-
-
-def _versions() -> dict[str, str]:
-    packages = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
-    return {"tlspectral": __version__} | {package: version(package) for package in packages}

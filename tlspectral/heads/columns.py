@@ -1,10 +1,11 @@
-"""Columns of the tables of rounding, comparison and placebos. Those of the head table are in `tables`.
+"""Columns of the tables about heads. Those of the head table are in `tables`.
 
 FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from dataclasses import replace
 
+from tlspectral.stats.columns import REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
@@ -161,7 +162,81 @@ PERMUTED_PAIRING = Table("permuted_pairing",
     (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,
      *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
 
+_RANDOM = "uniform in the space that the direction lies in"
+HEAD_DIRECTIONS = Table("head_directions", "`tls.head_directions`", (
+    *_HEAD,
+    Column("kind", "Which operator: qk is M, ov is W_V W_O, qk contrast that of a task's pairs of query and key.",
+        "label", range="qk, ov, qk contrast"),
+    Column("direction", "Number of the singular direction, largest singular value first.", "index",
+        range="1 .. n_directions"),
+    Column("share", "Squared singular value over the sum of all squares.", "share", range="0 .. 1",
+        does_not_establish="That text uses the direction: it is a share of weights (of a contrast: of these prompts)."),
+    Column("side",
+        "query or key of qk, read or written of ov. written is read against the unembedding, the others against the "
+        "token embedding.", "label", range="query, key, read, written"),
+    Column("strength", "Mean absolute loading of the side's n_words strongest tokens.", "cosine", range="0 .. 1",
+        does_not_establish="That these words have a common meaning: all embeddings share some directions."),
+    Column("random_strength", f"Mean of strength over random directions, {_RANDOM}.", "cosine", range="0 .. 1",
+        does_not_establish="A threshold: see pvalue."),
+    Column("pvalue", f"(1 + random directions, {_RANDOM}, whose strength is at least this) / (1 + draws).", "p",
+        range="1 / (draws + 1) .. 1", does_not_establish="What the direction means."),
+    Column("qvalue", "pvalue by Benjamini-Hochberg over the directions and sides of the table.", "q", range="0 .. 1",
+        does_not_establish="Control over several tables that are looked through for words."),
+    Column("rank", "Rank of the token by absolute loading; missing where there is no reading.", "index",
+        range="1 .. n_words"),
+    Column("token", "Id of the token; missing where there is no reading.", "token id", range="0 .. vocabulary - 1"),
+    Column("word", 'The token as text, its id without a tokenizer; "no reading" where qvalue is not below .05.', "text",
+        range="any token, or no reading",
+        does_not_establish="A name of the direction: it is a list of tokens that load on it."),
+    Column("loading",
+        "Cosine of the token's vector with the direction. The sign is such that the largest loading of the first side "
+        "is positive; loadings of equal sign on both sides raise the score (the logit).", "cosine", range="-1 .. 1",
+        does_not_establish="That the residual stream holds the token's embedding at this layer."),
+    Column("random_loading", f"Mean absolute loading of the token of that rank on random directions, {_RANDOM}.",
+        "cosine", range="0 .. 1", does_not_establish="A threshold: see pvalue."),
+))
+
+_ONE_MODEL = "Anything about a positional scheme: one model is one model."
+
+_ANOTHER = (
+    Column("statistic",
+        "Which number: partial correlation (of D_head with prev given dir_frac), partial correlation within layers "
+        "(the same among the heads of a layer), top-k percentile of D_head (of the "
+        "k strongest previous-token heads), attenuation (share of the partial correlation that RoPE-phase controls "
+        "take), attenuation by placebo (the same with a placebo's phase).", "label",
+        range="five kinds, the placebo by name", source="FP Tables 2 and 3"),
+    Column("method", "Estimator: hybrid (regress, then rank), rank (rank, then regress), or median.", "label",
+        range="hybrid, rank, median", source="FP 6, 7", does_not_establish="Which of them is right where they differ."),
+    Column("value", "The number; for a placebo the mean of its draws.", "correlation, or share",
+        range="-1 .. 1 for a correlation, -inf .. inf for an attenuation", source="FP Tables 2 and 3",
+        does_not_establish=_ONE_MODEL),
+    Column("low",
+        "Lower end of a 95 % interval, layers resampled, percentiles; for a placebo the smallest of its draws. NaN for "
+        "a percentile and within layers.", "as value", range="as value", source="FP Table 2",
+        does_not_establish="The spread over models or prompts; nor 95 %: of simulated tables this interval leaves out "
+        "the truth in 6.0 to 9.1 %, or 13.0 to 17.5 % if columns drift with depth."),
+    Column("high", "Upper end of that interval; for a placebo the largest of its draws.", "as value", range="as value",
+        source="FP Table 2", does_not_establish="The spread over models or prompts."),
+    Column("pvalue", "p of what pvalue_of says. NaN for an attenuation by the model's own phase.", "probability",
+        range="0 .. 1",
+        does_not_establish="An exact level where columns drift with depth, but for the correlation within layers: that "
+        "of the plain one then rejects 9.6 to 14.6 % at nominal 5 %. Nor for the percentile, where top heads share "
+        "layers: 5.5 to 6.1 %."),
+    Column("pvalue_of", "What pvalue tests, in words; None without one.", "text", range="any text, or None"),
+    Column("noise_sd",
+        "Standard deviation of value when query and key weights move within the rounding they are stored with. NaN "
+        "without the model, and for a placebo.", "as value", range="0 .. inf",
+        does_not_establish="An interval over models, prompts or heads: rounding is one source of uncertainty."),
+    Column("n", "Heads behind the number; for a placebo its draws.", "count", range="0 .. inf",
+        does_not_establish="An effective sample size: heads of a layer are not independent."),
+    Column("function", "Function of this package that computes the number.", "label", range="a function"),
+    REASON,
+)
+
+ANOTHER_MODEL = Table("another_model",
+    "`tlspectral.heads.model_statistics.another_model`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
+
 TABLES = (
     ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
-    PERMUTED_PAIRING, *ANALYZE_MODELS.values(),
+    PERMUTED_PAIRING, HEAD_DIRECTIONS, ANOTHER_MODEL, *ANALYZE_MODELS.values(),
 )

@@ -7,7 +7,7 @@ given only where the tokens load more than on random directions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,35 +16,44 @@ from jaxtyping import Float64, Int
 from scipy.stats import false_discovery_control
 from torch import Tensor
 
-from tlspectral.errors import BadHead
-from tlspectral.heads.contrast import key_contrast
-from tlspectral.heads.direction_columns import HEAD_DIRECTIONS
-from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.heads.columns import HEAD_DIRECTIONS
+from tlspectral.models.attention import (
+    AttentionLayer,
+    AttentionView,
+    QueryKeyNorm,
+    attention_view,
+    unmasked,
+    vocabulary_chunks,
+)
+from tlspectral.models.attention.padding import PackedTokens, attention_positions
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.nulls import one_thread
-from tlspectral.selection import Head, head_pair
+from tlspectral.operators import ov_operators
+from tlspectral.rotary import in_float64, widened, with_gain_and_phase
+from tlspectral.selection import Head
 from tlspectral.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.tables import named
 
 LEVEL = 0.05
 NO_READING = "no reading"
+BATCH = 16
 SIDES = {"qk": ("query", "key"), "ov": ("read", "written")}
 
 
 @dataclass(frozen=True)
 class Side:
-    """The directions of one side of an operator, random ones beside them, and the tokens that both are read against.
+    """The directions of one side of an operator, and random ones beside them.
 
     Attributes:
         directions: unit vectors in the residual stream.
         random: unit vectors drawn in the same space.
-        tokens: `"embedding"` or `"unembedding"`.
         centred: the norm between the embedding and the side removes the mean of a vector.
     """
 
     name: str
     directions: Float64[Tensor, "d_model n"]
     random: Float64[Tensor, "d_model draws"]
-    tokens: Literal["embedding", "unembedding"]
     centred: bool
 
 
@@ -118,10 +127,7 @@ def head_directions(
     if task is not None and kind == "ov":
         raise ValueError('a task contrasts keys: it goes with kind="qk"')
     view = attention_view(model)
-    index, number = head_pair(head, view.n_layers)
-    if not 0 <= index < view.n_layers or not 0 <= number < view.n_heads(index):
-        heads = f", layer {index} heads 0 to {view.n_heads(index) - 1}" if 0 <= index < view.n_layers else ""
-        raise BadHead(f"L{index}H{number} does not exist: the model has layers 0 to {view.n_layers - 1}{heads}")
+    [(index, [number])] = heads_by_layer(view, [head]).items()
     attrs: dict[str, Any] = {**view.origin([index]), "n_words": n_words, "draws": draws, "seed": seed}
     with one_thread():
         rng = torch.Generator().manual_seed(seed)
@@ -147,22 +153,14 @@ def _operator_sides(
     if kind == "qk":
         product = ThinProduct(*(side[head] for side in layer.operator_factors()))
     else:
-        output = view.output(index)
-        w_o = output.w_o[head].T
-        if layer.norm.kind == "LN":  # as in `ov_operators`
-            w_o = w_o - w_o.mean(0)
-        product = ThinProduct(output.w_v[head // (len(output.w_o) // len(output.w_v))], w_o)
+        product = ov_operators(view.model, index)[head].product()
     left, values, right = thin_svd(product)
     shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
     random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)
     centred = layer.norm.kind == "LN"
     random = _unit(random - random.mean(0) if centred else random)
     first, second = SIDES[kind]
-    written: Literal["embedding", "unembedding"] = "embedding" if kind == "qk" else "unembedding"
-    return shares, [
-        Side(first, left[:, kept], random, "embedding", centred),
-        Side(second, right[:, kept], random, written, centred),
-    ]
+    return shares, [Side(first, left[:, kept], random, centred), Side(second, right[:, kept], random, centred)]
 
 
 def _contrast_sides(
@@ -170,15 +168,70 @@ def _contrast_sides(
 ) -> tuple[list[float], list[Side], int]:
     """Return shares and sides of the singular directions of a contrast, and the number of prompts."""
     layer = view.layer(index)
-    contrast, n_prompts = key_contrast(view, layer, head, task)
+    contrast, n_prompts = _key_contrast(view, layer, head, task)
     u, values, v = torch.linalg.svd(contrast)
     shares, kept = _largest(values, n_directions, rank_tolerance(torch.float32, *contrast.shape))
     sides = []
     for name, factors, inner in zip(SIDES["qk"], layer.operator_factors(), (u, v.T), strict=True):
         drawn = torch.randn(layer.d_head, draws, generator=rng, dtype=torch.float64)
         directions, random = (_unit(factors[head] @ inward) for inward in (inner[:, kept], drawn))
-        sides.append(Side(name, directions, random, "embedding", layer.norm.kind == "LN"))
+        sides.append(Side(name, directions, random, layer.norm.kind == "LN"))
     return shares, sides, n_prompts
+
+
+def _key_contrast(
+    view: AttentionView, layer: AttentionLayer, head: int, task: Any
+) -> tuple[Float64[Tensor, "d_head d_head"], int]:
+    """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and their number.
+
+    + is the task's pair of query and key, - the mean over the other keys that the query sees. Queries carry the gain
+    and phase of a spectral layer; both are before rotation.
+
+    Raises:
+        TypeError: a task that is none.
+        ValueError: a task without attention, a query that sees no other key, or one that does not see its key.
+    """
+    if not hasattr(task, "prompts") or not hasattr(task, "attention"):
+        raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")
+    ready = hasattr(task.prompts, "packed")
+    prompts: PackedTokens = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
+    pairs = attention_positions(prompts.lengths, task.attention)
+    if pairs is None:
+        raise ValueError("the task has no attention=: give the query and the key position of each prompt")
+    names = view.hook_names(layer.layer)
+    total = torch.zeros(layer.d_head, layer.d_head, dtype=torch.float64)
+    points = [names[point] for point in ("query", "key", "scores") if point in names]
+    for start in range(0, len(prompts.tokens), BATCH):
+        rows = slice(start, start + BATCH)
+        captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
+        q = _of_head(captured[names["query"]], head, layer.q_norm, layer)
+        k = _of_head(captured[names["key"]], head, layer.k_norm, layer)
+        if layer.rotary is not None:
+            q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
+        for row, (query, key) in enumerate(pairs[rows].tolist()):
+            if "scores" in names:
+                seen = unmasked(captured[names["scores"]][row, head, query]).cpu()
+            else:
+                seen = view.causal_mask(layer.layer, k.shape[1])[query].cpu()
+            others = seen.clone()
+            others[key] = False
+            if not bool(seen[key]) or not bool(others.any()):
+                what = "does not see its key" if not bool(seen[key]) else "sees no other key to compare with"
+                raise ValueError(
+                    f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {what}"
+                )
+            total += torch.outer(q[row, query], k[row, key] - k[row, others].mean(0))
+    return total / len(prompts.tokens), len(prompts.tokens)
+
+
+def _of_head(
+    captured: Tensor, head: int, norm: QueryKeyNorm | None, layer: AttentionLayer
+) -> Float64[Tensor, "batch pos d_head"]:
+    """Return queries or keys of a query head, after the norm of queries or keys."""
+    x = widened(captured)
+    if norm is not None:
+        x = norm.applied(x)
+    return in_float64(x[:, :, head // (layer.n_heads // x.shape[2])]).cpu()
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
@@ -192,8 +245,7 @@ def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]
     return vectors / vectors.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
-@dataclass(frozen=True)
-class Loadings:
+class Loadings(NamedTuple):
     """The largest loadings of each direction, ids and signed cosines, and the largest absolute ones of random ones."""
 
     ids: Int[np.ndarray, "words n"]
@@ -208,7 +260,7 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
     if n == 0:
         return pd.DataFrame(columns=columns)
     read = [_loadings(view, sides[0], n_words)]
-    alike = (sides[1].tokens, id(sides[1].random)) == (sides[0].tokens, id(sides[0].random))
+    alike = sides[1].random is sides[0].random and sides[1].name != "written"
     read.append(_loadings(view, sides[1], n_words, random=read[0].random if alike else None))
     signs = np.sign(read[0].signed[0])
     strength = np.stack([np.abs(one.signed).mean(0) for one in read])  # [sides, directions]
@@ -265,7 +317,7 @@ def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray 
 
 def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk d_model"]]:
     """Yield unit vectors of the vocabulary, chunk by chunk; 0 for a token whose vector is 0."""
-    if side.tokens == "embedding":
+    if side.name != "written":
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
             yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T
         return

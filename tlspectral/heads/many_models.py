@@ -17,8 +17,7 @@ import pandas as pd
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.columns import ANALYZE_MODELS
-from tlspectral.heads.measure import checked_null
-from tlspectral.heads.model_lists import listed_models
+from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.source import PACKAGED, Source, find_source
 from tlspectral.nulls import one_thread
 from tlspectral.tables import (
@@ -35,6 +34,7 @@ from tlspectral.tables import (
 from tlspectral.version import __version__
 
 _FAILURES = "failures.parquet"
+_NO_LISTS = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".bin", ".json", ".model")
 _DTYPES = {"index": "int64", "count": "int64"}  # by unit; other columns are labels or float64
 
@@ -106,7 +106,7 @@ def analyze_models(
     What it does not establish: that heads of different models can be compared. Percentiles are within a model, and a
     row's `does_not_establish` says what else hangs on the model.
     """
-    null = checked_null(seed, null_draws, null_blocks, null_dtype)
+    null = NullSettings(seed, null_draws, null_blocks, null_dtype)
     entries = _entries(models)
     folder = Path(os.path.abspath(folder))
     if folder.suffix == ".parquet" or folder.is_file():
@@ -149,6 +149,43 @@ def analyze_models(
     if not failures:
         shutil.rmtree(folder / "layers", ignore_errors=True)
     return _failure_table(entries, failures)
+
+
+def is_model_list(name: str | os.PathLike[str]) -> bool:
+    """Return whether this is a file that lists models, and not a model."""
+    path = Path(name).expanduser()
+    return path.suffix.lower() not in _NO_LISTS and path.is_file()
+
+
+def listed_models(models: Iterable[Any]) -> list[str]:
+    """Return the entries, with those of a list file in its place.
+
+    A list file has one entry per line. `#` begins a comment at the start of a line or after a space. Relative paths are
+    those of the working directory. Raises ValueError for a file that is no text, a loaded model, or nothing.
+    """
+    given = [models] if isinstance(models, str | os.PathLike) else list(models)
+    names: list[str] = []
+    for entry in given:
+        if not isinstance(entry, str | os.PathLike):
+            raise ValueError(
+                f"found an object of type {type(entry).__name__} among the models: give names or paths; analyze_heads "
+                "takes a loaded model"
+            )
+        names += _lines(Path(entry).expanduser()) if is_model_list(entry) else [os.fspath(entry)]
+    if not names:
+        raise ValueError(f"no models are listed in {', '.join(map(str, given)) or 'an empty list'}: name at least one")
+    return names
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason})"
+        ) from error
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
 
 
 def _entries(models: Iterable[str | os.PathLike[str]]) -> list[_Entry]:

@@ -1,25 +1,27 @@
-"""Columns that follow from the query-key factors of a layer's heads, and their matched null."""
+"""Columns that follow from the query-key factors of a layer's heads, their matched null, and those asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.composition.copying import EmbeddingMoments
-from tlspectral.heads.extras import position_shares
-from tlspectral.models.attention import AttentionLayer
+from tlspectral.models.attention import AttentionLayer, AttentionView
 from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.operators.verification import checked_prompts
 from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.selection import head_name
 from tlspectral.spectra import head_metrics
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
+POSITION_DIRECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,14 @@ class NullSettings:
     null_blocks: Literal["shared", "fresh"]
     null_dtype: Literal["float32", "float64"]
 
-
-def checked_null(
-    seed: int,
-    null_draws: int,
-    null_blocks: Literal["shared", "fresh"],
-    null_dtype: Literal["float32", "float64"],
-) -> NullSettings:
-    """Return the settings. Raises ValueError where no model can have them."""
-    if null_blocks not in ("shared", "fresh"):
-        raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {null_blocks!r}")
-    if null_dtype not in ("float32", "float64"):
-        raise ValueError(f"null_dtype must be 'float32' or 'float64', not {null_dtype!r}")
-    if null_draws < 2:
-        raise ValueError(f"the null needs at least two draws, found null_draws={null_draws}")
-    return NullSettings(seed, null_draws, null_blocks, null_dtype)
+    def __post_init__(self) -> None:
+        """Raise ValueError where no model can have these settings."""
+        if self.null_blocks not in ("shared", "fresh"):
+            raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {self.null_blocks!r}")
+        if self.null_dtype not in ("float32", "float64"):
+            raise ValueError(f"null_dtype must be 'float32' or 'float64', not {self.null_dtype!r}")
+        if self.null_draws < 2:
+            raise ValueError(f"the null needs at least two draws, found null_draws={self.null_draws}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +113,15 @@ def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str,
     return {name: value.numpy() for name, value in metrics._asdict().items()}
 
 
+def drawn_columns(layer: int, heads: int, draws: Iterable[Mapping[str, Any]], first: int = 0) -> pd.DataFrame:
+    """Return `draw, layer, head` and the columns of each draw of a layer's heads, draw after draw."""
+    tables = [
+        pd.DataFrame({"draw": draw, "layer": layer, "head": np.arange(heads), **columns})
+        for draw, columns in enumerate(draws, start=first)
+    ]
+    return pd.concat(tables)
+
+
 def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:
     """Return the columns of the heads with null mean, std, z and percentile.
 
@@ -146,3 +150,52 @@ def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "dr
 def forget_blocks() -> None:
     """Free the cached shared blocks."""
     _shared_blocks.cache_clear()
+
+
+def score_asymmetries(view: AttentionView, tokens: Any) -> list[Float64[np.ndarray, "heads"]]:
+    """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
+
+    Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
+    With `tokens=None` the prompt is the random one of the self-check; FP uses text.
+    """
+    prompts = checked_prompts(view, tokens)
+    names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
+    last = view.hook_names(view.n_layers - 1)["pattern"]
+    residuals = view.capture(prompts.tokens, names, last=last)
+    asymmetries = []
+    for index, name in enumerate(names):
+        layer = view.layer(index)
+        n = layer.norm.normalized(residuals[name].cpu().double()) * prompts.real[..., None]  # 0 where filled up
+        w_q, w_k = layer.operator_factors()
+        scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
+        size = torch.linalg.matrix_norm(scores).mean(0)
+        asymmetries.append((torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy())
+    return asymmetries
+
+
+def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
+    """Return the leading right singular vectors of the learned position embedding, at most 64.
+
+    None without learned positions. Under LayerNorm the embedding's rows are centred first, because the norm removes
+    their mean.
+    """
+    positions = view.position_embedding()
+    if positions is None:
+        return None
+    rows = positions.detach().cpu().double()
+    if view.raw(0).norm.kind == "LN":
+        rows = rows - rows.mean(1, keepdim=True)
+    return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
+
+
+def position_shares(
+    w_q: Float64[Tensor, "heads d_model d_head"],
+    w_k: Float64[Tensor, "heads d_model d_head"],
+    directions: Float64[Tensor, "d_model directions"] | None,
+) -> Float64[np.ndarray, "heads"]:
+    """Return `||P^T M P|| / ||M||`, P the position directions: FP's `pos_frac_M`. NaN without learned positions."""
+    if directions is None:
+        return np.full(len(w_q), np.nan)
+    inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)
+    whole = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
+    return (inner / whole).numpy()

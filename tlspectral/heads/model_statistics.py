@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
+from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.heads.noise import statistic_noise, weight_noise_draws
 from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.heads.same_model import require_table_of
-from tlspectral.heads.statistics_columns import ANOTHER_MODEL
 from tlspectral.stats import (
     PartialCorrelation,
     attenuation,
@@ -25,22 +24,6 @@ from tlspectral.stats.values import reasons_as_objects
 from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")
-_WITHIN = "partial correlation within layers"
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A row of the table, with the defaults of the columns that a statistic lacks."""
-
-    statistic: str
-    method: str
-    value: float
-    n: int
-    function: str
-    interval: tuple[float, float] = (math.nan, math.nan)
-    pvalue: float = math.nan
-    pvalue_of: str | None = None
-    reason: str | None = None
 
 
 def another_model(
@@ -84,32 +67,49 @@ def another_model(
     if model is not None:
         require_table_of(model, heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
-    rows = [_partial(heads, method, bootstrap_draws, seed) for method in _METHODS]
-    rows += [_within_layers(heads, method) for method in _METHODS]
-    rows.append(_percentile(heads, k))
-    shares: dict[str, Callable[[pd.DataFrame], Any]] = {
-        method: partial(attenuation, method=method, draws=0, seed=seed) for method in _METHODS
-    }
-    if rotary:
-        rows += [_attenuation(heads, method, bootstrap_draws, seed) for method in _METHODS]
+    top = f"top-{k} percentile of D_head"
+    rows = []
+    for method in _METHODS:
+        result = layer_bootstrap(heads, method=method, draws=bootstrap_draws, seed=seed)
+        tested = "no correlation, layers independent of each other"
+        rows.append(_row("partial correlation", method, result, "stats.layer_bootstrap", result.pvalue, tested))
+    for method in _METHODS:
+        result = _partial(heads, method, within_layers=True)
+        tested = "no correlation among the heads of a layer"
+        name = "partial correlation within layers"
+        rows.append(_row(name, method, result, "stats.partial_spearman", result.pvalue, tested))
+    result = top_head_percentile(heads, k=k)
+    as_high = int((heads["D_head"].rank(pct=True) >= result.statistic).sum())
+    # The median of k is at or above a value when more than half of the k are.
+    chance = hypergeometric_overlap(result.n, as_high, k, (k + 1) // 2).pvalue
+    rows.append(_row(top, "median", result, "stats.top_head_percentile", chance, f"{k} heads at random reach it"))
+    for method in _METHODS if rotary else ():
+        result = attenuation(heads, method=method, draws=bootstrap_draws, seed=seed)
+        rows.append(_row("attenuation", method, result, "stats.attenuation"))
+    shares = {method: partial(attenuation, method=method, draws=0, seed=seed) for method in _METHODS}
     if model is not None:
         placebo = permuted_pairing(model, draws=placebo_draws, seed=seed) if rotary else pseudo_rope(model)
-        rows += [_placebo(heads, placebo, method, shares[method]) for method in _METHODS]
+        for method in _METHODS:
+            result = placebo_attenuation(heads, placebo, shares[method])
+            name = f"attenuation by placebo: {result.method}"
+            tested = "the model's own phase takes no more (low and high: range of draws)"
+            row = _row(name, method, result, "heads.placebos.placebo_attenuation", result.pvalue, tested)
+            drawn = result.draws
+            rows.append(row | {"value": float(drawn.mean()), "low": float(drawn.min()), "high": float(drawn.max())})
     table = pd.DataFrame(rows)
-    table["low"], table["high"] = zip(*table["interval"], strict=True)
     table["noise_sd"] = math.nan
     if model is not None:
         perturbed = weight_noise_draws(model, draws=noise_draws, seed=seed, show_progress=show_progress)
         statistics: dict[str, Callable[[pd.DataFrame], float]] = {
-            f"top-{k} percentile of D_head/median": lambda moved: top_head_percentile(moved, k=k).statistic
+            f"{top}/median": lambda moved: top_head_percentile(moved, k=k).statistic
         }
         for method in _METHODS:
-            statistics[f"partial correlation/{method}"] = partial(_partial_alone, method=method)
-            statistics[f"{_WITHIN}/{method}"] = lambda moved, method=method: (
-                _partial_within_layers(moved, method).statistic
-            )
+            for name, within in (("partial correlation", False), ("partial correlation within layers", True)):
+                statistics[f"{name}/{method}"] = lambda moved, method=method, within=within: (
+                    _partial(moved, method, within_layers=within).statistic
+                )
             if rotary:
-                statistics[f"attenuation/{method}"] = partial(_share_alone, share=shares[method])
+                statistics[f"attenuation/{method}"] = lambda moved, method=method: shares[method](moved).statistic
         spread = statistic_noise(heads, perturbed, statistics).set_index("statistic")["sd"]
         table["noise_sd"] = (table["statistic"] + "/" + table["method"]).map(spread)
     columns = ["statistic", "method", "value", "low", "high", "pvalue", "pvalue_of", "noise_sd", "n"]
@@ -124,86 +124,25 @@ def another_model(
     return named(table, ANOTHER_MODEL)
 
 
-def _partial(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> _Row:
-    bootstrap = layer_bootstrap(heads, method=method, draws=draws, seed=seed)
-    return _Row(
-        "partial correlation",
-        method,
-        bootstrap.statistic,
-        interval=bootstrap.interval,
-        pvalue=bootstrap.pvalue,
-        pvalue_of="no correlation, layers independent of each other",
-        n=bootstrap.n,
-        function="tlspectral.stats.layer_bootstrap",
-        reason=bootstrap.reason,
-    )
+def _row(
+    statistic: str, method: str, result: Any, function: str, pvalue: float = math.nan, pvalue_of: str | None = None
+) -> dict[str, Any]:
+    """A row of the table from a result of `tlspectral.stats`; not all of them have an interval or a reason."""
+    low, high = getattr(result, "interval", (math.nan, math.nan))
+    return {
+        "statistic": statistic,
+        "method": method,
+        "value": result.statistic,
+        "low": low,
+        "high": high,
+        "pvalue": pvalue,
+        "pvalue_of": pvalue_of,
+        "n": result.n,
+        "function": f"tlspectral.{function}",
+        "reason": getattr(result, "reason", None),
+    }
 
 
-def _within_layers(heads: pd.DataFrame, method: Method) -> _Row:
-    result = _partial_within_layers(heads, method)
-    return _Row(
-        _WITHIN,
-        method,
-        result.statistic,
-        pvalue=result.pvalue,
-        pvalue_of="no correlation among the heads of a layer",
-        n=result.n,
-        function="tlspectral.stats.partial_spearman",
-        reason=result.reason,
-    )
-
-
-def _percentile(heads: pd.DataFrame, k: int) -> _Row:
-    top_heads = top_head_percentile(heads, k=k)
-    as_high = int((heads["D_head"].rank(pct=True) >= top_heads.statistic).sum())
-    # The median of k is at or above a value when more than half of the k are.
-    chance = hypergeometric_overlap(top_heads.n, as_high, k, (k + 1) // 2)
-    return _Row(
-        f"top-{k} percentile of D_head",
-        "median",
-        top_heads.statistic,
-        pvalue=chance.pvalue,
-        pvalue_of=f"{k} heads at random reach it",
-        n=top_heads.n,
-        function="tlspectral.stats.top_head_percentile",
-    )
-
-
-def _attenuation(heads: pd.DataFrame, method: Method, draws: int, seed: int) -> _Row:
-    result = attenuation(heads, method=method, draws=draws, seed=seed)
-    return _Row(
-        "attenuation",
-        method,
-        result.statistic,
-        interval=result.interval,
-        n=result.n,
-        function="tlspectral.stats.attenuation",
-        reason=result.reason,
-    )
-
-
-def _placebo(heads: pd.DataFrame, placebo: pd.DataFrame, method: Method, share: Callable[[pd.DataFrame], Any]) -> _Row:
-    result = placebo_attenuation(heads, placebo, share)
-    return _Row(
-        f"attenuation by placebo: {result.method}",
-        method,
-        float(result.draws.mean()),
-        interval=(float(result.draws.min()), float(result.draws.max())),
-        pvalue=result.pvalue,
-        pvalue_of="the model's own phase takes no more (low and high: range of draws)",
-        n=result.n,
-        function="tlspectral.heads.placebos.placebo_attenuation",
-        reason=result.reason,
-    )
-
-
-def _partial_alone(heads: pd.DataFrame, method: Method) -> float:
-    return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
-
-
-def _partial_within_layers(heads: pd.DataFrame, method: Method) -> PartialCorrelation:
-    return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method, layers=heads["layer"])
-
-
-def _share_alone(heads: pd.DataFrame, share: Callable[[pd.DataFrame], Any]) -> float:
-    return float(share(heads).statistic)
+def _partial(heads: pd.DataFrame, method: Method, *, within_layers: bool) -> PartialCorrelation:
+    layers = heads["layer"] if within_layers else None
+    return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method, layers=layers)

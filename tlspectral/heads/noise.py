@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.heads.columns import NOISE_COLUMNS, STATISTIC_NOISE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
-from tlspectral.heads.measure import phase_columns
+from tlspectral.heads.measure import drawn_columns, phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import head_metrics
@@ -145,9 +145,7 @@ def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps
     return StorageSteps(str(weight.dtype).removeprefix("torch."), _float_steps(values, weight.dtype))
 
 
-def _sixteen_values(
-    blocks: Float[Tensor, "heads blocks inputs d_head"],
-) -> Float[Tensor, "heads blocks d_head"] | None:
+def _sixteen_values(blocks: Float[Tensor, "heads blocks inputs d_head"]) -> Float[Tensor, "heads blocks d_head"] | None:
     """Return the step of blocks that hold at most 16 values each, which are taken to span their range; else None."""
     ordered = blocks.sort(dim=2).values
     if bool(((ordered.diff(dim=2) > 0).sum(2) >= 16).any()):
@@ -155,9 +153,7 @@ def _sixteen_values(
     return (ordered[:, :, -1] - ordered[:, :, 0]) / 15
 
 
-def _centred_grid(
-    blocks: Float[Tensor, "heads blocks inputs d_head"],
-) -> Float[Tensor, "heads blocks d_head"] | None:
+def _centred_grid(blocks: Float[Tensor, "heads blocks inputs d_head"]) -> Float[Tensor, "heads blocks d_head"] | None:
     """Return the step of blocks that hold whole multiples, -16 .. 15, of a float16 step (Q5_0); else None.
 
     The largest weight is some multiple of the step, mostly the 16th: the coarsest step that fits a block is taken.
@@ -184,18 +180,10 @@ def _layer_draws(view: AttentionView, index: int, draws: int, seed: int) -> tupl
     steps = storage_steps(raw.w_q), storage_steps(raw.w_k)
     # Keyed by layer, so that a layer's draws do not depend on other layers.
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    drawn_columns = [_columns(view.layer(index))]
-    drawn_columns += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
-    heads = len(next(iter(drawn_columns[0].values())))
-    unknown = np.full(heads, np.nan)
-    tables = [
-        pd.DataFrame(
-            {"draw": draw, "layer": index, "head": np.arange(heads)}
-            | {name: columns.get(name, unknown) for name in NOISE_COLUMNS}
-        )
-        for draw, columns in enumerate(drawn_columns, start=-1)
-    ]
-    return pd.concat(tables), {grid.kind for grid in steps}
+    drawn = [_columns(view.layer(index))]
+    drawn += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
+    table = drawn_columns(index, len(raw.w_q), drawn, first=-1)
+    return table.reindex(columns=["draw", "layer", "head", *NOISE_COLUMNS]), {grid.kind for grid in steps}
 
 
 def _perturbed(raw: RawAttention, steps: tuple[StorageSteps, StorageSteps], generator: torch.Generator) -> RawAttention:

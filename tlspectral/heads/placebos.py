@@ -5,7 +5,7 @@ assumes RoPE in models without it. The metrics need only inner products of colum
 to the triangular factor of its QR decomposition, which has the same inner products, and every draw uses that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from tlspectral import stats
 from tlspectral.heads.columns import PERMUTED_PAIRING
-from tlspectral.heads.measure import phase_columns
+from tlspectral.heads.measure import drawn_columns, phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns
@@ -62,12 +62,11 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
             f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
             "pseudo_rope pretends some"
         )
-    layer_tables = []
-    with one_thread():
-        for layer in map(view.layer, range(view.n_layers)):
-            drawn = [None] * draws if layer.rotary is None else permuted_geometries(layer.rotary, draws, seed)
-            layer_tables.append(_metrics(layer, drawn))
-    return _table(layer_tables, view, placebo="permuted_pairing", draws=draws, seed=seed)
+
+    def permuted(layer: AttentionLayer) -> list[RotaryGeometry | None]:
+        return [None] * draws if layer.rotary is None else [*permuted_geometries(layer.rotary, draws, seed)]
+
+    return _placebo(view, permuted, placebo="permuted_pairing", draws=draws, seed=seed)
 
 
 def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = None) -> pd.DataFrame:
@@ -93,28 +92,30 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
     the method gives for columns in an arbitrary order.
     """
     view = attention_view(model)
-    layer_tables = []
-    with one_thread():
-        for layer in map(view.layer, range(view.n_layers)):
-            if layer.rotary is not None:
-                raise ValueError(
-                    f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
-                    "would not replace; permuted_pairing is the placebo of such a model"
-                )
-            layer_tables.append(_metrics(layer, [_rotate_half(layer.d_head, base, rotary_dim)]))
-    return _table(layer_tables, view, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
+
+    def pretended(layer: AttentionLayer) -> list[RotaryGeometry | None]:
+        if layer.rotary is not None:
+            raise ValueError(
+                f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
+                "would not replace; permuted_pairing is the placebo of such a model"
+            )
+        return [_rotate_half(layer.d_head, base, rotary_dim)]
+
+    return _placebo(view, pretended, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
 
 
 def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:
     """Permute the rotary columns of a geometry, once per draw; the frequencies keep their order."""
     columns = torch.cat([geometry.real_index, geometry.imag_index]).sort().values
     rng = np.random.default_rng(seed)
-    drawn = []
+    geometries = []
     for _ in range(draws):
         source = torch.arange(geometry.d_head)
         source[columns] = columns[torch.from_numpy(rng.permutation(len(columns)))]
-        drawn.append(replace(geometry, real_index=source[geometry.real_index], imag_index=source[geometry.imag_index]))
-    return drawn
+        geometries.append(
+            replace(geometry, real_index=source[geometry.real_index], imag_index=source[geometry.imag_index])
+        )
+    return geometries
 
 
 def _rotate_half(d_head: int, base: float, rotary_dim: int | None) -> RotaryGeometry:
@@ -127,22 +128,19 @@ def _rotate_half(d_head: int, base: float, rotary_dim: int | None) -> RotaryGeom
     return RotaryGeometry(theta, *pair_columns(width, adjacent=False), d_head)
 
 
-def _metrics(layer: AttentionLayer, geometries: Sequence[RotaryGeometry | None]) -> pd.DataFrame:
-    """Compute the phase metrics of a layer's heads under each geometry, NaN where it is None."""
-    query, key = (torch.linalg.qr(w, mode="r").R for w in layer.operator_factors())
+def _placebo(
+    view: AttentionView, geometries_of: Callable[[AttentionLayer], list[RotaryGeometry | None]], **settings: Any
+) -> pd.DataFrame:
+    """Return the phase metrics of every head under each geometry of its layer, NaN where it is None."""
     tables = []
-    for draw, geometry in enumerate(geometries):
-        if geometry is None:
-            values = {name: np.full(layer.n_heads, np.nan) for name in PHASE_COLUMNS}
-        else:
-            values = phase_columns(query, key, geometry)
-        indices = {"draw": draw, "layer": layer.layer, "head": np.arange(layer.n_heads)}
-        tables.append(pd.DataFrame(indices | values))
-    return pd.concat(tables, ignore_index=True)
-
-
-def _table(layer_tables: list[pd.DataFrame], view: AttentionView, **settings: Any) -> pd.DataFrame:
-    table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
+    with one_thread():
+        for layer in map(view.layer, range(view.n_layers)):
+            geometries = geometries_of(layer)
+            query, key = (torch.linalg.qr(w, mode="r").R for w in layer.operator_factors())
+            unknown = dict.fromkeys(PHASE_COLUMNS, np.nan)
+            drawn = [unknown if one is None else phase_columns(query, key, one) for one in geometries]
+            tables.append(drawn_columns(layer.layer, layer.n_heads, drawn))
+    table = pd.concat(tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), **settings}
     return named(table, PERMUTED_PAIRING)
 

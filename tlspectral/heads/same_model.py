@@ -10,15 +10,10 @@ from tlspectral.tables.same_model import require_same_model
 
 
 def require_table_of(model: Any, heads: pd.DataFrame) -> None:
-    """Refuse a table of heads that was not made from this model's weights.
+    """Refuse a table of `analyze_heads`, of some or all layers, that was not made from this model's weights.
 
-    Args:
-        model: a TransformerBridge or HookedTransformer.
-        heads: table of `analyze_heads`, of some or all layers.
-
-    Raises:
-        ValueError: other weights (or, where hashes cannot be compared, another name or revision), or layers that the
-            model does not have. A table without `attrs` does not name its weights, and passes.
+    Raises ValueError for other weights (or, where hashes cannot be compared, another name or revision), or layers that
+    the model does not have. A table without `attrs` does not name its weights, and passes.
     """
     require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
     view = attention_view(model)

@@ -13,8 +13,15 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.extras import position_directions
-from tlspectral.heads.measure import NullSettings, forget_blocks, joined, measure_heads, selected, with_null
+from tlspectral.heads.measure import (
+    NullSettings,
+    forget_blocks,
+    joined,
+    measure_heads,
+    position_directions,
+    selected,
+    with_null,
+)
 from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars

@@ -162,16 +162,10 @@ def in_context_score(
     L+1 .. 2L-1 the second, L - 1 each; FP has L = 64. Hooks on the model stay in force.
 
     Args:
-        model: a TransformerBridge or HookedTransformer.
-        n_sequences: sequences drawn; the standard error is over them.
-        segment_length: L, at most (n_ctx - 1) // 2.
-        tokens: sequences of your own, [sequences, 1 + 2 L]; None draws them.
-        seed: of the draw.
+        model, n_sequences, segment_length, tokens, seed: as of `induction_loss`.
 
     Raises:
-        ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
-
-    Source: "Fingerprint, Not Blueprint" (FP, section 9).
+        ValueError: as `induction_loss`.
 
     What it does not establish: that copying got better. The difference falls as well when the first copy gets worse,
     and late in training it does: a model that has learned text finds random tokens ever less likely, far above

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Literal
 
 import joblib
-import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -267,21 +266,16 @@ def _note_shape(shapes: dict[Label, dict[str, Any]], label: Label, table: pd.Dat
 
 def _joined(measured: dict[Label, pd.DataFrame], seed: int) -> HeadHistory:
     tables = {label: unbundled(table) for label, table in measured.items()}
-    no_scores = dict.fromkeys(("icl_score", "icl_score_se", "first_copy_loss", "second_copy_loss"), np.nan)
     rows = [
-        {
-            "step": label,
-            "n_heads": len(tables[label]["heads"]),
-            **(table.attrs["in_context"] or no_scores),
-            **(table.attrs["score"] or {"value": np.nan, "value_se": np.nan}),
-            **population_medians(tables[label]["heads"], seed=seed),
-        }
+        {"step": label, "n_heads": len(tables[label]["heads"])}
+        | (table.attrs["in_context"] or {})
+        | (table.attrs["score"] or {})
+        | population_medians(tables[label]["heads"], seed=seed)
         for label, table in measured.items()
     ]
-    heads, composition = (_stacked(tables, name) for name in ("heads", "composition"))
-    names = [name for name in ("positional", "frequencies") if all(name in of_step for of_step in tables.values())]
-    scores = {name: _stacked(tables, name) for name in names}
-    history = HeadHistory(heads, pd.DataFrame(rows), composition, **scores)
+    summary = pd.DataFrame(rows, columns=[column.name for column in HEAD_HISTORY["summary"].columns])
+    names = [name for name in HEAD_HISTORY if all(name in of_step for of_step in tables.values())]
+    history = HeadHistory(summary=summary, **{name: _stacked(tables, name) for name in names})
     common = _provenance({label: table.attrs for label, table in measured.items()})
     for name, table in HEAD_HISTORY.items():
         frame: pd.DataFrame | None = getattr(history, name)

@@ -41,11 +41,7 @@ class HeadHistory:
 
     @property
     def previous_token_head(self) -> Head:
-        """Layer and head with the largest `prev` at the last step: a choice in hindsight.
-
-        Raises:
-            ValueError: detectors were not run.
-        """
+        """Layer and head with the largest `prev` at the last step: in hindsight. ValueError without detectors."""
         last = self.heads.loc[self.heads["step"] == self.steps[-1]]
         if last["prev"].isna().all():
             raise ValueError("the detectors were not run (detectors=False): name a head as (layer, head) instead")

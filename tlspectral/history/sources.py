@@ -145,12 +145,10 @@ def folder_checkpoints(
         folders[step] = subfolder
     if not folders:
         raise ValueError(f"{folder} holds no checkpoints: they are sub-folders named step0 or checkpoint-0")
-    wanted = sorted(folders) if steps is None else [int(step) for step in steps]
-    missing = [step for step in wanted if step not in folders]
-    if missing:
-        there = ", ".join(map(str, sorted(folders)))
-        raise ValueError(f"{folder} has no checkpoint of steps {missing}; it has {there}")
-    return [(step, named_checkpoint(folder, checkpoint=step)) for step in wanted]
+    return [
+        (step, named_checkpoint(folder, checkpoint=step))
+        for step in _chosen(folders, steps, f"{folder} has no checkpoint")
+    ]
 
 
 def _revisions_by_step(source: Source, pattern: str, steps: Sequence[int] | None) -> dict[int, str]:
@@ -184,14 +182,17 @@ def _revisions_by_step(source: Source, pattern: str, steps: Sequence[int] | None
         by_step[step] = revision
     if not by_step:
         raise ValueError(f"no revision of {name} fits {pattern!r}; there are {_some(names)}")
-    chosen = sorted(by_step) if steps is None else steps
-    missing = [step for step in chosen if step not in by_step]
+    return {step: by_step[step] for step in _chosen(by_step, steps, f"{name} has no revision that fits {pattern!r}")}
+
+
+def _chosen(there: Iterable[int], steps: Iterable[int] | None, lacks: str) -> list[int]:
+    """Return the chosen steps, None for all, rising. Raises ValueError for one that is not there."""
+    known = sorted(there)
+    chosen = known if steps is None else [int(step) for step in steps]
+    missing = [step for step in chosen if step not in known]
     if missing:
-        raise ValueError(
-            f"{name} has no revision of steps {missing} that fits {pattern!r}; it has steps "
-            f"{_some(list(map(str, sorted(by_step))))}"
-        )
-    return {step: by_step[step] for step in chosen}
+        raise ValueError(f"{lacks} of steps {missing}; it has steps {_some(list(map(str, known)))}")
+    return chosen
 
 
 def _some(names: Sequence[str]) -> str:

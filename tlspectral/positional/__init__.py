@@ -8,12 +8,11 @@ from tlspectral.positional.contrast import profile_contrast
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.profile import PositionalSymbolicProfile, positional_symbolic_profile
-from tlspectral.positional.projections import rotary_projections
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
 from tlspectral.positional.shares import LogitSplit, logit_shares, split_logits
-from tlspectral.positional.traces import attention_traces, frequency_norms
+from tlspectral.positional.traces import attention_traces, frequency_norms, rotary_projections
 
 __all__ = [
     "BindingTask",

@@ -116,11 +116,8 @@ class BlockTask(ABC):
 
         Args:
             draw: of this task.
-            query: index of the block, from 0.
+            query: index of the block, from 0. Raises ValueError where no question is about it.
             bos: what text opens with, the tokenizer's `bos_token`.
-
-        Raises:
-            ValueError: no question about that block.
         """
         prefix = bos + draw.prefix if isinstance(draw.prefix, str) else draw.prefix
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)

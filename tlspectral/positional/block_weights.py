@@ -6,10 +6,10 @@ mean weights of the two slots after it. The scores follow from these columns, so
 part.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -19,47 +19,66 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt
-from tlspectral.positional.readout import LastQuery, require_reproduced
-from tlspectral.positional.scores import SwapScores, block_means, swap_scores
+from tlspectral.positional.readout import LastQuery, require_reproduced, require_valid_length
+from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
 from tlspectral.tables import stacked
 
 Mode = Literal["prompt", "key"]
 Swap = tuple[int, int]
 Advance = Callable[[int], Any]
 
+_KEYS = ["query", "layer", "head", "frequency"]
+_RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], ExclusionSplit]]] = {
+    "heads": (LastQuery.head_logits, head_exclusion),
+    "frequencies": (LastQuery.frequency_logits, frequency_exclusion),
+}
+"""How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
+
 _Columns = dict[str, Tensor]
 _Found = dict[str, dict[tuple[int, int], _Columns]]  # by resolution, then query and layer
 
 
-class _Resolution(NamedTuple):
-    """How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
-
-    logits: Callable[..., Float64[Tensor, "*rows n"]]
-    exclusion: Callable[[LastQuery], ExclusionSplit]
-
-
 @dataclass(frozen=True)
 class BlockReading:
-    """Prompts that differ in their suffix alone, and what is read of their last queries.
+    """Tokenised prompts that differ in their suffix alone, and what is read of their last queries.
 
     Attributes:
-        prompts: token ids, one per suffix.
+        prompts: one per suffix.
         swaps: every pair of blocks that swaps.
-        mode: of `positional_symbolic`.
-        resolutions: `"heads"` and, where asked for, `"frequencies"`.
-        heads: by layer, those that get rows.
+        mode, logit_scale, per_frequency: of `positional_symbolic`.
+        heads: by layer, those that get rows; None for all.
+
+    Raises as `positional_symbolic`.
     """
 
     view: AttentionView
-    layers: list[RawAttention]
     prompts: list[BlockPrompt]
     swaps: list[Swap]
     mode: Mode
-    resolutions: dict[str, _Resolution]
-    heads: dict[int, list[int]]
+    logit_scale: float | None = None
+    per_frequency: bool = False
+    heads: dict[int, list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        require_valid_length(self.layers, max(len(prompt.tokens()) for prompt in self.prompts))
+        if self.per_frequency and all(raw.rotary is None for raw in self.layers):
+            raise UnsupportedArchitecture(
+                "no layer of this model has rotary positions: there are no frequencies to score"
+            )
+
+    @cached_property
+    def layers(self) -> list[RawAttention]:
+        """The attention layers of the model."""
+        return [self.view.raw(index) for index in range(self.view.n_layers)]
+
+    @cached_property
+    def chosen(self) -> dict[int, list[int]]:
+        """Heads that get rows, by layer."""
+        return self.heads or heads_by_layer(self.view, None)
 
     @property
     def n_steps(self) -> int:
@@ -76,15 +95,17 @@ class BlockReading:
         blocks = sorted({block for swap in self.swaps for block in swap})
 
         def take(prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor) -> None:
-            if layer in self.heads:
+            if layer in self.chosen:
                 require_reproduced(layer, seen, pattern, self.layers[layer])
-                for name, resolution in self._rows_of(seen):
-                    logits = resolution.logits(seen)
+                scaled = self._scaled(seen)
+                for name in self._resolutions(seen):
+                    logits_of, exclusion_of = _RESOLUTIONS[name]
+                    logits = logits_of(scaled)
                     means = block_means(logits.softmax(-1), context.spans())
-                    columns = resolution.exclusion(seen)._asdict()
+                    columns = exclusion_of(scaled)._asdict()
                     columns |= {f"before_{block}": means[..., block] for block in blocks}
                     if swap_keys:
-                        after = swapped_key_means(partial(resolution.logits, seen), logits, context.spans(), self.swaps)
+                        after = swapped_key_means(partial(logits_of, scaled), logits, context.spans(), self.swaps)
                         columns |= _slots(self.swaps, after)
                     found.setdefault(name, {})[query, layer] = columns
             advance(1 + len(self.swaps) if swap_keys else 1)
@@ -105,9 +126,10 @@ class BlockReading:
             def take(
                 prompt: int, query: int, layer: int, seen: LastQuery, pattern: Tensor, spans: list[Any] = spans
             ) -> None:
-                if layer in self.heads:
-                    for name, resolution in self._rows_of(seen):
-                        means = block_means(resolution.logits(seen).softmax(-1), spans[prompt])
+                if layer in self.chosen:
+                    scaled = self._scaled(seen)
+                    for name in self._resolutions(seen):
+                        means = block_means(_RESOLUTIONS[name][0](scaled).softmax(-1), spans[prompt])
                         after.setdefault(name, {}).setdefault((query, layer), []).append(means)
                 advance(1)
 
@@ -119,19 +141,20 @@ class BlockReading:
             }
         )
 
-    def whole(self, advance: Advance) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
-        """Read everything: the tables of `intact` with the columns of all swaps, and the logits."""
-        tables, logits = self.intact(advance)
-        if self.mode == "prompt":
-            tables = joined_columns([tables, self.swapped(self.swaps, advance)])
-        return tables, logits
+    def whole(self, advance: Advance) -> dict[str, pd.DataFrame]:
+        """Read everything: the tables of `intact` with the columns of all swaps."""
+        tables, _ = self.intact(advance)
+        return tables if self.mode == "key" else joined_columns([tables, self.swapped(self.swaps, advance)])
 
     def _passes(self) -> QueryPasses:
         return QueryPasses(self.view, self.layers, [torch.as_tensor(prompt.suffix) for prompt in self.prompts])
 
-    def _rows_of(self, seen: LastQuery) -> Iterator[tuple[str, _Resolution]]:
-        """The resolutions; a layer without rotary pairs has no frequencies."""
-        return (row for row in self.resolutions.items() if row[0] == "heads" or seen.n_pairs > 0)
+    def _scaled(self, seen: LastQuery) -> LastQuery:
+        return seen if self.logit_scale is None else replace(seen, score_scale=self.logit_scale)
+
+    def _resolutions(self, seen: LastQuery) -> list[str]:
+        """Names of `_RESOLUTIONS`; a layer without rotary pairs has no frequencies."""
+        return ["heads", "frequencies"] if self.per_frequency and seen.n_pairs > 0 else ["heads"]
 
     def _tables(self, found: _Found) -> dict[str, pd.DataFrame]:
         return {
@@ -140,35 +163,13 @@ class BlockReading:
         }
 
     def _rows(self, query: int, layer: int, columns: _Columns) -> pd.DataFrame:
-        heads = np.array(self.heads[layer])
+        heads = np.array(self.chosen[layer])
         values = {name: column.cpu()[heads] for name, column in columns.items()}
         shape = next(iter(values.values())).shape
         indices = np.indices(shape).reshape(len(shape), -1)
         keys: dict[str, Any] = {"query": query, "layer": layer, "head": heads[indices[0]]}
         keys |= {"frequency": indices[1]} if len(shape) > 1 else {}
         return pd.DataFrame(keys | {name: value.flatten().numpy() for name, value in values.items()})
-
-
-def block_reading(
-    view: AttentionView,
-    prompts: list[BlockPrompt],
-    swaps: list[Swap],
-    *,
-    mode: Mode,
-    logit_scale: float | None = None,
-    per_frequency: bool = False,
-    heads: dict[int, list[int]] | None = None,
-) -> BlockReading:
-    """Plan the reading of tokenised prompts that share all but their suffix. Raises as `positional_symbolic`."""
-    require_mode(mode)
-    if not prompts:
-        raise ValueError("no suffix was given, so there is no query to measure")
-    layers = [view.raw(index) for index in range(view.n_layers)]
-    require_valid_length(layers, max(len(prompt.tokens()) for prompt in prompts))
-    every_head = {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
-    return BlockReading(
-        view, layers, prompts, swaps, mode, _resolutions(layers, logit_scale, per_frequency), heads or every_head
-    )
 
 
 def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
@@ -179,7 +180,25 @@ def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFra
     }
 
 
-def scored_rows(
+def query_scores(
+    tables: dict[str, pd.DataFrame], swaps: list[list[Swap]], tau: float | None, seed: int
+) -> tuple[list[dict[str, pd.DataFrame]], list[dict[str, Any]]]:
+    """The scores of each query by resolution, and their correlations over heads (see `score_correlation`).
+
+    `swaps` are those that count for each query; `seed` is of the correlations' null.
+    """
+    found, correlations = [], []
+    for query, of_query in enumerate(swaps):
+        of_tables = {}
+        for name, table in tables.items():
+            of_tables[name], before, scores = _scored(table.loc[table["query"] == query], of_query, tau)
+            if name == "heads":
+                correlations.append(score_correlation(before, scores, seed=seed))
+        found.append(of_tables)
+    return found, correlations
+
+
+def _scored(
     rows: pd.DataFrame, swaps: list[Swap], tau: float | None
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
     """The scores of the rows of one query from some of the swaps, with v of each swap and the weighting behind them."""
@@ -207,29 +226,6 @@ def require_mode(mode: str) -> None:
     """Refuse an unknown mode. Raises ValueError."""
     if mode not in get_args(Mode):
         raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}; not {mode!r}")
-
-
-def require_valid_length(layers: list[RawAttention], length: int) -> None:
-    """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
-    limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
-    if limits and length > min(limits):
-        raise ValueError(
-            f"the prompt has {length} tokens, but this model's rotary frequencies or score scale change beyond "
-            f"{min(limits)}: use fewer blocks"
-        )
-
-
-_KEYS = ["query", "layer", "head", "frequency"]
-
-
-def _resolutions(layers: list[RawAttention], scale: float | None, per_frequency: bool) -> dict[str, _Resolution]:
-    heads = _Resolution(partial(LastQuery.head_logits, scale=scale), partial(head_exclusion, scale=scale))
-    if not per_frequency:
-        return {"heads": heads}
-    if all(raw.rotary is None for raw in layers):
-        raise UnsupportedArchitecture("no layer of this model has rotary positions: there are no frequencies to score")
-    pairs = _Resolution(partial(LastQuery.frequency_logits, scale=scale), partial(frequency_exclusion, scale=scale))
-    return {"heads": heads, "frequencies": pairs}
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:

@@ -18,11 +18,10 @@ from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.positional.answers import answers_table, bos_text
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, evenly, questions_of
-from tlspectral.positional.block_weights import BlockReading, Mode, Swap, block_reading, joined_columns, scored_rows
+from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.positional.measure import tokenized_for
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.positional.scores import score_correlation
 from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, stacked, unbundled
 
 Swaps = Literal["kept", "all", "per_query"]
@@ -82,7 +81,7 @@ class DrawnPrompts:
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """How every draw is measured; see `positional_symbolic_profile` for the names."""
+    """How every draw is measured: arguments of `BlockReading`."""
 
     mode: Mode
     logit_scale: float | None
@@ -167,7 +166,7 @@ def draw_folder(
     experiment: Experiment,
     drawn: list[DrawnPrompts],
     settings: DrawSettings,
-    more: dict[str, Any],
+    seed: int,
 ) -> PartFolder:
     """Open the folder of a profile, which draws of both modes share. Raises IncompatibleCheckpoint."""
     tokens = drawn[0].prompts[0].tokens()
@@ -175,25 +174,21 @@ def draw_folder(
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
     loss = torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu())
-    heads = settings.heads and [[layer, *indices] for layer, indices in settings.heads.items()]
-    return open_model_parts(
-        path,
-        {
-            "what": "positional and symbolic scores",
-            "weights": view.weights_digest(),
-            "tokens": digest_of([tokens]),
-            "task": experiment.task.name,
-            "blocks": list(experiment.blocks),
-            "queries": list(experiment.queries),
-            "swaps": experiment.swaps,
-            "exclude_first_block": experiment.exclude_first_block,
-            "logit_scale": settings.logit_scale,
-            "per_frequency": settings.per_frequency,
-            "heads": heads,
-            **more,
-        },
-        float(loss),
-    )
+    stored = {
+        "what": "positional and symbolic scores",
+        "weights": view.weights_digest(),
+        "tokens": digest_of([tokens]),
+        "task": experiment.task.name,
+        "blocks": list(experiment.blocks),
+        "queries": list(experiment.queries),
+        "swaps": experiment.swaps,
+        "exclude_first_block": experiment.exclude_first_block,
+        "logit_scale": settings.logit_scale,
+        "per_frequency": settings.per_frequency,
+        "heads": settings.heads and [[layer, *indices] for layer, indices in settings.heads.items()],
+        "seed": seed,
+    }
+    return open_model_parts(path, stored, float(loss))
 
 
 def draw_parts(drawn: DrawnPrompts, settings: DrawSettings, show_progress: bool) -> list[WorkPart]:
@@ -215,18 +210,18 @@ def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | Non
     intact = unbundled(parts[0])
     answers = intact.pop("answers")
     tables = joined_columns([intact, *map(unbundled, parts[1:])])
-    found: dict[str, list[pd.DataFrame]] = {}
-    correlations = []
-    for number, (query, swaps) in enumerate(zip(drawn.queries, drawn.swaps, strict=True)):
-        for name, table in tables.items():
-            scored, before, scores = scored_rows(table.loc[table["query"] == number], swaps, tau)
-            found.setdefault(name, []).append(scored.assign(query=query))
-            if name == "heads":
-                correlations.append(score_correlation(before, scores, seed=drawn.seed))
+    scores, correlations = query_scores(tables, drawn.swaps, tau, drawn.seed)
+    correlation = pd.DataFrame(correlations).rename(columns={"draws": "null_draws"})
+    numbers = ("pearson", "null_mean", "null_sd", "null_pct")
+    correlation = correlation.astype(dict.fromkeys(numbers, np.float64))  # None becomes NaN
+    correlation.insert(0, "query", drawn.queries)
     return {
-        **{name: stacked(of_name) for name, of_name in found.items()},
+        **{
+            name: stacked(one[name].assign(query=query) for query, one in zip(drawn.queries, scores, strict=True))
+            for name in tables
+        },
         "answers": answers,
-        "correlation": _correlations(correlations, drawn.queries),
+        "correlation": correlation,
     }
 
 
@@ -250,23 +245,7 @@ def _swapped_part(
 
 
 def _reading(view: AttentionView, drawn: DrawnPrompts, settings: DrawSettings) -> BlockReading:
-    return block_reading(
-        view,
-        drawn.prompts,
-        drawn.every_swap,
-        mode=settings.mode,
-        logit_scale=settings.logit_scale,
-        per_frequency=settings.per_frequency,
-        heads=settings.heads,
-    )
-
-
-def _correlations(correlations: list[dict[str, Any]], queries: tuple[int, ...]) -> pd.DataFrame:
-    table = pd.DataFrame(correlations).rename(columns={"draws": "null_draws"})
-    for name in ("pearson", "null_mean", "null_sd", "null_pct"):
-        table[name] = table[name].astype(np.float64)  # None becomes NaN
-    table.insert(0, "query", queries)
-    return table
+    return BlockReading(view, drawn.prompts, drawn.every_swap, **vars(settings))
 
 
 def _pairs_of(preset: str, task: BlockTask | str, n_pairs: int | None, n_blocks: int, queries: int | list[int]) -> int:

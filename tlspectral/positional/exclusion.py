@@ -21,6 +21,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.hooks.blocks import centred
+from tlspectral.models.attention import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
 
 
@@ -91,15 +92,13 @@ def exclusion_split_factored(
     return ExclusionSplit(pos, sym, _variance((contents * places).sum(-1)))
 
 
-def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
+def head_exclusion(seen: LastQuery) -> ExclusionSplit:
     """PS Theorem 1 per head, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
 
-    `scale` stands in place of the model's score scale. Where logits do not depend on the position (no rotary positions,
-    no ALiBi), `sym` is exactly 0.
+    Where logits do not depend on the position (no rotary positions, no ALiBi), `sym` is exactly 0.
     """
-    scale = seen.score_scale if scale is None else scale
     visible = seen.visible[:-1].nonzero().flatten()
-    contents = scale * seen.contents[..., visible].mT
+    contents = seen.score_scale * seen.contents[..., visible].mT
     places = seen.places[..., visible].mT.expand(len(contents), -1, -1)
     if seen.alibi is not None:
         contents = torch.cat([contents, torch.ones_like(contents[..., :1])], dim=-1)
@@ -108,16 +107,15 @@ def head_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSpli
         return exclusion_split_factored(contents, places)
     # A capped logit is no product of contents and places; one matrix of keys by positions is held at a time.
     pairs = zip(contents, places, strict=True)
-    splits = [exclusion_split(seen.capped(of_keys @ of_places.T)) for of_keys, of_places in pairs]
+    splits = [exclusion_split(softcapped(of_keys @ of_places.T, seen.softcap)) for of_keys, of_places in pairs]
     return ExclusionSplit(*(torch.stack(parts) for parts in zip(*splits, strict=True)))
 
 
-def frequency_exclusion(seen: LastQuery, scale: float | None = None) -> ExclusionSplit:
+def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
     """`head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
-    scale = seen.score_scale if scale is None else scale
-    contents = scale * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
+    contents = seen.score_scale * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
     places = seen.places[..., : 2 * pairs, visible].unflatten(-2, (2, pairs)).movedim(-3, -1)  # (heads) pairs keys 2
     return exclusion_split_factored(contents.permute(0, 2, 3, 1), places.expand(len(contents), -1, -1, -1))
 

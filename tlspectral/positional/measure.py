@@ -1,24 +1,25 @@
 """`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int
-from torch import Tensor
+from jaxtyping import Float64
 from tqdm.auto import tqdm
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.layer import digest_of
-from tlspectral.positional.averages import SCORES, mean_over_prompts
-from tlspectral.positional.block_weights import Advance, Mode, Swap, block_reading, require_mode, scored_rows
+from tlspectral.positional.block_weights import BlockReading, Mode, Swap, query_scores
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES
-from tlspectral.positional.prompts import BlockPrompt, Segment, chosen_swaps
-from tlspectral.positional.scores import score_correlation
+from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.tables import named, stacked
+
+WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
+SCORES = (*WITH_ERRORS, "tau", "alpha_ess")
 
 
 def positional_symbolic(
@@ -99,36 +100,30 @@ def positional_symbolic(
     """
     view = attention_view(model)
     prompts = [prompt] if isinstance(prompt, BlockPrompt) else _prompts(prompt)
-    require_positive(tau=tau, logit_scale=logit_scale)
-    require_mode(mode)
+    require_settings(mode, tau=tau, logit_scale=logit_scale)
     chosen = [chosen_swaps(len(one.blocks), swaps, exclude_first_block=exclude_first_block) for one in prompts]
     tokenized = [tokenized_for(view, one, of_one, mode) for one, of_one in zip(prompts, chosen, strict=True)]
     if every_query and len(prompts) > 1:
         raise ValueError(f"every_query is for one prompt, found {len(prompts)}: positions of others are not theirs")
     readings = [
-        block_reading(
-            view,
-            _queries_of(one) if every_query else [one],
-            of_one,
-            mode=mode,
-            logit_scale=logit_scale,
-            per_frequency=per_frequency,
-        )
+        BlockReading(view, _queries_of(one) if every_query else [one], of_one, mode, logit_scale, per_frequency)
         for one, of_one in zip(tokenized, chosen, strict=True)
     ]
-    total, found = sum(reading.n_steps for reading in readings), []
+    tables, correlations, ends = [], [], []
+    total = sum(reading.n_steps for reading in readings)
     with tqdm(total=total, desc="swaps", unit="layer", leave=False, disable=not show_progress) as bar:
         for reading in readings:
-            tables, logits = reading.whole(bar.update)
-            of_each_query = [reading.swaps] * len(reading.prompts)
-            found += query_scores(tables, of_each_query, tau, seed, logits, reading.prompts)
-    of_each = [scores.heads if scores.frequencies is None else scores.frequencies for scores in found]
+            swaps_of = [reading.swaps] * len(reading.prompts)
+            scores, of_queries = query_scores(reading.whole(bar.update), swaps_of, tau, seed)
+            tables += [one["frequencies" if "frequencies" in one else "heads"] for one in scores]
+            correlations += of_queries
+            ends += [len(one.tokens()) - 1 for one in reading.prompts]
     if every_query:
-        table = stacked(one.assign(query=len(scores.tokens) - 1) for one, scores in zip(of_each, found, strict=True))
+        table = stacked(one.assign(query=end) for one, end in zip(tables, ends, strict=True))
         keys = [name for name in ("layer", "head", "frequency", "query") if name in table]
         table = table.reindex(columns=[*keys, *SCORES]).sort_values(keys, ignore_index=True)
     else:
-        table = of_each[0] if len(found) == 1 else mean_over_prompts(of_each)
+        table = tables[0] if len(tables) == 1 else mean_over_prompts(tables)
     table.attrs = {
         **view.origin(),
         "mode": mode,
@@ -142,76 +137,9 @@ def positional_symbolic(
         "n_tokens": _one_or_list([len(one.tokens()) for one in tokenized]),
         "tokens_sha256": digest_of([one.tokens() for one in tokenized]),
         "seed": seed,
-        "correlation": _mean_correlation([scores.correlation for scores in found]),
+        "correlation": _mean_correlation(correlations),
     }
     return named(table, POSITIONAL_SYMBOLIC_QUERIES if every_query else POSITIONAL_SYMBOLIC)
-
-
-class QueryScores(NamedTuple):
-    """Scores of one query's prompt, and before any swap its tokens and the model's output.
-
-    Attributes:
-        correlation: of the scores over heads, see `score_correlation`.
-    """
-
-    heads: pd.DataFrame
-    frequencies: pd.DataFrame | None
-    correlation: dict[str, Any]
-    last_logits: Float64[Tensor, "d_vocab"]
-    tokens: Int[Tensor, "pos"]
-
-
-def measure_queries(
-    view: AttentionView,
-    prefix: Segment,
-    blocks: Iterable[Segment],
-    suffixes: Iterable[Segment],
-    *,
-    mode: Mode = "prompt",
-    tau: float | None = None,
-    exclude_first_block: bool = True,
-    logit_scale: float | None = None,
-    swaps: str | Iterable[Sequence[int]] | None = None,
-    per_frequency: bool = False,
-    seed: int = 0,
-    advance: Advance = lambda count: None,
-) -> list[QueryScores]:
-    """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them.
-
-    A single suffix is measured with plain passes, so that hooks that refuse a key/value cache work. `advance` is called
-    with the number of layers done, `len(suffixes) * (1 + number of swaps)` times the model's in all. Raises as
-    `positional_symbolic`.
-    """
-    require_positive(tau=tau, logit_scale=logit_scale)
-    require_mode(mode)
-    blocks = tuple(blocks)
-    chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
-    prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
-    reading = block_reading(view, prompts, chosen, mode=mode, logit_scale=logit_scale, per_frequency=per_frequency)
-    tables, logits = reading.whole(advance)
-    return query_scores(tables, [chosen] * len(prompts), tau, seed, logits, prompts)
-
-
-def query_scores(
-    tables: dict[str, pd.DataFrame],
-    swaps: list[list[Swap]],
-    tau: float | None,
-    seed: int,
-    logits: Sequence[Tensor],
-    prompts: list[BlockPrompt],
-) -> list[QueryScores]:
-    """The scores of each query from the tables of a `BlockReading`; `swaps` are those that count for each query."""
-    found = []
-    for query, of_query in enumerate(swaps):
-        scored = {
-            name: scored_rows(table.loc[table["query"] == query], of_query, tau) for name, table in tables.items()
-        }
-        heads, before, scores = scored["heads"]
-        frequencies = scored["frequencies"][0] if "frequencies" in scored else None
-        correlation = score_correlation(before, scores, seed=seed)
-        last_logits = logits[query].cpu().double()
-        found.append(QueryScores(heads, frequencies, correlation, last_logits, prompts[query].tokens()))
-    return found
 
 
 def tokenized_for(view: AttentionView, prompt: BlockPrompt, swaps: list[Swap], mode: Mode) -> BlockPrompt:
@@ -223,11 +151,13 @@ def tokenized_for(view: AttentionView, prompt: BlockPrompt, swaps: list[Swap], m
     return tokenized
 
 
-def require_positive(**values: float | None) -> None:
-    """Refuse numbers that are not positive and finite; None is a default. Raises ValueError."""
-    for name, value in values.items():
+def require_settings(mode: str, **positive: float | None) -> None:
+    """Refuse an unknown mode, and numbers that are not positive and finite; None is a default. Raises ValueError."""
+    for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}; not {mode!r}")
 
 
 def _prompts(given: Any) -> list[BlockPrompt]:
@@ -260,3 +190,48 @@ def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
         values = [one[name] for one in correlations if one[name] is not None]
         means[name] = float(np.mean(values)) if values else None
     return {**correlations[0], **means}
+
+
+def mean_over_prompts(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    """Mean of every score over tables with the same rows in the same order. Raises ValueError where they differ."""
+    names = _same_rows(tables)
+    values = _mean(np.array([table[list(SCORES)].to_numpy(np.float64) for table in tables]), axis=0)
+    return names.assign(**dict(zip(SCORES, values.T, strict=True)))
+
+
+def over_draws(tables: list[list[pd.DataFrame]]) -> pd.DataFrame:
+    """Mean over the queries of each draw, then mean and standard error over draws, row by row.
+
+    The tables, one per draw and query, have the same rows in the same order. Scores have an `_se` (NaN for one draw)
+    except for `tau` and `alpha_ess`. Queries and draws without a score are left out.
+    """
+    of_draws = [mean_over_prompts(draw) for draw in tables]
+    names = _same_rows(of_draws)
+    columns = {name: names[name].to_numpy() for name in names}
+    for score in SCORES:
+        by_draw = np.array([table[score].to_numpy() for table in of_draws])
+        columns[score] = _mean(by_draw, axis=0)
+        if score in WITH_ERRORS:
+            columns[f"{score}_se"] = _standard_error(by_draw)
+    return pd.DataFrame(columns)
+
+
+def _same_rows(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    names = tables[0].drop(columns=list(SCORES))
+    for table in tables:
+        if not table[list(names)].equals(names):
+            raise ValueError("these tables do not have the same rows, so they cannot be averaged")
+    return names
+
+
+def _mean(values: Float64[np.ndarray, "*shape"], axis: int) -> Float64[np.ndarray, "*rest"]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
+        return np.nanmean(values, axis=axis)
+
+
+def _standard_error(by_draw: Float64[np.ndarray, "draws rows"]) -> Float64[np.ndarray, "rows"]:
+    count = (~np.isnan(by_draw)).sum(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
+        return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))

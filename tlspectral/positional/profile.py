@@ -13,9 +13,8 @@ import scipy.stats
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.positional.averages import mean_over_prompts, over_draws
 from tlspectral.positional.block_task import BlockTask
-from tlspectral.positional.block_weights import Mode, require_mode
+from tlspectral.positional.block_weights import Mode
 from tlspectral.positional.columns import PROFILE
 from tlspectral.positional.draws import (
     DrawSettings,
@@ -25,7 +24,7 @@ from tlspectral.positional.draws import (
     planned_experiment,
     scored_draw,
 )
-from tlspectral.positional.measure import require_positive
+from tlspectral.positional.measure import mean_over_prompts, over_draws, require_settings
 from tlspectral.selection import Heads
 from tlspectral.tables import finished_parts, named
 from tlspectral.tables.html_summary import html_rows
@@ -42,12 +41,8 @@ class PositionalSymbolicProfile:
         queries: the same per queried block, `layer, head, query`.
         draws: the scores of each draw, `layer, head, draw`: means over its queries.
         frequencies: the same per rotary pair, `layer, head, frequency`; None if not asked for.
-        answers: per prompt, `draw, query, answer`; `probability` of the answer's first token and its `rank` among all
-            tokens, from 1; `relative_probability`, its share among the first tokens of the draw's choices (for
-            binding, its colours); `chance`, that share for a random choice.
-        median_tests: `score, early_median, late_median, statistic, pvalue`: Mood's median test of the scores in `heads`
-            between the first half of the layers and the others, as PS footnote 2; the middle one of an odd number is
-            late. NaN where there is nothing to compare.
+        answers: per prompt, the table of `task_answers`.
+        median_tests: `score, early_median, late_median, statistic, pvalue`, see `median_tests`.
         correlation: per prompt, `draw, query`; `pearson` of s_pos and s_sym over heads, with its per-head-coin null
             `null_mean, null_sd, null_pct` over `null_draws` (see `score_correlation`) and `n_heads`.
     """
@@ -185,8 +180,7 @@ def positional_symbolic_profile(
     correlation, see `positional_symbolic`.
     """
     view = attention_view(model)
-    require_positive(tau=tau, logit_scale=logit_scale)
-    require_mode(mode)
+    require_settings(mode, tau=tau, logit_scale=logit_scale)
     experiment = planned_experiment(
         task,
         n_pairs=n_pairs,
@@ -203,7 +197,7 @@ def positional_symbolic_profile(
     drawn = drawn_prompts(view, experiment, mode)
     folder = None
     if checkpoint_dir is not None:
-        folder = draw_folder(checkpoint_dir, view, experiment, drawn, settings, {"seed": seed})
+        folder = draw_folder(checkpoint_dir, view, experiment, drawn, settings, seed)
     of_draws = [draw_parts(one, settings, show_progress) for one in drawn]
     made = finished_parts(
         [part for parts in of_draws for part in parts],
@@ -223,10 +217,13 @@ def positional_symbolic_profile(
         for name in ("heads", "frequencies")
     )
     scored = over_draws([list(draw.values()) for draw in heads_by_query])
+    asked = sorted({query for draw in heads_by_query for query in draw})
     profile = PositionalSymbolicProfile(
         heads=scored,
-        queries=_per_query(heads_by_query),
-        draws=_per_draw(heads_by_query),
+        queries=_labelled(
+            "query", {query: over_draws([[draw[query]] for draw in heads_by_query if query in draw]) for query in asked}
+        ),
+        draws=_labelled("draw", dict(enumerate(mean_over_prompts(list(draw.values())) for draw in heads_by_query))),
         frequencies=over_draws([list(draw.values()) for draw in frequencies]) if frequencies else None,
         answers=_numbered([draw["answers"] for draw in measured]),
         median_tests=median_tests(scored, view.n_layers),
@@ -268,22 +265,11 @@ def _by_query(table: pd.DataFrame, queries: tuple[int, ...]) -> dict[int, pd.Dat
     return {query: table.loc[table["query"] == query].drop(columns="query").reset_index(drop=True) for query in queries}
 
 
-def _per_query(heads: list[dict[int, pd.DataFrame]]) -> pd.DataFrame:
-    tables = []
-    for query in sorted({query for draw in heads for query in draw}):
-        table = over_draws([[draw[query]] for draw in heads if query in draw])
-        table.insert(2, "query", query)
-        tables.append(table)
-    return pd.concat(tables).sort_values(["layer", "head", "query"], ignore_index=True)
-
-
-def _per_draw(heads: list[dict[int, pd.DataFrame]]) -> pd.DataFrame:
-    tables = []
-    for number, draw in enumerate(heads):
-        table = mean_over_prompts(list(draw.values()))
-        table.insert(2, "draw", number)
-        tables.append(table)
-    return pd.concat(tables).sort_values(["layer", "head", "draw"], ignore_index=True)
+def _labelled(name: str, tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
+    """The tables in one, with their keys as the column `name` behind layer and head, sorted."""
+    for key, table in tables.items():
+        table.insert(2, name, key)
+    return pd.concat(tables.values()).sort_values(["layer", "head", name], ignore_index=True)
 
 
 def _numbered(tables: list[pd.DataFrame]) -> pd.DataFrame:

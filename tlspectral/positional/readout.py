@@ -9,7 +9,7 @@ a product of a row of contents (one per key) and a row of places (one per positi
 decomposition by frequency of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ class LastQuery:
             spectral layer.
         alibi: the model's own, None without.
         visible: positions that the query may attend to; its own is the last.
-        score_scale: the model's own.
+        score_scale: the model's own, unless replaced.
         softcap: the model's own, None without.
     """
 
@@ -52,32 +52,26 @@ class LastQuery:
         """Rotary pairs, 0 in a layer without rotary positions."""
         return self.places.shape[-2] // 2
 
-    def head_logits(self, moved: Moved | None = None, *, scale: float | None = None) -> Float64[Tensor, "heads n"]:
+    def head_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads n"]:
         """Logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
 
-        `moved` says which keys are taken and the positions they get; `scale` stands in place of the model's.
+        `moved` says which keys are taken and the positions they get.
         """
         contents, places, visible = self._placed(moved)
         product = "hrn,rn->hn" if places.ndim == 2 else "hrn,hrn->hn"
-        logits = (self.score_scale if scale is None else scale) * torch.einsum(product, contents, places)
+        logits = self.score_scale * torch.einsum(product, contents, places)
         if self.alibi is not None:
             positions = torch.arange(len(self.visible), device=logits.device) if moved is None else moved[1]
             logits = logits + self.alibi.bias(positions)
-        return self.capped(logits).masked_fill(~visible, -torch.inf)
+        return softcapped(logits, self.softcap).masked_fill(~visible, -torch.inf)
 
-    def frequency_logits(
-        self, moved: Moved | None = None, *, scale: float | None = None
-    ) -> Float64[Tensor, "heads pairs n"]:
-        """What each rotary pair adds to the head's logits before its softcap. Arguments as `head_logits`."""
+    def frequency_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads pairs n"]:
+        """What each rotary pair adds to the head's logits before its softcap. `moved` as of `head_logits`."""
         contents, places, visible = self._placed(moved)
         pairs = self.n_pairs
         logits = contents[:, :pairs] * places[..., :pairs, :]
         logits.addcmul_(contents[:, pairs : 2 * pairs], places[..., pairs : 2 * pairs, :])
-        return logits.mul_(self.score_scale if scale is None else scale).masked_fill_(~visible, -torch.inf)
-
-    def capped(self, logits: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch n"]:
-        """Scaled scores under the model's softcap."""
-        return softcapped(logits, self.softcap)
+        return logits.mul_(self.score_scale).masked_fill_(~visible, -torch.inf)
 
     def _placed(self, moved: Moved | None) -> tuple[Tensor, Tensor, Tensor]:
         if moved is None:
@@ -135,11 +129,8 @@ def last_query(
 def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "heads n"], raw: RawAttention) -> None:
     """Refuse a layer whose attention of the last query is not the softmax of our logits.
 
-    Args:
-        pattern: last row of the model's own; a layer with a window may show its last columns alone.
-
-    Raises:
-        ScoreMismatch: it differs by more than `verify_scores` allows for patterns.
+    `pattern` is the last row of the model's own; a layer with a window may show its last columns alone. Raises
+    ScoreMismatch where it differs by more than `verify_scores` allows for patterns.
     """
     logits = seen.head_logits()
     ours = logits.softmax(-1)
@@ -153,6 +144,16 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
             f"layer {layer}: the attention of the last query rebuilt from captured queries and keys differs from the "
             f"model's own by {error:.2e} (allowed {tolerance:.2e}, largest score {scale:.1f}); no scores are returned. "
             "Remove hooks that edit this layer's scores, or look with verify_scores whether the model is read right"
+        )
+
+
+def require_valid_length(layers: list[RawAttention], length: int) -> None:
+    """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
+    limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
+    if limits and length > min(limits):
+        raise ValueError(
+            f"the prompt has {length} tokens, but this model's rotary frequencies or score scale change beyond "
+            f"{min(limits)}: use fewer blocks"
         )
 
 
@@ -279,3 +280,41 @@ def normed(
     """Queries or keys in float64, after the query/key norm if the layer has one."""
     wide = in_float64(x.detach())
     return wide if norm is None else norm.in_float64().applied(wide)
+
+
+def require_frequencies(view: AttentionView, layers: Iterable[int], frequencies: Sequence[int]) -> None:
+    """Refuse layers without rotary positions (UnsupportedArchitecture), and frequencies not theirs (ValueError)."""
+    for layer in layers:
+        rotary = view.rotary(layer)
+        if rotary is None:
+            raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its heads have no frequencies")
+        for frequency in frequencies:
+            if not 0 <= frequency < rotary.n_pairs:
+                raise ValueError(f"frequency {frequency}: those of layer {layer} are 0 to {rotary.n_pairs - 1}")
+
+
+def read_prompt(
+    view: AttentionView,
+    tokens: Int[Tensor, "pos"],
+    wanted: Collection[int],
+    take: Callable[[int, LastQuery], None],
+    hooks: Iterable[Hook] = (),
+) -> None:
+    """Run the model once over a prompt and pass the wanted layers, with what its last query sees, to `take`.
+
+    `hooks` act before the reader's. Raises ValueError without layers and as `require_valid_length`, ScoreMismatch as
+    `require_reproduced`.
+    """
+    if not wanted:
+        raise ValueError("no heads were given, so there is nothing to measure: name at least one (layer, head) pair")
+    layers = [view.raw(index) for index in range(view.n_layers)]
+    require_valid_length(layers, len(tokens))
+
+    def checked(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
+        if layer in wanted:
+            require_reproduced(layer, seen, pattern, layers[layer])
+            take(layer, seen)
+
+    reader = LastQueryReader(view, layers, checked)
+    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"])
+    reader.require_all()

@@ -17,11 +17,9 @@ from tlspectral.hooks.blocks import BlockPlaces, block_places
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.positional.block_weights import require_valid_length
 from tlspectral.positional.columns import LOGIT_SHARES
-from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt
-from tlspectral.positional.readout import LastQuery, require_reproduced
+from tlspectral.positional.readout import LastQuery, read_prompt
 from tlspectral.selection import Heads
 from tlspectral.tables import named
 
@@ -116,21 +114,10 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     """
     view = attention_view(model)
     chosen = heads_by_layer(view, heads)
-    if not chosen:
-        raise ValueError("no heads were given, so there is nothing to measure")
     tokenized = prompt.tokenized(view.model)
     places, tokens = block_places(view.model, tokenized), tokenized.tokens()
-    layers = [view.raw(index) for index in range(view.n_layers)]
-    require_valid_length(layers, len(tokens))
     rows: list[pd.DataFrame] = []
-
-    def reduce(context: int, suffix: int, layer: int, seen: LastQuery, pattern: Tensor) -> None:
-        if layer in chosen:
-            require_reproduced(layer, seen, pattern, layers[layer])
-            rows.append(_layer_rows(layer, chosen[layer], seen, places))
-
-    suffix = tokens[places.stop :]
-    QueryPasses(view, layers, [suffix]).run(tokens[None, : places.stop], reduce)
+    read_prompt(view, tokens, chosen, lambda layer, seen: rows.append(_layer_rows(layer, chosen[layer], seen, places)))
     table = pd.concat(rows, ignore_index=True)
     table.attrs = {
         **view.origin(),

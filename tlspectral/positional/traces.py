@@ -1,6 +1,7 @@
-"""Single heads in detail: their attention before and after swaps, and norms per rotary frequency."""
+"""Single heads in detail: attention before and after swaps, norms per rotary frequency, queries and keys on a pair."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any, NamedTuple
@@ -10,18 +11,17 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.view import Hook
-from tlspectral.positional.block_weights import Mode, require_mode, require_valid_length
-from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS
-from tlspectral.positional.measure import tokenized_for
+from tlspectral.positional.block_weights import Mode
+from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
+from tlspectral.positional.measure import require_settings, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
-from tlspectral.positional.readout import LastQuery, LastQueryReader, Moved, Reduce, normed, require_reproduced
+from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt, require_frequencies
 from tlspectral.positional.scores import block_means
-from tlspectral.selection import Heads
+from tlspectral.rotary import with_gain_and_phase
+from tlspectral.selection import Head, Heads
 from tlspectral.tables import named
 
 
@@ -54,45 +54,35 @@ def attention_traces(
 
     Raises:
         BadHead: a head that does not exist.
-        ValueError: an unknown mode, a swap or frequency that does not exist, no heads, text that the tokenizer joins
-            across blocks, or a prompt that is too long.
-        UnsupportedArchitecture: a layer gives no attention pattern, or frequencies are asked of one without rotary
-            positions.
-        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+        ValueError: a frequency that does not exist, or no heads.
+        ValueError, UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, Figure 1E).
 
     What it does not establish: how the head behaves under other swaps; the scores are means over many.
     """
-    require_mode(mode)
+    require_settings(mode)
     view = attention_view(model)
-    wanted = _wanted(view, heads)
+    wanted = heads_by_layer(view, heads)
     pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
     chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=False)
     intact = tokenized_for(view, prompt, chosen, mode)
-    layers = [view.raw(layer) for layer in range(view.n_layers)]
-    require_valid_length(layers, len(intact.tokens()))
-    _require_frequencies(layers, wanted, pairs)
-    swapped = {swap: intact.swapped(*swap) for swap in chosen}
+    require_frequencies(view, wanted if pairs else (), pairs)
     before: dict[_Trace, Tensor] = {}
     after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}
 
-    def take_intact(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
-        if layer not in wanted:
-            return
-        require_reproduced(layer, seen, pattern, layers[layer])
+    def take(layer: int, seen: LastQuery) -> None:
         before.update(_traces(layer, seen, wanted[layer], pairs, intact))
         for swap in chosen if mode == "key" else []:
             moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
-            after[swap].update(_traces(layer, seen, wanted[layer], pairs, swapped[swap], moved))
+            after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved))
 
-    def take_swapped(swap: tuple[int, int], layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
-        if layer in wanted:
-            after[swap].update(_traces(layer, seen, wanted[layer], pairs, swapped[swap]))
+    def take_swapped(swap: tuple[int, int], layer: int, seen: LastQuery) -> None:
+        after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap)))
 
-    _read(view, layers, intact, take_intact)
+    read_prompt(view, intact.tokens(), wanted, take)
     for swap in chosen if mode == "prompt" else []:
-        _read(view, layers, swapped[swap], partial(take_swapped, swap))
+        read_prompt(view, intact.swapped(*swap).tokens(), wanted, partial(take_swapped, swap))
 
     rows = [
         (*trace, *swap, block, *both)
@@ -123,9 +113,9 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
 
     Raises:
         BadHead: a head that does not exist.
-        ValueError: no heads, text that the tokenizer joins across blocks, or a prompt that is too long.
-        UnsupportedArchitecture: a layer gives no attention pattern, or has no rotary positions.
-        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+        ValueError: no heads.
+        ValueError, UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`, also for a layer without rotary
+            positions.
 
     Source: PS, section 3.3, Figure 1D, which names both norms and defines neither.
 
@@ -133,72 +123,95 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     keys changes nothing. One attention sink can make up most of a norm.
     """
     view = attention_view(model)
-    wanted = _wanted(view, heads)
+    wanted = heads_by_layer(view, heads)
     intact = prompt.tokenized(model)
-    layers = [view.raw(layer) for layer in range(view.n_layers)]
-    require_valid_length(layers, len(intact.tokens()))
-    _require_frequencies(layers, wanted, [0])
+    require_frequencies(view, wanted, [])
     rows: list[tuple[float, ...]] = []
     keys: dict[int, Tensor] = {}
 
     def keep(activation: Tensor, hook: Any, layer: int) -> None:
         keys[layer] = activation[0].detach().clone()
 
-    def take(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
-        if layer not in wanted:
-            return
-        raw = layers[layer]
-        require_reproduced(layer, seen, pattern, raw)
+    def take(layer: int, seen: LastQuery) -> None:
         visible = seen.visible[:-1].nonzero().flatten()
-        lengths = _pair_lengths(raw, keys.pop(layer), seen)[..., visible]
-        logits = seen.frequency_logits(scale=1.0)[..., visible]
+        lengths = _pair_lengths(view.raw(layer), keys.pop(layer), seen)[..., visible]
+        logits = replace(seen, score_scale=1.0).frequency_logits()[..., visible]
         for head in wanted[layer]:
             of_logits = logits[head].square().mean(-1).sqrt().tolist()
             of_keys = lengths[head].square().mean(-1).sqrt().tolist()
             rows.extend((layer, head, pair, *both) for pair, both in enumerate(zip(of_logits, of_keys, strict=True)))
 
     hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
-    _read(view, layers, intact, take, hooks)
+    read_prompt(view, intact.tokens(), wanted, take, hooks)
     columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
     table.attrs = {**_provenance(view, intact)}
     return named(table, FREQUENCY_NORMS)
 
 
+def rotary_projections(model: Any, prompt: BlockPrompt, head: Head, frequency: int) -> pd.DataFrame:
+    """The last query and all keys of a head on one rotary pair, rotated to their positions.
+
+    The inner product of the query's row with a key's is what the pair adds to that key's score, before the score scale.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: the query is the last token of the suffix.
+        head: (layer, head), or a name such as "L12H0".
+        frequency: index of the rotary pair, 0 the model's first.
+
+    Returns:
+        DataFrame `kind` ("query" or "key"), `position`, `label` (the token's text; its id without a tokenizer), `x` and
+        `y` (model units): the query, then the visible keys before it.
+
+    Raises:
+        BadHead: a head that does not exist.
+        ValueError: a frequency that does not exist.
+        ValueError, UnsupportedArchitecture, ScoreMismatch: as `frequency_norms`.
+
+    Source: PS, section 5, Figure 3C.
+
+    What it does not establish: how the head attends. A score is the sum over all pairs.
+    """
+    view = attention_view(model)
+    chosen = heads_by_layer(view, [head])
+    [(layer, [number])] = chosen.items()
+    tokens = prompt.tokenized(model).tokens()
+    require_frequencies(view, chosen, [frequency])
+    raw, held = view.raw(layer), dict[str, Tensor]()
+    rotary: Any = raw.rotary
+    rows: list[tuple[str, int, float, float]] = []
+
+    def hold(activation: Tensor, hook: Any, point: str) -> None:
+        held[point] = activation[0].detach().clone()
+
+    def take(layer: int, seen: LastQuery) -> None:
+        query, keys = normed(held["query"][-1:], raw.q_norm), normed(held["key"], raw.k_norm)
+        query = with_gain_and_phase(query.transpose(0, 1), rotary)[number, 0]
+        keys = keys[:, number * keys.shape[1] // len(seen.contents)]
+        places = seen.places if seen.places.ndim == 2 else seen.places[number]
+        turn = torch.complex(places[frequency], places[seen.n_pairs + frequency])
+        real, imag = int(rotary.real_index[frequency]), int(rotary.imag_index[frequency])
+        rotated = torch.complex(keys[:, real], keys[:, imag]) * turn
+        last = torch.complex(query[real], query[imag]) * turn[-1]
+        visible = seen.visible[:-1].nonzero().flatten().tolist()
+        points = [("query", len(tokens) - 1, last), *(("key", place, rotated[place]) for place in visible)]
+        rows.extend((kind, place, float(z.real), float(z.imag)) for kind, place, z in points)
+
+    names = view.hook_names(layer)
+    read_prompt(view, tokens, chosen, take, [(names[point], partial(hold, point=point)) for point in ("query", "key")])
+    table = pd.DataFrame(rows, columns=["kind", "position", "x", "y"])
+    ids = [int(tokens[place]) for place in table["position"]]
+    tokenizer = getattr(view.model, "tokenizer", None)
+    table.insert(2, "label", [str(one) if tokenizer is None else tokenizer.decode([one]) for one in ids])
+    table.attrs = {**view.source, "layer": layer, "head": number, "frequency": frequency}
+    return named(table, ROTARY_PROJECTIONS)
+
+
 class _Trace(NamedTuple):
     layer: int
     head: int
     frequency: int | None
-
-
-def _wanted(view: AttentionView, heads: Heads) -> dict[int, list[int]]:
-    wanted = heads_by_layer(view, heads)
-    if not wanted:
-        raise ValueError("no heads are named: give at least one (layer, head) pair")
-    return wanted
-
-
-def _require_frequencies(layers: list[RawAttention], wanted: dict[int, list[int]], pairs: list[int]) -> None:
-    for layer in wanted if pairs else []:
-        rotary = layers[layer].rotary
-        if rotary is None:
-            raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its heads have no frequencies")
-        if not 0 <= pairs[0] <= pairs[-1] < rotary.n_pairs:
-            raise ValueError(f"frequencies {pairs}: those of layer {layer} are 0 to {rotary.n_pairs - 1}")
-
-
-def _read(
-    view: AttentionView,
-    layers: list[RawAttention],
-    prompt: BlockPrompt,
-    take: Reduce,
-    hooks: Sequence[Hook] = (),
-) -> None:
-    """Run the model once over a tokenised prompt; `hooks` act before the reader's."""
-    reader = LastQueryReader(view, layers, take)
-    last = view.hook_names(view.n_layers - 1)["pattern"]
-    view.run(prompt.tokens()[None], [*hooks, *reader.hooks()], last=last)
-    reader.require_all()
 
 
 def _traces(
@@ -222,10 +235,9 @@ def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]
 
 def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[Tensor, "heads pairs pos"]:
     """Length of each key's two coordinates at each frequency, times the length of the model's (cos, sin)."""
-    if raw.rotary is None:
-        raise UnsupportedArchitecture("keys without rotary positions have no frequencies")
+    rotary: Any = raw.rotary
     k = normed(keys, raw.k_norm)
-    real, imag = raw.rotary.real_index.to(k.device), raw.rotary.imag_index.to(k.device)
+    real, imag = rotary.real_index.to(k.device), rotary.imag_index.to(k.device)
     pairs = seen.n_pairs
     lengths = torch.hypot(k[..., real], k[..., imag]).permute(1, 2, 0)
     lengths = lengths.repeat_interleave(len(seen.contents) // len(lengths), dim=0)

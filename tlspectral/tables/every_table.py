@@ -13,15 +13,12 @@ from tlspectral.tables.column import Table
 
 _MODULES = (
     "heads.columns",
-    "heads.direction_columns",
     "positional.columns",
     "detectors.columns",
-    "detectors.kernel_columns",
     "composition.paths",
     "composition.copying",
     "ablation.columns",
     "wiring.columns",
-    "heads.statistics_columns",
     "heads.types.columns",
     "stats.columns",
     "history.columns",

@@ -102,10 +102,5 @@ def language_loss(
     What it does not establish: a held-out loss. The packaged book was in most training sets; it compares a model with
     itself.
     """
-    task = language(
-        tokens_or_text,
-        attention_mask=attention_mask,
-        n_sequences=n_sequences,
-        sequence_length=sequence_length,
-    )
-    return evaluate(model, task)
+    size = {"n_sequences": n_sequences, "sequence_length": sequence_length}
+    return evaluate(model, language(tokens_or_text, attention_mask=attention_mask, **size))

@@ -1,6 +1,8 @@
 """The score of a model on a task with its standard error, and the paired difference of two scores."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,11 @@ from jaxtyping import Float64
 from tlspectral.tables.html_summary import html_rows, html_summary
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
+
+
+def _compared(compare: Callable[[float, float], bool]) -> Callable[[Any, Any], bool]:
+    """Return the method of `_Number` that compares its value."""
+    return lambda self, other: NotImplemented if (number := _number(other)) is None else compare(self.value, number)
 
 
 class _Number:
@@ -37,20 +44,7 @@ class _Number:
     def __rsub__(self, other: Any) -> float:
         return NotImplemented if (number := _number(other)) is None else number - self.value
 
-    def __lt__(self, other: Any) -> bool:
-        return NotImplemented if (number := _number(other)) is None else self.value < number
-
-    def __le__(self, other: Any) -> bool:
-        return NotImplemented if (number := _number(other)) is None else self.value <= number
-
-    def __gt__(self, other: Any) -> bool:
-        return NotImplemented if (number := _number(other)) is None else self.value > number
-
-    def __ge__(self, other: Any) -> bool:
-        return NotImplemented if (number := _number(other)) is None else self.value >= number
-
-    def __eq__(self, other: Any) -> bool:
-        return NotImplemented if (number := _number(other)) is None else self.value == number
+    __lt__, __le__, __gt__, __ge__, __eq__ = map(_compared, (lt, le, gt, ge, eq))
 
     def __hash__(self) -> int:
         return hash(self.value)

@@ -16,21 +16,10 @@ TOP = 10
 """A token would be predicted if it is among so many of the largest logits at the head's input."""
 
 
-class Suppression(NamedTuple):
-    """How far heads write against predicted tokens.
-
-    `per_sequence` are means over the queries of a sequence, NaN without any, [sequences, heads]; `null` are draws of
-    their mean over sequences, [draws, heads].
-    """
-
-    per_sequence: Float64[np.ndarray, "sequences heads"]
-    null: Float64[np.ndarray, "draws heads"]
-
-
 @torch.no_grad()
 def suppression_scores(
     view: AttentionView, tokens: Int[Tensor, "sequences pos"], *, draws: int, seed: int
-) -> Suppression | None:
+) -> tuple[Float64[np.ndarray, "sequences heads"], Float64[np.ndarray, "draws heads"]] | None:
     """Return how much logit heads take from the earlier token that is predicted most, by attending to it.
 
     At each query from position 2 on, the token is that of the earlier ones, the query's own left out, with the largest
@@ -40,7 +29,8 @@ def suppression_scores(
     in the intact run. Under the null W_V becomes O W_V with a Haar-random rotation O of the residual stream, which
     keeps the singular values of W_V and of OV's columns. Left out: biases of values, norms behind the attention.
 
-    Returns None where input and output vocabularies differ.
+    Returns means over the queries of a sequence, NaN without any, and under the null draws of their mean over
+    sequences; None where input and output vocabularies differ.
     """
     w_u, norm = view.unembedding()
     if w_u.shape[1] != len(view.embedding()):
@@ -67,7 +57,7 @@ def suppression_scores(
             blocks = haar_blocks(*size, draws, block_generator(seed, *size))
             diagonals[size] = blocks.diagonal(dim1=1, dim2=2).clone()
         null.append(diagonals[size] @ singular_values.mT)
-    return Suppression(torch.cat(scores, dim=1).numpy(), torch.cat(null, dim=1).numpy())
+    return torch.cat(scores, dim=1).numpy(), torch.cat(null, dim=1).numpy()
 
 
 class _Queries(NamedTuple):

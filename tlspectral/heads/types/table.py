@@ -157,8 +157,8 @@ def _suppression(view: AttentionView, sequences: TwoTexts, draws: int, seed: int
     found = suppression_scores(view, sequences.tokens[rows, : sequences.length + 1], draws=draws, seed=seed)
     if found is None:
         return None
-    scores = found.per_sequence
-    return _Measured(scores[:SUPPRESSION_ROWS], scores[SUPPRESSION_ROWS:], _mean(scores), found.null)
+    scores, null = found
+    return _Measured(scores[:SUPPRESSION_ROWS], scores[SUPPRESSION_ROWS:], _mean(scores), null)
 
 
 def _retrieval(view: AttentionView, sequences: TwoTexts, draws: int, seed: int) -> _Measured | None:
