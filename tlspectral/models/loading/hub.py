@@ -86,7 +86,7 @@ def _suite_revision(hub_id: str, checkpoint: int) -> str:
 
 def _near_demo_model(name: str) -> str:
     """Return the end of an error's sentence: a hint at the demo model whose name is nearly this one, or a stop."""
-    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name.lower(), (*TINY, *PACKAGED), n=1, cutoff=0.7)
     return f"; did you mean the demo model {near[0]!r}?" if near else "."
 
 
