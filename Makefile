@@ -39,6 +39,11 @@ WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparis
 	spectral_evolution spectral_experiments spectral_learned_frequency spectral_resonance spectral_statistics)) \
 	tlspectral/studies/positional_symbolic/tests
 
+# What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
+PYTHONS := python3.10 python3.13
+CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary parts tables head_selection head_columns \
+	hook_parts hook_arguments tasks))
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -55,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 UV := $(shell command -v uv 2> /dev/null)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq) --constraint
 
-.PHONY: help demo demo-full spectral-demo test test-slow notebooks notebooks-with-outputs test-tl4 families test-lowest coverage wheel docs lint format \
+.PHONY: help demo demo-full spectral-demo test test-slow notebooks notebooks-with-outputs test-tl4 families test-lowest test-pythons coverage wheel docs lint format \
 	environments clean
 
 help: ## show this table
@@ -96,6 +101,15 @@ families: .venv/test .venv-tl4/test ## write the tables of architectures, on bot
 		$$python tests/families.py && $$python tests/spectral_families.py; \
 	done
 
+# Interpreters that are not on PATH are named and passed over. Torch is the platform's own build there: on Linux the
+# CUDA build, some 6 GB of environment for each Python.
+test-pythons: ## tests of operators, spectra, nulls, tables and hooks on the oldest and the newest Python of PYTHONS
+	@ran=0; for python in $(PYTHONS); do name=$${python##*/}; \
+		if ! $$python -c '' 2> /dev/null; then echo "skipped: $$python cannot be run here"; continue; fi; \
+		$(MAKE) --no-print-directory PYTHON=$$python .venv-$$name/test; \
+		.venv-$$name/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS); ran=1; \
+	done; [ $$ran = 1 ] || { echo "none of $(PYTHONS) can be run here"; exit 1; }
+
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(LOWEST) $(ARGS)
 
@@ -124,7 +138,7 @@ format: .venv/lint ## rewrite the code as ruff would have it
 	.venv/bin/ruff format .
 
 clean: ## remove the environments and everything made by running things
-	rm -rf .venv .venv-tl4 .venv-lowest out build dist .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-tl4 .venv-lowest .venv-python* out build dist .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of all targets; `make -j2 environments` makes two at a time
@@ -182,6 +196,12 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 	@$(PYTHON) -m venv .venv-tl4
 	@sed 's/^transformer-lens==.*/transformer-lens==$(TL4)/' constraints.txt > .venv-tl4/constraints.txt
 	@$(call install,.venv-tl4) .venv-tl4/constraints.txt --editable '.[test]'
+	@touch $@
+
+.venv-python%/test: pyproject.toml constraints.txt
+	@echo "Making $(@D) with $(PYTHON): some minutes, once."
+	@$(PYTHON) -m venv $(@D)
+	@$(call install,$(@D)) constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv-lowest/test: pyproject.toml constraints-lowest.txt

@@ -266,6 +266,7 @@ def test_short_names_of_transformer_lens():
         ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is none of 'auto', 'bridge', 'hooked'"),
         ("tiny-rop", {}, ValueError, "; did you mean 'tiny-rope'?"),
         ("smollm2-135", {}, ValueError, "; did you mean 'smollm2-135m'?"),
+        ("smollm2", {}, ValueError, "; did you mean 'smollm2-135m'?"),
         ("tiny rope", {}, ValueError, "; did you mean 'tiny-rope'?"),
         ("tiny-rope", {"device": "abacus"}, ValueError, "device='abacus' cannot be used here, choose cpu or another"),
         ("gpt2", {"dtype": "int8"}, ValueError, "dtype='int8' is not a floating-point type"),

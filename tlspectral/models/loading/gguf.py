@@ -27,7 +27,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_counts, refusing, require_room
-from tlspectral.models.loading.source import DEMO_EXTRA, PACKAGED, ShippedFile, Source
+from tlspectral.models.loading.source import PACKAGED, ShippedFile, Source
 from tlspectral.models.loading.weight_files import snapshot_commit
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
@@ -89,7 +89,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
     if (folder / _RECORD).is_file():
         return folder, digest
     if importlib.util.find_spec("gguf") is None:
-        raise ImportError(f"Reading {name} needs the package gguf: {DEMO_EXTRA}")
+        raise ImportError(f"Reading {name} needs the package gguf: pip install gguf")
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))

