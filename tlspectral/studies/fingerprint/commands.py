@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tlspectral.cli.app import require_writable, write_figure
-from tlspectral.cli.summary import head_table
+from tlspectral.cli.summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +139,6 @@ def schemes(
 
 def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
     """The tables by the name of their model; a name that comes twice is followed by the file's."""
-    from tlspectral.tables import read_table
     from tlspectral.tables.published import published_heads
 
     again = [given for index, given in enumerate(tables) if given in tables[:index]]
@@ -150,9 +149,8 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
         if given.startswith(_PUBLISHED):
             name, table = given, published_heads(given.removeprefix(_PUBLISHED))
         else:
-            path = Path(given)
-            table = head_table(read_table(path), path)
-            name = str(table.attrs.get("model") or path.stem)
+            table = read_heads(Path(given))
+            name = str(table.attrs.get("model") or Path(given).stem)
             name = f"{name} ({given})" if name in named else name
         named[name] = table
     return named
