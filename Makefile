@@ -14,8 +14,8 @@ PARALLEL := --numprocesses logical --dist loadfile
 LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_positional history_sources html_summary \
 	loading_gguf nulls placebos plot_* plots positional_table positional_traces published report required_tables \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,class_test constrained_contrasts constrained_presets \
-	fingerprint_commands history_questions nested_r_squared printed_pvalues replication)) \
+	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,class_test constrained_contrasts \
+	constrained_presets fingerprint_commands history_questions nested_r_squared printed_pvalues replication spearman_table)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
 # What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They
@@ -23,8 +23,8 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_posit
 WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparison_changes exclusion html_summary \
 	notebooks nulls parts plot_* plots published release report report_browser required_tables rotary spectra_* \
 	stats_* table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,class_test constrained_contrasts fingerprint_commands \
-	history_questions nested_r_squared plot_* printed_pvalues replication)) \
+	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,class_test constrained_contrasts \
+	fingerprint_commands history_questions nested_r_squared plot_* printed_pvalues replication spearman_table)) \
 	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \
 	spectral_evolution spectral_experiments spectral_learned_frequency spectral_resonance spectral_statistics)) \
 	tlspectral/studies/positional_symbolic/tests
