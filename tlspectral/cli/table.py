@@ -9,6 +9,7 @@ from tlspectral.cli.app import (
     MODEL_HELP,
     Device,
     DType,
+    FigureOutput,
     Format,
     Quiet,
     Revision,
@@ -75,7 +76,7 @@ def report(
 @app.command(short_help="dir_frac against D_head, with the null")
 def plane(
     table: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+    output: FigureOutput,
     highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
 ) -> None:
     """Draw dir_frac against D_head with the null, the strongest previous-token heads ringed.
