@@ -10,8 +10,11 @@ from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
 from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.positional.profile import median_tests
-from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
+from tlspectral.studies.fingerprint.class_test import class_test
+from tlspectral.studies.fingerprint.columns import SPEARMAN_TABLE
+from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tasks import sign_flip_p
 
 ROOT = Path(__file__).parents[1]
@@ -134,14 +137,14 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [alike]),
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [very_alike]),
         (stats.partial_spearman.__doc__, "partial_spearman(layers=), hybrid", [*layers_apart, depth]),
-        (stats.spearman_table.__doc__, "spearman_table", [very_alike]),
+        (spearman_table.__doc__, "spearman_table", [very_alike]),
         (spearman["pvalue"], "spearman_table", [very_alike]),
         (stats.layer_bootstrap.__doc__, interval, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, [depth]),
-        (stats.nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
+        (nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
         (stats.hypergeometric_overlap.__doc__, "hypergeometric_overlap", [depth]),
-        (stats.class_test.__doc__, "class_test", [very_alike]),
+        (class_test.__doc__, "class_test", [very_alike]),
         (stats.attenuation.__doc__, "attenuation.interval", [independent, very_alike]),
         (another["low"], interval, layers_apart),
         (another["low"], interval, [depth]),

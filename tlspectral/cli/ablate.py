@@ -19,7 +19,7 @@ from tlspectral.cli.app import (
     load_model,
     require_table_file,
 )
-from tlspectral.cli.summary import head_table, require_detectors
+from tlspectral.cli.summary import read_heads, require_detectors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,9 +114,8 @@ def ablate(
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
-    from tlspectral.tables import read_table
 
-    known = None if table is None else head_table(read_table(table), table)
+    known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         require_detectors(known, table)
         chosen = strongest_heads(known, top, matched, seed)

@@ -96,21 +96,18 @@ def analyze(
     (model,) = models
     require_table_file(output)
     streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
-    options: dict[str, Any] = {}
-    if layers is not None:
-        options["layers"] = _numbers(layers)
-    if checkpoint_dir is not None:
-        options["checkpoint_dir"] = checkpoint_dir
-        if not streams:
-            said = "goes with --no-detectors, without --backend, --device and --dtype"
-            raise typer.BadParameter(said, param_hint="--checkpoint-dir")
+    chosen = None if layers is None else _numbers(layers)
+    if checkpoint_dir is not None and not streams:
+        said = "goes with --no-detectors, without --backend, --device and --dtype"
+        raise typer.BadParameter(said, param_hint="--checkpoint-dir")
     import tlspectral
 
     began = time.perf_counter()
     loaded = (
         model if streams else load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
     )
-    heads = tlspectral.analyze_heads(loaded, revision=revision if streams else None, **settings, **options)
+    settings |= {"revision": revision if streams else None, "layers": chosen, "checkpoint_dir": checkpoint_dir}
+    heads = tlspectral.analyze_heads(loaded, **settings)
     deliver(heads, output, form)
     if form is None and not quiet:
         seconds = time.perf_counter() - began

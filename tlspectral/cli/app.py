@@ -66,6 +66,9 @@ TableOutput = Annotated[
         "--output", "-o", metavar="FILE", help="Write the table: .parquet, or .csv with a .columns.csv beside it."
     ),
 ]
+FigureOutput = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")]
+TrainedOn = Annotated[str, typer.Option("--device", help="Where to train: cpu, cuda, cuda:1, mps, ...")]
+Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper (hours).")]
 
 
 _CONTENTS = {

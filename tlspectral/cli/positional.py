@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, load_model, require_writable, write_figure
-from tlspectral.cli.summary import head_table, require_detectors
+from tlspectral.cli.summary import read_heads, require_detectors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,9 +70,8 @@ def positional(
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.models.attention import attention_view
     from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
-    from tlspectral.tables import read_table
 
-    heads = None if table is None else head_table(read_table(table), table)
+    heads = None if table is None else read_heads(table)
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
@@ -168,32 +167,22 @@ def _bands_text(effects: "pd.DataFrame", way: str) -> str:
 
 
 def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", agreement: "pd.DataFrame") -> None:
-    from tlspectral.plots import (
-        exclusion_heatmap,
-        exclusion_histograms,
-        exclusion_plane,
-        frequency_grid,
-        plane_by_query,
-        positional_symbolic_plane,
-        score_agreement,
-        score_heatmaps,
-        score_histograms,
-    )
+    from tlspectral import plots
 
     figures = {
-        "plane": positional_symbolic_plane(profile.heads),
-        "heatmaps": score_heatmaps(profile.heads),
-        "plane_by_query": plane_by_query(profile.queries),
-        "histograms": score_histograms(profile.queries),
-        "exclusion_plane": exclusion_plane(profile.heads),
-        "exclusion_heatmap": exclusion_heatmap(profile.heads),
-        "exclusion_histograms": exclusion_histograms(profile.queries),
+        "plane": plots.positional_symbolic_plane(profile.heads),
+        "heatmaps": plots.score_heatmaps(profile.heads),
+        "plane_by_query": plots.plane_by_query(profile.queries),
+        "histograms": plots.score_histograms(profile.queries),
+        "exclusion_plane": plots.exclusion_plane(profile.heads),
+        "exclusion_heatmap": plots.exclusion_heatmap(profile.heads),
+        "exclusion_histograms": plots.exclusion_histograms(profile.queries),
     }
     columns = agreement["column"].unique()
     if len(columns) == 3:
         joined = profile.heads.merge(heads[["layer", "head", *columns]], on=["layer", "head"])
-        figures["agreement"] = score_agreement(joined, statistics=agreement)
+        figures["agreement"] = plots.score_agreement(joined, statistics=agreement)
     if profile.frequencies is not None:
-        figures["frequencies"] = frequency_grid(profile.frequencies)
+        figures["frequencies"] = plots.frequency_grid(profile.frequencies)
     for name, figure in figures.items():
         write_figure(figure, folder / f"{name}_{way}.png")

@@ -11,10 +11,12 @@ _PREVIOUS_TOKEN = 0.5
 _LOOKED_AT = 10
 
 
-def head_table(heads: "pd.DataFrame", path: Path) -> "pd.DataFrame":
-    """The same table. Raises ValueError if it is not a table of heads."""
+def read_heads(path: Path) -> "pd.DataFrame":
+    """Read a table of heads. Raises ValueError if it is another table."""
+    from tlspectral.tables import read_table
     from tlspectral.tables.required import require
 
+    heads = read_table(path)
     require(heads, ("layer", "head", "D_head", "dir_frac"), "analyze_heads", name=f"table in {path}")
     return heads
 

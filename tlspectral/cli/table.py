@@ -9,6 +9,7 @@ from tlspectral.cli.app import (
     MODEL_HELP,
     Device,
     DType,
+    FigureOutput,
     Format,
     Quiet,
     Revision,
@@ -21,7 +22,7 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import changes, head_table, summary
+from tlspectral.cli.summary import changes, read_heads, summary
 
 
 def _further(function: str) -> Any:
@@ -37,9 +38,7 @@ def show(
 
     Example: tlspectral show heads.parquet --top 10
     """
-    from tlspectral.tables import read_table
-
-    typer.echo(summary(head_table(read_table(table), table), top))
+    typer.echo(summary(read_heads(table), top))
 
 
 @app.command(short_help="one page about a table, for a browser")
@@ -66,7 +65,7 @@ def report(
     from tlspectral.report import report as write_report
     from tlspectral.tables import read_table
 
-    heads = head_table(read_table(table), table)
+    heads = read_heads(table)
     given = {"types": types, "kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges,
              "directions": directions}  # fmt: skip
     further = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
@@ -77,7 +76,7 @@ def report(
 @app.command(short_help="dir_frac against D_head, with the null")
 def plane(
     table: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+    output: FigureOutput,
     highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
 ) -> None:
     """Draw dir_frac against D_head with the null, the strongest previous-token heads ringed.
@@ -117,12 +116,9 @@ def statistics(
         if value is not None and model is None:
             raise typer.BadParameter("goes with --model", param_hint=option)
     from tlspectral.heads.model_statistics import another_model
-    from tlspectral.tables import read_table
 
-    heads = head_table(read_table(table), table)
-    loaded = None
-    if model is not None:
-        loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
+    heads = read_heads(table)
+    loaded = None if model is None else load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
     deliver(results, output, form)
     if form is not None or quiet:
@@ -152,9 +148,9 @@ def compare(
     Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
     """
     require_table_file(output)
-    from tlspectral import compare_heads, read_table
+    from tlspectral import compare_heads
 
-    comparison = compare_heads(*(head_table(read_table(path), path) for path in (base, tuned)))
+    comparison = compare_heads(read_heads(base), read_heads(tuned))
     typer.echo(changes(comparison, top))
     deliver(comparison, output, None)
     if output is not None:

@@ -10,23 +10,17 @@ from tlspectral.plots.head_changes import head_changes
 from tlspectral.plots.head_grid import head_grid
 from tlspectral.plots.percentile_strip import percentile_strip
 from tlspectral.plots.plane import content_direction_plane
-from tlspectral.plots.positional import (
-    attention_traces,
+from tlspectral.plots.positional.exclusion import exclusion_plane, heads_over_tasks
+from tlspectral.plots.positional.frequencies import frequency_grid, frequency_norms, frequency_path, frequency_profile
+from tlspectral.plots.positional.heads import (
     exclusion_heatmap,
     exclusion_histograms,
-    exclusion_plane,
-    frequency_grid,
-    frequency_norms,
-    frequency_path,
-    frequency_profile,
-    heads_over_tasks,
-    plane_by_query,
-    positional_symbolic_plane,
-    rotary_plane,
     score_agreement,
     score_heatmaps,
     score_histograms,
 )
+from tlspectral.plots.positional.plane import plane_by_query, positional_symbolic_plane
+from tlspectral.plots.positional.traces import attention_traces, rotary_plane
 
 __all__ = [
     "ablation_effects",

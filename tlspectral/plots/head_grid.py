@@ -78,8 +78,7 @@ def head_grid(heads: pd.DataFrame, column: str = "D_head", *, ax: Axes | None = 
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=12, color=INK, loc="left")
     known = COLUMNS.get(column)
     unit = f"\n({known.unit})" if known and len(known.unit) < 30 else ""
-    colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
-    *_, bar = (child for child in axes.child_axes if isinstance(child, Axes))
+    bar = colour_bar(figure, colours, axes, f"{column}{unit}", whole=False)
     note = _mark_null(bar, heads, column)
     entries = [(Patch(**hatched), f"not computed: {len(unknown)}")] if len(unknown) else []
     legend_below(figure, entries, [note], ax=ax)

@@ -94,8 +94,8 @@ def dress(axes: Axes) -> None:
         label.set(color=INK, fontsize=10)
 
 
-def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> None:
-    """Draw a thin colour bar beside one axes or several; `whole` for values that are indices."""
+def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes], label: str, *, whole: bool) -> Axes:
+    """Draw a thin colour bar beside one axes or several, and return its axes; `whole` for values that are indices."""
     if isinstance(axes, Axes):
         bar = figure.colorbar(colours, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
     else:
@@ -104,6 +104,7 @@ def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes],
     bar.locator = MaxNLocator(nbins=7, integer=whole, steps=[1, 2, 5, 10])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, color=GREY, labelcolor=INK, labelsize=9)
+    return bar.ax
 
 
 def legend_below(

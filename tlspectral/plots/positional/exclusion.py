@@ -10,20 +10,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from tlspectral.plots.positional.rows import require_one_row_per, without_nan
-from tlspectral.plots.style import (
-    GREY,
-    INK,
-    colour_bar,
-    draw_cells,
-    draw_dots,
-    dress,
-    legend_below,
-    new_figure,
-    one_panel,
-    sequential_colours,
-)
-from tlspectral.tables.required import require
+from tlspectral.plots.positional.plane import draw_heads
+from tlspectral.plots.positional.rows import require_heads, without_nan
+from tlspectral.plots.style import INK, colour_bar, draw_cells, dress, legend_below, new_figure, one_panel
 
 _INDEX = "exclusion index"
 _ENDS = "0 symbolic, 1 positional"
@@ -48,20 +37,13 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     What it does not establish: that a head uses what its index says, nor that its output depends on it.
     """
     columns = ["exclusion_index", "logit_std"]
-    require(scores, ["layer", "head", *columns], "positional_symbolic")
-    require_one_row_per(scores, ["layer", "head"], "give one row per head")
+    require_heads(scores, columns, "positional_symbolic")
     spread = scores["logit_std"].where(scores["logit_std"] > 0)
     shown, note = without_nan(scores.assign(logit_std=spread), columns)
     figure, axes = one_panel(ax, 5.4, 4.4)
-    colours = sequential_colours(scores["layer"])
-    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    points = np.asarray(shown[columns], dtype=float)
-    draw_dots(axes, points, area, colours.to_rgba(shown["layer"].to_numpy(float)), "heads")
+    draw_heads(figure, axes, np.asarray(shown[columns], dtype=float), shown, scores, "layer", whole=True)
     axes.set(xlim=(-0.03, 1.03), yscale="log", xlabel=f"{_INDEX} ({_ENDS})", ylabel="standard deviation of the logits")
     dress(axes)
-    colour_bar(figure, colours, axes, "layer", whole=True)
-    axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
-    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
     legend_below(figure, [], [note], ax=ax)
     return figure
 
@@ -82,8 +64,7 @@ def heads_over_tasks(tables: Mapping[str, pd.DataFrame], column: str = "exclusio
     if not tables:
         raise ValueError("no table is given: give at least one, by the name of its task")
     for table in tables.values():
-        require(table, ["layer", "head", column], "positional_symbolic_profile")
-        require_one_row_per(table, ["layer", "head"], "give one row per head")
+        require_heads(table, [column], "positional_symbolic_profile")
     by_task = pd.DataFrame({name: table.set_index(["layer", "head"])[column] for name, table in tables.items()})
     by_task = by_task.sort_index()
     figure = new_figure(7.2, 0.34 * len(by_task.columns) + 1.3)

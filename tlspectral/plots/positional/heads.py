@@ -21,7 +21,7 @@ from tlspectral.plots.positional.plane import (
     queried_blocks,
     query_panels,
 )
-from tlspectral.plots.positional.rows import require_one_row_per, without_nan
+from tlspectral.plots.positional.rows import require_heads, without_nan
 from tlspectral.plots.style import (
     BLUE,
     INK,
@@ -85,8 +85,7 @@ def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
 
 def _heatmaps(scores: pd.DataFrame, titles: dict[str, str], scale: str) -> Figure:
     """One panel of cells per column, on a scale from 0 to 1."""
-    require(scores, ["layer", "head", *titles], "positional_symbolic")
-    require_one_row_per(scores, ["layer", "head"], "give one row per head")
+    require_heads(scores, titles, "positional_symbolic")
     _, note = without_nan(scores, list(titles))
     layers, heads = np.arange(scores["layer"].max() + 1), np.arange(scores["head"].max() + 1)
     cell = float(np.clip(5.6 / len(layers), 0.09, 0.4))

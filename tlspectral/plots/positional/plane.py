@@ -69,15 +69,10 @@ def positional_symbolic_plane(
     named = _named_rows(scores, shown, highlight)
 
     figure, axes = one_panel(ax, 5.0, 5.0)
-    colours = sequential_colours(scores[color])
     _draw_errors(axes, shown)
     points = _points(shown)
-    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    draw_dots(axes, points, area, colours.to_rgba(shown[color].to_numpy(float)), "heads")
+    draw_heads(figure, axes, points, shown, scores, color, whole=pd.api.types.is_integer_dtype(scores[color]))
     plane_axes(axes, points)
-    colour_bar(figure, colours, axes, color, whole=pd.api.types.is_integer_dtype(scores[color]))
-    axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
-    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
     legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
     if len(named):
         names = list(map(head_name, named["layer"], named["head"]))
@@ -113,6 +108,25 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     colour_bar(figure, colours, panels, "layer", whole=True)
     legend_below(figure, [circle_entry()], [note])
     return figure
+
+
+def draw_heads(
+    figure: Figure,
+    axes: Axes,
+    points: Float[np.ndarray, "points 2"],
+    shown: pd.DataFrame,
+    scores: pd.DataFrame,
+    color: str,
+    *,
+    whole: bool,
+) -> None:
+    """Draw the heads of `shown` as dots, coloured on the scale of all scores, with colour bar, model and number."""
+    colours = sequential_colours(scores[color])
+    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
+    draw_dots(axes, points, area, colours.to_rgba(shown[color].to_numpy(float)), "heads")
+    colour_bar(figure, colours, axes, color, whole=whole)
+    axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
+    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
 
 
 def queried_blocks(by_query: pd.DataFrame, columns: list[str] = SCORES) -> list[int]:

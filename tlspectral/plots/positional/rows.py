@@ -1,8 +1,11 @@
 """Rows of the positional and symbolic tables: checks, rows without NaN, rows of a head, names of heads."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.tables.required import require
 
 
 def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:
@@ -12,6 +15,12 @@ def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None
         first = table.loc[repeated, keys].iloc[0]
         values = ", ".join(f"{key} {first[key]}" for key in keys)
         raise ValueError(f"the table has several rows for {values}: {hint}")
+
+
+def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
+    """Refuse a table without these columns of single heads, or with two rows of a head. Raises ValueError."""
+    require(table, ["layer", "head", *columns], made_by)
+    require_one_row_per(table, ["layer", "head"], "give one row per head")
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tlspectral.cli.app import require_writable, write_figure
-from tlspectral.cli.summary import head_table
+from tlspectral.cli.app import FigureOutput, Preset, TrainedOn, require_writable, write_figure
+from tlspectral.cli.summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +139,6 @@ def schemes(
 
 def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
     """The tables by the name of their model; a name that comes twice is followed by the file's."""
-    from tlspectral.tables import read_table
     from tlspectral.tables.published import published_heads
 
     again = [given for index, given in enumerate(tables) if given in tables[:index]]
@@ -150,9 +149,8 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
         if given.startswith(_PUBLISHED):
             name, table = given, published_heads(given.removeprefix(_PUBLISHED))
         else:
-            path = Path(given)
-            table = head_table(read_table(path), path)
-            name = str(table.attrs.get("model") or path.stem)
+            table = read_heads(Path(given))
+            name = str(table.attrs.get("model") or Path(given).stem)
             name = f"{name} ({given})" if name in named else name
         named[name] = table
     return named
@@ -164,7 +162,7 @@ def constrained(
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed."),
     ],
-    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
+    preset: Preset = "quick",
     arms: Annotated[str | None, typer.Option(help="Arms, with commas between; none: all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per arm; one leaves nothing to compare.")] = 5,
     until: Annotated[
@@ -172,7 +170,7 @@ def constrained(
         typer.Option(min=1, metavar="STEP", help="Train no further than this step for now. Default: to the end."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
+    device: TrainedOn = "cpu",
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
@@ -208,7 +206,7 @@ def constrained(
 @app.command(short_help="figure of constrained training")
 def formation(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a grid of constrained training.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Figure: .png, .pdf or .svg.")],
+    output: FigureOutput,
 ) -> None:
     """Draw the tables of `tlspectral study constrained`: curves, times, dissociation, kernels.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import require_writable, write_figure
+from tlspectral.cli.app import Preset, TrainedOn, require_writable, write_figure
 
 app = typer.Typer()
 
@@ -16,10 +16,10 @@ def canonical(
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="Folder for runs, tables and figures; it is resumed."),
     ],
-    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (hours).")] = "quick",
+    preset: Preset = "quick",
     seeds: Annotated[int, typer.Option(min=1, help="Runs at each frequency.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the numbers do not depend on it.")] = 1,
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
+    device: TrainedOn = "cpu",
 ) -> None:
     """Train one-head models on the index, retrieval and partial induction tasks at each rotary frequency.
 

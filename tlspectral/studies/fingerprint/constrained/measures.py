@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from tlspectral.rotary import RotaryGeometry, pair_columns, phase_metrics, phase_norms
+from tlspectral.rotary import phase_metrics, phase_norms
 from tlspectral.spectra import head_metrics
 from tlspectral.studies.common.gradient_steps import to_device_of
-from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer, TransformerConfig
+from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer
 from tlspectral.studies.common.random_map import (
     RandomMapBatch,
     induction_attention,
@@ -20,6 +20,7 @@ from tlspectral.studies.common.random_map import (
     token_losses,
 )
 from tlspectral.studies.common.trainer import Penalty
+from tlspectral.studies.fingerprint.constrained.penalties import rotary_pairs
 
 KERNEL_OFFSETS = range(-8, 1)
 _SPECTRA = ("dir_frac", "D_head", "rope_imag_frac")
@@ -118,7 +119,7 @@ def spectral_columns(
         [layers, heads] by name; `rope_imag_frac` is NaN without rotary positions.
     """
     config = model.config
-    geometry = _pairs(config)
+    geometry = rotary_pairs(config)
     columns: dict[str, list[Any]] = {name: [] for name in _SPECTRA}
     for block in model.layers:
         w_q, w_k = (weight.detach().cpu().double() for weight in (block.attn.W_Q, block.attn.W_K))
@@ -138,11 +139,3 @@ def spectral_columns(
                 phase_metrics(phase_norms(w_q, w_k, geometry), geometry).rope_imag_frac.numpy()
             )
     return {name if folded else f"{name}_raw": np.stack(values) for name, values in columns.items()}
-
-
-def _pairs(config: TransformerConfig) -> RotaryGeometry | None:
-    """Which columns are rotated together, all at rate 1: the measures do not depend on the rates."""
-    if config.positional_embedding_type != "rotary":
-        return None
-    pairs = pair_columns(config.d_head, adjacent=config.rotary_adjacent_pairs)
-    return RotaryGeometry(torch.ones(config.d_head // 2, dtype=torch.float64), *pairs, config.d_head)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tlspectral.operators.penalty import antisymmetric_squares
 from tlspectral.rotary import RotaryGeometry, pair_columns, phase_squares
-from tlspectral.studies.common.model import AttentionOnlyTransformer
+from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 
 _FLOOR = 1e-8  # added to the denominators, as in FP's runs
 
@@ -53,19 +53,25 @@ def phase_penalty(model: AttentionOnlyTransformer) -> Float[Tensor, ""]:
 
     What it does not establish: anything about the symmetry of the static operator.
     """
-    config = model.config
-    if config.positional_embedding_type != "rotary":
+    pairs = rotary_pairs(model.config)
+    if pairs is None:
         raise ValueError(
-            f"positional_embedding_type={config.positional_embedding_type!r}: without rotary positions there is no "
-            "Im(M_t) to suppress"
+            f"positional_embedding_type={model.config.positional_embedding_type!r}: without rotary positions there is "
+            "no Im(M_t) to suppress"
         )
-    columns = pair_columns(config.d_head, adjacent=config.rotary_adjacent_pairs)
-    pairs = RotaryGeometry(torch.ones(config.d_head // 2, dtype=torch.float64), *columns, config.d_head)
     shares = []
     for block in model.layers:
         real, imag = phase_squares(block.attn.W_Q, block.attn.W_K, pairs)
         shares.append(_share(imag.sum(1), (real + imag).sum(1)).mean())
     return torch.stack(shares).mean()
+
+
+def rotary_pairs(config: TransformerConfig) -> RotaryGeometry | None:
+    """Which columns are rotated together, all at rate 1: the squares and norms of their parts do not depend on it."""
+    if config.positional_embedding_type != "rotary":
+        return None
+    pairs = pair_columns(config.d_head, adjacent=config.rotary_adjacent_pairs)
+    return RotaryGeometry(torch.ones(config.d_head // 2, dtype=torch.float64), *pairs, config.d_head)
 
 
 def _share(part: Float[Tensor, " heads"], whole: Float[Tensor, " heads"]) -> Float[Tensor, " heads"]:

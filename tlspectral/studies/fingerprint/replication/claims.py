@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
+from tlspectral.tables import stacked
 from tlspectral.tables.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,
@@ -141,6 +144,16 @@ class PublishedTables:
     )
     kernels: pd.DataFrame = field(default_factory=published_kernels)
     constrained: ConstrainedTables = field(default_factory=published_constrained)
+
+    def sizes(self, names: Iterable[str] | None = None) -> dict[str, int]:
+        """Numbers of heads by model, of all models or of some."""
+        return {name: len(self.heads[name]) for name in (self.heads if names is None else names)}
+
+    def correlations(
+        self, names: Iterable[str], columns: Sequence[str] | str, against: Sequence[str] | str
+    ) -> pd.DataFrame:
+        """`spearman_table` of several models below one another, with a column `model`."""
+        return stacked(spearman_table(self.heads[name], columns, against).assign(model=name) for name in names)
 
 
 def value_at(table: pd.DataFrame | pd.Series, *key: Any) -> float:

@@ -1,5 +1,7 @@
 """FP section 10, Table 4 and Fig. 5: formation, dissociation and kernels of the constrained two-layer runs."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64
@@ -20,37 +22,30 @@ _SECTION, _TABLE = "FP, section 10", "FP, Table 4"
 _FORMATION, _DISSOCIATION, _KERNELS = (f"FP, section 10 and Fig. 5{panel}" for panel in "bcd")
 
 
-def formation_steps(tables: PublishedTables) -> list[Claim]:
+def formation_steps(tables: PublishedTables) -> Iterator[Claim]:
     """Steps until formation by the loss, mean and standard deviation over seeds (Fig. 5b)."""
     steps = formation(tables.constrained.evaluations, vocabulary=VOCABULARY)
     mean, deviation = (_over_seeds(steps, "formed_loss", statistic) for statistic in ("mean", "std"))
     means = {"ape_free": ("600", "0"), "rope_free": ("940", "55"), "ape_sym": ("1740", "241")}
-    claims = []
     for arm, (of_mean, of_deviation) in means.items():
-        claims += [
-            Claim(f"section10/{arm}/mean", _FORMATION, f"{arm}: mean formation, steps", of_mean, mean[arm]),
-            Claim(
-                f"section10/{arm}/sd",
-                _FORMATION,
-                f"{arm}: standard deviation over seeds, steps",
-                of_deviation,
-                deviation[arm],
-                remark="evaluations are 100 steps apart" if arm == "ape_free" else "",
-            ),
-        ]
-    ratios = (
-        ("ape_sym", "ape_free", "2.9"),
-        ("rope_sym", "rope_free", "1.66"),
-        ("rope_imag", "rope_free", "~1.4"),
-    )
+        yield Claim(f"section10/{arm}/mean", _FORMATION, f"{arm}: mean formation, steps", of_mean, mean[arm])
+        yield Claim(
+            f"section10/{arm}/sd",
+            _FORMATION,
+            f"{arm}: standard deviation over seeds, steps",
+            of_deviation,
+            deviation[arm],
+            remark="evaluations are 100 steps apart" if arm == "ape_free" else "",
+        )
+    ratios = (("ape_sym", "ape_free", "2.9"), ("rope_sym", "rope_free", "1.66"), ("rope_imag", "rope_free", "~1.4"))
     for arm, free, text in ratios:
         what = f"{arm}: mean formation over that of {free}"
-        claims.append(Claim(f"section10/{arm}/ratio", _FORMATION, what, text, float(np.divide(mean[arm], mean[free]))))
+        yield Claim(f"section10/{arm}/ratio", _FORMATION, what, text, float(np.divide(mean[arm], mean[free])))
     formed = float(steps["formed_loss"].notna().sum())
-    return [*claims, Claim("section10/formed", _SECTION, "runs that form the circuit, of 25", "25", formed)]
+    yield Claim("section10/formed", _SECTION, "runs that form the circuit, of 25", "25", formed)
 
 
-def delays(tables: PublishedTables) -> list[Claim]:
+def delays(tables: PublishedTables) -> Iterator[Claim]:
     """Table 4: one-sided tests of the four pre-registered contrasts on formation by the loss."""
     steps = formation(tables.constrained.evaluations, vocabulary=VOCABULARY)
     tests = formation_tests(steps)
@@ -61,41 +56,38 @@ def delays(tables: PublishedTables) -> list[Claim]:
         "P4": ("0.0040", "0.005", "+1.00", "+600"),
         "P2": ("0.0079", "0.008", "+0.92", "+400"),
     }
-    claims = []
     of_paper = benjamini_hochberg(np.array([test["pvalue_paper"] for test in of_loss])).q
     for test, q_of_paper in zip(of_loss, of_paper, strict=True):
         prediction = test["prediction"]
         p, q, effect, shift = printed[prediction]
         what = f"{prediction} {test['slower']} > {test['faster']}"
         row = f"table4/{prediction}"
-        claims += [
-            Claim(
-                f"{row}/p",
-                _TABLE,
-                f"{what}: exact Mann-Whitney p",
-                p,
-                test["pvalue"],
-                if_differs=f"{test['pvalue_paper']:.4f} is exact as if there were no ties; runs that form at the same "
-                "evaluation are tied",
-            ),
-            Claim(
-                f"{row}/q",
-                _TABLE,
-                f"{what}: q (BH over four)",
-                q,
-                test["q"],
-                if_differs=f"{test['q_paper']:.4f} is p n / rank without the cumulative minimum of BH"
-                if test["q_paper"] > q_of_paper
-                else f"{test['q_paper']:.4f} goes with the p that takes no account of ties",
-            ),
-            Claim(f"{row}/effect", _TABLE, f"{what}: rank-biserial", effect, test["rank_biserial"]),
-            Claim(f"{row}/shift", _TABLE, f"{what}: Hodges-Lehmann shift, steps", shift, test["hodges_lehmann"]),
-        ]
+        yield Claim(
+            f"{row}/p",
+            _TABLE,
+            f"{what}: exact Mann-Whitney p",
+            p,
+            test["pvalue"],
+            if_differs=f"{test['pvalue_paper']:.4f} is exact as if there were no ties; runs that form at the same "
+            "evaluation are tied",
+        )
+        yield Claim(
+            f"{row}/q",
+            _TABLE,
+            f"{what}: q (BH over four)",
+            q,
+            test["q"],
+            if_differs=f"{test['q_paper']:.4f} is p n / rank without the cumulative minimum of BH"
+            if test["q_paper"] > q_of_paper
+            else f"{test['q_paper']:.4f} goes with the p that takes no account of ties",
+        )
+        yield Claim(f"{row}/effect", _TABLE, f"{what}: rank-biserial", effect, test["rank_biserial"])
+        yield Claim(f"{row}/shift", _TABLE, f"{what}: Hodges-Lehmann shift, steps", shift, test["hodges_lehmann"])
     worst = max(test["q"] for test in of_loss)
-    return [*claims, Claim("table4/q", "FP, abstract", "largest q of the four contrasts", "<= 0.016", worst)]
+    yield Claim("table4/q", "FP, abstract", "largest q of the four contrasts", "<= 0.016", worst)
 
 
-def penalties(tables: PublishedTables) -> list[Claim]:
+def penalties(tables: PublishedTables) -> Iterator[Claim]:
     """Values of both penalties at the end: the section says that they are enforced."""
     last = last_evaluations(tables.constrained.evaluations)
     share = of_arm(last, "rope_imag", "penalty").max()
@@ -106,54 +98,50 @@ def penalties(tables: PublishedTables) -> list[Claim]:
     least, most = min(values.min() for values in shares), max(values.max() for values in shares)
     remark = f"median over seeds; single runs {least:.4f} to {most:.4f}, all eight heads up to {largest:.3f}"
     what = "symmetric arms: dir_frac of the previous-token head at the end, {} of two arms"
-    return [
-        Claim("section10/phase_share", _SECTION, "rope_imag: largest phase share at the end", "0.000", float(share)),
-        Claim("section10/dir/low", _SECTION, what.format("lower"), "0.004", min(medians), remark=remark),
-        Claim("section10/dir/high", _SECTION, what.format("higher"), "0.006", max(medians), remark=remark),
-    ]
+    yield Claim("section10/phase_share", _SECTION, "rope_imag: largest phase share at the end", "0.000", float(share))
+    yield Claim("section10/dir/low", _SECTION, what.format("lower"), "0.004", min(medians), remark=remark)
+    yield Claim("section10/dir/high", _SECTION, what.format("higher"), "0.006", max(medians), remark=remark)
 
 
-def dissociation(tables: PublishedTables) -> list[Claim]:
+def dissociation(tables: PublishedTables) -> Iterator[Claim]:
     """Static antisymmetry and phase dissociate: rope_sym keeps the phase, rope_imag forms without it (Fig. 5c)."""
     heads = previous_token_heads(tables.constrained.heads)
     without, symmetric_phase = (of_arm(heads, arm, "rope_imag_frac_raw") for arm in ("rope_imag", "rope_sym"))
     symmetric = of_arm(heads, "rope_sym", "dir_frac_raw")
     seed = int(of_arm(heads, "rope_sym", "seed")[symmetric.argmin()])
-    return [
-        Claim(
-            "section10/rope_imag/phase",
-            _DISSOCIATION,
-            "rope_imag: rope_imag_frac of the previous-token head",
-            "0.005",
-            float(without.mean()),
-            remark=f"mean of the previous-token heads, single runs {without.min():.4f} to {without.max():.4f}",
-        ),
-        Claim(
-            "section10/rope_sym/phase",
-            _DISSOCIATION,
-            "rope_sym: rope_imag_frac of the previous-token head",
-            "0.52",
-            float(symmetric_phase.mean()),
-        ),
-        Claim(
-            "section10/rope_sym/dir/low",
-            _DISSOCIATION,
-            "rope_sym: smallest dir_frac of the previous-token head among seeds",
-            "0.004",
-            float(symmetric.min()),
-            if_differs=f"seed {seed} is at {symmetric.min():.4f}",
-        ),
-        Claim(
-            "section10/rope_sym/dir/high",
-            _DISSOCIATION,
-            "rope_sym: largest dir_frac of the previous-token head among seeds",
-            "0.005",
-            float(symmetric.max()),
-        ),
-    ]
+    yield Claim(
+        "section10/rope_imag/phase",
+        _DISSOCIATION,
+        "rope_imag: rope_imag_frac of the previous-token head",
+        "0.005",
+        float(without.mean()),
+        remark=f"mean of the previous-token heads, single runs {without.min():.4f} to {without.max():.4f}",
+    )
+    yield Claim(
+        "section10/rope_sym/phase",
+        _DISSOCIATION,
+        "rope_sym: rope_imag_frac of the previous-token head",
+        "0.52",
+        float(symmetric_phase.mean()),
+    )
+    yield Claim(
+        "section10/rope_sym/dir/low",
+        _DISSOCIATION,
+        "rope_sym: smallest dir_frac of the previous-token head among seeds",
+        "0.004",
+        float(symmetric.min()),
+        if_differs=f"seed {seed} is at {symmetric.min():.4f}",
+    )
+    yield Claim(
+        "section10/rope_sym/dir/high",
+        _DISSOCIATION,
+        "rope_sym: largest dir_frac of the previous-token head among seeds",
+        "0.005",
+        float(symmetric.max()),
+    )
 
 
-def kernels(tables: PublishedTables) -> list[Claim]:
+def kernels(tables: PublishedTables) -> Iterator[Claim]:
     """The previous-token head's kernel: same as free under symmetry, another one without phase (Fig. 5d)."""
     constrained = tables.constrained
     heads = rerouting(constrained.heads, constrained.kernels)
@@ -162,25 +150,23 @@ def kernels(tables: PublishedTables) -> list[Claim]:
     peaks = float((of_arm(heads, "rope_imag", "peak_offset") == -1).sum())
     what = "smallest q (BH over 9 offsets) of Mann-Whitney tests of its kernels against those of rope_free"
     times = "root-mean-square distance from the free kernels over that among them: {:.1f}"
-    return [
-        Claim("section10/peaks", _KERNELS, "rope_imag: runs, of 5, whose kernel peaks at offset -1", "5", peaks),
-        Claim(
-            "section10/rope_sym/kernel",
-            _KERNELS,
-            f"rope_sym: {what}, indistinguishable",
-            "> 0.05",
-            least["rope_sym"],
-            remark=times.format(distance["rope_sym"]),
-        ),
-        Claim(
-            "section10/rope_imag/kernel",
-            _KERNELS,
-            f"rope_imag: {what}, different",
-            "< 0.05",
-            least["rope_imag"],
-            remark=times.format(distance["rope_imag"]),
-        ),
-    ]
+    yield Claim("section10/peaks", _KERNELS, "rope_imag: runs, of 5, whose kernel peaks at offset -1", "5", peaks)
+    yield Claim(
+        "section10/rope_sym/kernel",
+        _KERNELS,
+        f"rope_sym: {what}, indistinguishable",
+        "> 0.05",
+        least["rope_sym"],
+        remark=times.format(distance["rope_sym"]),
+    )
+    yield Claim(
+        "section10/rope_imag/kernel",
+        _KERNELS,
+        f"rope_imag: {what}, different",
+        "< 0.05",
+        least["rope_imag"],
+        remark=times.format(distance["rope_imag"]),
+    )
 
 
 def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
@@ -236,10 +222,7 @@ def least_kernel_q(tables: PublishedTables, arm: str) -> float:
 def _offset_tests(curves: pd.DataFrame, arm: str, other: str) -> Float64[np.ndarray, "offsets"]:
     """q-values of the two arms' scores at each offset."""
     pvalues = [
-        mann_whitney(
-            of_arm(at_offset, arm, "score"),
-            of_arm(at_offset, other, "score"),
-        ).pvalue
+        mann_whitney(of_arm(at_offset, arm, "score"), of_arm(at_offset, other, "score")).pvalue
         for _, at_offset in curves.groupby("offset")
     ]
     return benjamini_hochberg(np.array(pvalues)).q

@@ -4,6 +4,7 @@ Only what can be run in seconds without a model is here; scores of language mode
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -29,7 +30,7 @@ def solved(head: ExactHead, task: CanonicalTask, *, prompts: int = PROMPTS, seed
     return float((head.answer(tokens) == right).double().mean())
 
 
-def existence(tables: PublishedTables) -> list[Claim]:
+def existence(tables: PublishedTables) -> Iterator[Claim]:
     """Theorems 3, 5 and 6: heads that solve the tasks exist; the corrected constructions do."""
     del tables
     built = (
@@ -37,8 +38,8 @@ def existence(tables: PublishedTables) -> list[Claim]:
         ("theorem5", "PS, Theorem 5", "H_SYM on retrieval prompts", symbolic_head(_RETRIEVAL), _RETRIEVAL),
         ("theorem6", "PS, Theorem 6", "H_MIX on partial induction prompts", mixed_head(_INDUCTION), _INDUCTION),
     )
-    return [
-        Claim(
+    for row, where, what, head, task in built:
+        yield Claim(
             f"ps/{row}/corrected",
             where,
             f"{what}: share of prompts solved by the corrected construction",
@@ -46,11 +47,9 @@ def existence(tables: PublishedTables) -> list[Claim]:
             solved(head, task),
             remark=f"{PROMPTS} random prompts of n = 32",
         )
-        for row, where, what, head, task in built
-    ]
 
 
-def printed_constructions(tables: PublishedTables) -> list[Claim]:
+def printed_constructions(tables: PublishedTables) -> Iterator[Claim]:
     """The same heads with the numbers that appendix C gives."""
     del tables
     built = (
@@ -79,48 +78,42 @@ def printed_constructions(tables: PublishedTables) -> list[Claim]:
             f"{_PRINTED_ANGLES}; gaps between positions are below the rounding of float32",
         ),
     )
-    return [
-        Claim(f"ps/{row}", where, f"{what}: share of prompts solved", "1.000", solved(head, task), if_differs=why)
-        for row, where, what, head, task, why in built
-    ]
+    for row, where, what, head, task, why in built:
+        yield Claim(f"ps/{row}", where, f"{what}: share of prompts solved", "1.000", solved(head, task), if_differs=why)
 
 
-def exclusion(tables: PublishedTables) -> list[Claim]:
+def exclusion(tables: PublishedTables) -> Iterator[Claim]:
     """Lemmas 2 and 5: H_POS is positional, H_SYM symbolic; the index of Theorem 1 is then 1 and 0."""
     del tables
     built = (
         ("lemma2", "PS, Lemma 2", "H_POS, smallest", "1", positional_head(INDEX), INDEX),
         ("lemma5", "PS, Lemma 5", "H_SYM, largest", "0", symbolic_head(_RETRIEVAL), _RETRIEVAL),
     )
-    claims = []
     for row, where, what, text, head, task in built:
         batch = task.sample(100, torch.Generator().manual_seed(SEED))
         tokens = torch.cat([batch.context, batch.query[:, None]], dim=1)
         index = exclusion_split(head.logit_matrix(tokens)).index
         worst = float(index.min() if text == "1" else index.max())
         what = f"exclusion index of {what} of 100 prompts, 0 symbolic and 1 positional"
-        claims.append(Claim(f"ps/{row}", where, what, f"{text}.000", worst))
-    return claims
+        yield Claim(f"ps/{row}", where, what, f"{text}.000", worst)
 
 
-def angle_limit(tables: PublishedTables) -> list[Claim]:
+def angle_limit(tables: PublishedTables) -> Iterator[Claim]:
     """Section 4: at angles above 2 pi / n, weights have several maxima according to PS."""
     del tables
     tried = [2.5, 3.5, 4.5]
     sharp = [factor for factor in tried if one_maximum(factor * math.pi / INDEX.length)]
-    return [
-        Claim(
-            "ps/angle",
-            "PS, section 4",
-            "angles of 2.5, 3.5 and 4.5 pi/n, above 2 pi/n, at which one place alone has the largest weight",
-            "0",
-            float(len(sharp)),
-            if_differs="places are integers: weights tie only where a period divides a distance, as at 2 pi/n",
-        )
-    ]
+    yield Claim(
+        "ps/angle",
+        "PS, section 4",
+        "angles of 2.5, 3.5 and 4.5 pi/n, above 2 pi/n, at which one place alone has the largest weight",
+        "0",
+        float(len(sharp)),
+        if_differs="places are integers: weights tie only where a period divides a distance, as at 2 pi/n",
+    )
 
 
-def peak_weights(tables: PublishedTables) -> list[Claim]:
+def peak_weights(tables: PublishedTables) -> Iterator[Claim]:
     """Theorems 7 and 8: the weight on the answer is small in the middle for H_POS, and at the ends for H_SYM."""
     del tables
     n = 33
@@ -131,10 +124,8 @@ def peak_weights(tables: PublishedTables) -> list[Claim]:
     u_shaped = bool((positional[:half] < slack).all() and (positional[half + 1 :] > -slack).all())
     inverted = bool((symbolic[:half] > -slack).all() and (symbolic[half + 1 :] < slack).all())
     where, what = "PS, Theorem 7", "weight on the answer by its place, n = 33, is {} (1 is yes)"
-    return [
-        Claim("ps/theorem7/positional", where, f"H_POS: {what.format('U-shaped')}", "1", float(u_shaped)),
-        Claim("ps/theorem7/symbolic", where, f"H_SYM: {what.format('an inverted U')}", "1", float(inverted)),
-    ]
+    yield Claim("ps/theorem7/positional", where, f"H_POS: {what.format('U-shaped')}", "1", float(u_shaped))
+    yield Claim("ps/theorem7/symbolic", where, f"H_SYM: {what.format('an inverted U')}", "1", float(inverted))
 
 
 def one_maximum(theta: float) -> bool:

@@ -3,12 +3,14 @@
 Also where the heads of a known circuit stand: "Interpretability in the Wild" (Wang et al. 2022).
 """
 
+from collections.abc import Iterator
+
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint import columns
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tables import named
 from tlspectral.tables.published import published_heads
 from tlspectral.tables.required import require
@@ -24,32 +26,30 @@ _PRINTED = {
 _SPECTRAL = (*_PRINTED, "D_head", "henrici", "spectral_radius", "cond_eig")
 
 
-def metrics_against_behaviour(tables: PublishedTables) -> list[Claim]:
+def metrics_against_behaviour(tables: PublishedTables) -> Iterator[Claim]:
     """The nine correlations of Table 1 with detectors, and the largest q among them."""
     table = spearman_table(tables.heads["gpt2"], list(_PRINTED), list(_BEHAVIOURS))
     correlation = table.set_index(["column", "against"])["statistic"]
-    claims = [
-        Claim(
-            f"table1/{metric}/{behaviour}",
-            _TABLE,
-            f"GPT-2: rank correlation of {metric} with {_BEHAVIOURS[behaviour]}",
-            printed,
-            value_at(correlation, (metric, behaviour)),
-        )
-        for metric, row in _PRINTED.items()
-        for behaviour, printed in zip(_BEHAVIOURS, row, strict=True)
-    ]
+    for metric, row in _PRINTED.items():
+        for behaviour, printed in zip(_BEHAVIOURS, row, strict=True):
+            yield Claim(
+                f"table1/{metric}/{behaviour}",
+                _TABLE,
+                f"GPT-2: rank correlation of {metric} with {_BEHAVIOURS[behaviour]}",
+                printed,
+                value_at(correlation, (metric, behaviour)),
+            )
     worst = float(table["q"].max())
-    return [*claims, Claim("table1/q", _SECTION, "GPT-2: largest q (BH) of these nine", "< 0.001", worst)]
+    yield Claim("table1/q", _SECTION, "GPT-2: largest q (BH) of these nine", "< 0.001", worst)
 
 
-def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
+def metrics_against_copying(tables: PublishedTables) -> Iterator[Claim]:
     """Table 1's column of copying, which the paper calls unrelated to all query-key metrics."""
     table = spearman_table(tables.heads["gpt2"], list(_SPECTRAL), "copying").set_index("column")
     what = "GPT-2: rank correlation of dir_frac with copying"
-    claims = [Claim("table1/dir_frac/copying", _TABLE, what, "0.06", value_at(table, "dir_frac", "statistic"))]
-    claims += [
-        Claim(
+    yield Claim("table1/dir_frac/copying", _TABLE, what, "0.06", value_at(table, "dir_frac", "statistic"))
+    for metric in _PRINTED:
+        yield Claim(
             f"table1/{metric}/copying/p",
             _TABLE,
             f"GPT-2: p of {metric} with copying, printed as ns",
@@ -57,74 +57,58 @@ def metrics_against_copying(tables: PublishedTables) -> list[Claim]:
             float(table.loc[metric, "pvalue"]),
             remark=f"rho {table.loc[metric, 'statistic']:+.3f}",
         )
-        for metric in _PRINTED
-    ]
     least = table["q"].idxmin()
-    return [
-        *claims,
-        Claim(
-            "copying/every_metric",
-            _SECTION,
-            f"GPT-2: smallest q (BH) of {len(_SPECTRAL)} spectral columns with copying, orthogonal to every one",
-            "> 0.05",
-            float(table.loc[least, "q"]),
-            if_differs=f"{least} has rho {value_at(table, least, 'statistic'):+.2f}; Table 1 does not list it",
-        ),
-    ]
+    yield Claim(
+        "copying/every_metric",
+        _SECTION,
+        f"GPT-2: smallest q (BH) of {len(_SPECTRAL)} spectral columns with copying, orthogonal to every one",
+        "> 0.05",
+        float(table.loc[least, "q"]),
+        if_differs=f"{least} has rho {value_at(table, least, 'statistic'):+.2f}; Table 1 does not list it",
+    )
 
 
-def content_signature(tables: PublishedTables) -> list[Claim]:
+def content_signature(tables: PublishedTables) -> Iterator[Claim]:
     """Correlations that section 4 adds: the meaning of the content axis, and the same sign on Llama."""
     gpt2 = spearman_table(tables.heads["gpt2"], ["self_match", "score_asym"], ["content_pos_frac", "dir_frac"])
     correlation = gpt2.set_index(["column", "against"])["statistic"]
     llama = spearman_table(tables.heads["llama-3-8b"], "content_pos_frac", "prev")["statistic"].iloc[0]
     linear = value_at(tables.heads["gpt2"].corr(), "score_asym", "dir_frac")
     where = "GPT-2: rank correlation of"
-    return [
-        Claim(
-            "content/self_match",
-            _SECTION,
-            f"{where} self_match with content_pos_frac",
-            "0.96",
-            value_at(correlation, ("self_match", "content_pos_frac")),
-        ),
-        Claim(
-            "content/score_asym",
-            _SECTION,
-            f"{where} score_asym with dir_frac",
-            "0.66",
-            value_at(correlation, ("score_asym", "dir_frac")),
-            remark=f"of ranks; Pearson's is {linear:.2f}",
-        ),
-        Claim(
-            "content/llama",
-            _SECTION,
-            "Llama-3-8B: rank correlation of content_pos_frac with prev",
-            "-0.30",
-            float(llama),
-        ),
-    ]
+    yield Claim(
+        "content/self_match",
+        _SECTION,
+        f"{where} self_match with content_pos_frac",
+        "0.96",
+        value_at(correlation, ("self_match", "content_pos_frac")),
+    )
+    yield Claim(
+        "content/score_asym",
+        _SECTION,
+        f"{where} score_asym with dir_frac",
+        "0.66",
+        value_at(correlation, ("score_asym", "dir_frac")),
+        remark=f"of ranks; Pearson's is {linear:.2f}",
+    )
+    yield Claim(
+        "content/llama", _SECTION, "Llama-3-8B: rank correlation of content_pos_frac with prev", "-0.30", float(llama)
+    )
 
 
-def composition_ranks(tables: PublishedTables) -> list[Claim]:
+def composition_ranks(tables: PublishedTables) -> Iterator[Claim]:
     """Ranks of the previous-token head by K-composition: the tables hold no ranks."""
     del tables
-    pairs = (
-        ("gpt2", "4.11", ("5.1", "5.5", "6.9")),
-        ("pythia-410m", "5.2", ("8.6", "10.9", "11.14")),
-    )
-    return [
-        needs_weights(
-            f"composition/{model}/{induction}",
-            _SECTION,
-            f"{model}: rank of {source} by K-composition with {induction}",
-            "1",
-            "tlspectral.composition.k_composition",
-            "needs all earlier heads, the tables hold no ranks",
-        )
-        for model, source, targets in pairs
-        for induction in targets
-    ]
+    pairs = (("gpt2", "4.11", ("5.1", "5.5", "6.9")), ("pythia-410m", "5.2", ("8.6", "10.9", "11.14")))
+    for model, source, targets in pairs:
+        for induction in targets:
+            yield needs_weights(
+                f"composition/{model}/{induction}",
+                _SECTION,
+                f"{model}: rank of {source} by K-composition with {induction}",
+                "1",
+                "tlspectral.composition.k_composition",
+                "needs all earlier heads, the tables hold no ranks",
+            )
 
 
 IOI_CLASSES = {

@@ -1,10 +1,11 @@
 """FP Table 2 and the inference of section 6: seven models, three positional schemes; the contrast for any models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 
 from tlspectral.stats import (
     ModelPermutation,
@@ -14,13 +15,13 @@ from tlspectral.stats import (
     mann_whitney,
     model_permutation_test,
     partial_spearman,
-    spearman_table,
     top_head_percentile,
     top_k_sensitivity,
 )
 from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tables import named
 
 POSITIONS = {
@@ -55,21 +56,19 @@ def scheme(name: str) -> str:
     return ROPE if POSITIONS[name] == ROPE else NOT_ROPE
 
 
-def correlations(tables: PublishedTables) -> list[Claim]:
+def correlations(tables: PublishedTables) -> Iterator[Claim]:
     """Table 2's rank correlations of dir_frac and D_head with prev."""
-    claims = []
     for name, printed in _PRINTED.items():
         rho = spearman_table(tables.heads[name], ["dir_frac", "D_head"], "prev")["statistic"]
-        claims += [
-            Claim(f"table2/{name}/rho_{short}", _TABLE, f"{name}: rank correlation of {metric} with prev", text, value)
-            for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, rho, strict=False)
-        ]
-    return claims
+        for short, metric, text, value in zip(("dir", "D"), ("dir_frac", "D_head"), printed, rho, strict=False):
+            yield Claim(
+                f"table2/{name}/rho_{short}", _TABLE, f"{name}: rank correlation of {metric} with prev", text, value
+            )
 
 
-def partials(tables: PublishedTables) -> list[Claim]:
+def partials(tables: PublishedTables) -> Iterator[Claim]:
     """Table 2's partial correlation of D_head with prev given dir_frac; RoPE models survive BH over the seven."""
-    claims, pvalues = [], {}
+    pvalues = {}
     for name, printed in _PRINTED.items():
         heads = tables.heads[name]
         hybrid, rank, within_layer = (
@@ -78,30 +77,28 @@ def partials(tables: PublishedTables) -> list[Claim]:
             partial_spearman(heads["D_head"], heads["prev"], with_layers(heads)),
         )
         pvalues[name] = hybrid.pvalue
-        claims.append(
-            Claim(
-                f"table2/{name}/partial",
-                _TABLE,
-                f"{name}: partial correlation of D_head with prev given dir_frac",
-                printed[2],
-                hybrid.statistic,
-                remark=f"{rank.statistic:+.2f} on ranks; {within_layer.statistic:+.2f} with layers as controls too",
-            )
+        yield Claim(
+            f"table2/{name}/partial",
+            _TABLE,
+            f"{name}: partial correlation of D_head with prev given dir_frac",
+            printed[2],
+            hybrid.statistic,
+            remark=f"{rank.statistic:+.2f} on ranks; {within_layer.statistic:+.2f} with layers as controls too",
         )
     q = benjamini_hochberg(np.array(list(pvalues.values()))).q
     worst = max(value for name, value in zip(pvalues, q, strict=True) if scheme(name) == ROPE)
     what = "RoPE models: largest q (BH over seven models) of the partial correlation"
-    return [*claims, Claim("table2/q", _TABLE, what, "< 0.05", float(worst))]
+    yield Claim("table2/q", _TABLE, what, "< 0.05", float(worst))
 
 
-def intervals(tables: PublishedTables) -> list[Claim]:
+def intervals(tables: PublishedTables) -> Iterator[Claim]:
     """Table 2's intervals: layers resampled, controls refitted in each resample."""
-    claims, ends = [], {}
+    ends = {}
     for name, printed in _PRINTED.items():
         bootstrap = layer_bootstrap(tables.heads[name], draws=BOOTSTRAP_DRAWS, seed=BOOTSTRAP_SEED)
         ends[name] = bootstrap.interval
-        claims += [
-            Claim(
+        for end, text, value in zip(("low", "high"), printed[3:5], bootstrap.interval, strict=True):
+            yield Claim(
                 f"table2/{name}/{end}",
                 _TABLE,
                 f"{name}: {end} end of the interval over layers of the partial correlation",
@@ -109,11 +106,12 @@ def intervals(tables: PublishedTables) -> list[Claim]:
                 value,
                 seed=BOOTSTRAP_SEED,
             )
-            for end, text, value in zip(("low", "high"), printed[3:5], bootstrap.interval, strict=True)
-        ]
     rope = [ends[name] for name in ends if scheme(name) == ROPE]
-    claims += [
-        Claim(
+    for end, text, value in (
+        ("low", "+0.21", min(low for low, _ in rope)),
+        ("high", "+0.59", max(high for _, high in rope)),
+    ):
+        yield Claim(
             f"section6/rope/{end}",
             _SECTION,
             f"RoPE models: {end}est end of all three intervals",
@@ -121,61 +119,49 @@ def intervals(tables: PublishedTables) -> list[Claim]:
             value,
             seed=BOOTSTRAP_SEED,
         )
-        for end, text, value in (
-            ("low", "+0.21", min(low for low, _ in rope)),
-            ("high", "+0.59", max(high for _, high in rope)),
-        )
-    ]
-    return claims
 
 
-def top_five(tables: PublishedTables) -> list[Claim]:
+def top_five(tables: PublishedTables) -> Iterator[Claim]:
     """Table 2's last column and Fig. 2a: where the five strongest previous-token heads stand by D_head."""
-    claims = []
     for name, printed in _PRINTED.items():
         top = top_head_percentile(tables.heads[name])
         each = ", ".join(f"{value:.2f}" for value in top.percentiles)
-        claims.append(
-            Claim(
-                f"table2/{name}/top5",
-                "FP, Table 2 and Fig. 2a",
-                f"{name}: median percentile of D_head among the top 5 by prev",
-                printed[5],
-                top.statistic,
-                remark=f"the five: {each}",
-            )
+        yield Claim(
+            f"table2/{name}/top5",
+            "FP, Table 2 and Fig. 2a",
+            f"{name}: median percentile of D_head among the top 5 by prev",
+            printed[5],
+            top.statistic,
+            remark=f"the five: {each}",
         )
-    return claims
 
 
-def quartile_and_quintile(tables: PublishedTables) -> list[Claim]:
+def quartile_and_quintile(tables: PublishedTables) -> Iterator[Claim]:
     """Abstract and section 6: bottom quartile without RoPE, top quintile with it."""
     values = top_percentiles(tables)
     low = {name: value for name, value in values.items() if scheme(name) == NOT_ROPE}
     high = {name: value for name, value in values.items() if scheme(name) == ROPE}
     above = ", ".join(f"{name} is at {value:.3f}" for name, value in low.items() if value > 0.25)
     below = ", ".join(f"{name} is at {value:.3f}" for name, value in high.items() if value < 0.8)
-    return [
-        Claim(
-            "section6/bottom_quartile",
-            _SECTION,
-            "models without RoPE whose top 5 are in the bottom quartile",
-            "4",
-            float(sum(value <= 0.25 for value in low.values())),
-            if_differs=f"{above}: above the quartile, though below all RoPE models",
-        ),
-        Claim(
-            "section6/top_quintile",
-            _SECTION,
-            "RoPE models whose top 5 are in the top quintile",
-            "3",
-            float(sum(value >= 0.8 for value in high.values())),
-            if_differs=f"{below}: below the quintile, though above all other models",
-        ),
-    ]
+    yield Claim(
+        "section6/bottom_quartile",
+        _SECTION,
+        "models without RoPE whose top 5 are in the bottom quartile",
+        "4",
+        float(sum(value <= 0.25 for value in low.values())),
+        if_differs=f"{above}: above the quartile, though below all RoPE models",
+    )
+    yield Claim(
+        "section6/top_quintile",
+        _SECTION,
+        "RoPE models whose top 5 are in the top quintile",
+        "3",
+        float(sum(value >= 0.8 for value in high.values())),
+        if_differs=f"{below}: below the quintile, though above all other models",
+    )
 
 
-def model_level_test(tables: PublishedTables) -> list[Claim]:
+def model_level_test(tables: PublishedTables) -> Iterator[Claim]:
     """The contrast with models as the unit: permutation, other numbers of top heads, each model left out."""
     values = top_percentiles(tables)
     groups = {name: scheme(name) for name in values}
@@ -190,56 +176,57 @@ def model_level_test(tables: PublishedTables) -> list[Claim]:
     without_one += [gap_pvalue(rope, np.delete(others, index)) for index in range(len(others))]
     fails = ", ".join(str(k) for k in further.index[~further["separated"]])
     right_way = (by_k["upper"] == ROPE) & by_k["separated"]
-    return [
-        Claim(
-            "section6/permutation",
-            _SECTION,
-            "exact model-level permutation p",
-            "0.029",
-            gap_pvalue(rope, others),
-            remark="one-sided; 1/35 is the smallest there is with seven models",
-        ),
-        Claim(
-            "section6/ks",
-            _SECTION,
-            "numbers of top heads, of 1, 3, 5 and 10, at which the separation is perfect",
-            "4",
-            float(right_way.sum()),
-            remark=f"of {', '.join(str(k) for k in further.index)} it fails at {fails or 'none'}",
-        ),
-        Claim(
-            "section6/leave_one_out",
-            _SECTION,
-            "models that can be left out with separation perfect, of 7",
-            "7",
-            float(separated.sum()),
-            remark=f"p is then {min(without_one):.3f} to {max(without_one):.3f}",
-        ),
-    ]
+    yield Claim(
+        "section6/permutation",
+        _SECTION,
+        "exact model-level permutation p",
+        "0.029",
+        gap_pvalue(rope, others),
+        remark="one-sided; 1/35 is the smallest there is with seven models",
+    )
+    yield Claim(
+        "section6/ks",
+        _SECTION,
+        "numbers of top heads, of 1, 3, 5 and 10, at which the separation is perfect",
+        "4",
+        float(right_way.sum()),
+        remark=f"of {', '.join(str(k) for k in further.index)} it fails at {fails or 'none'}",
+    )
+    yield Claim(
+        "section6/leave_one_out",
+        _SECTION,
+        "models that can be left out with separation perfect, of 7",
+        "7",
+        float(separated.sum()),
+        remark=f"p is then {min(without_one):.3f} to {max(without_one):.3f}",
+    )
 
 
-def head_level_test(tables: PublishedTables) -> list[Claim]:
+def head_level_test(tables: PublishedTables) -> Iterator[Claim]:
     """All top-five heads of RoPE models against all those of the others, as if heads were independent."""
     pooled: dict[str, list[float]] = {ROPE: [], NOT_ROPE: []}
     for name, heads in tables.heads.items():
         pooled[scheme(name)] += top_head_percentile(heads).percentiles
     rope, others = np.array(pooled[ROPE]), np.array(pooled[NOT_ROPE])
     exact = mann_whitney(rope, others).pvalue
-    return [
-        Claim(
-            "section6/head_level",
-            _SECTION,
-            "head-level Mann-Whitney p, 15 heads against 20",
-            "2.5e-5",
-            mann_whitney_pvalue(rope, others),
-            remark=f"asymptotic; the exact p is {exact:.1e}, and heads of a model are not independent",
-        )
-    ]
+    yield Claim(
+        "section6/head_level",
+        _SECTION,
+        "head-level Mann-Whitney p, 15 heads against 20",
+        "2.5e-5",
+        mann_whitney_pvalue(rope, others),
+        remark=f"asymptotic; the exact p is {exact:.1e}, and heads of a model are not independent",
+    )
 
 
 def top_percentiles(tables: PublishedTables) -> dict[str, float]:
     """Median percentile of each model's top five."""
     return {name: top_head_percentile(heads).statistic for name, heads in tables.heads.items()}
+
+
+def places_of_top(heads: pd.DataFrame, column: str) -> Float64[np.ndarray, "five"]:
+    """Percentiles of a column within the model, of the top five by prev."""
+    return heads[column].rank(pct=True)[heads["prev"].nlargest(5).index].to_numpy(dtype=np.float64)
 
 
 def with_layers(heads: pd.DataFrame) -> pd.DataFrame:

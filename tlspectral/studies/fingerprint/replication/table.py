@@ -1,6 +1,6 @@
 """Every published number beside ours, and every sentence with its two readings, in one table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDIC
 from tlspectral.tables import named
 from tlspectral.tables.published import LICENCE, SOURCE
 
-RECOMPUTED: tuple[Callable[[PublishedTables], list[Claim]], ...] = (
+RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = (
     matched_null.numbers_of_heads,
     matched_null.null_levels,
     matched_null.heads_off_the_null,
@@ -87,9 +87,9 @@ RECOMPUTED: tuple[Callable[[PublishedTables], list[Claim]], ...] = (
     exact_heads.angle_limit,
     exact_heads.peak_weights,
 )
-"""The functions, in the order of the paper; each takes the tables and returns its claims."""
+"""The functions, in the order of the paper; each takes the tables and yields its claims."""
 
-DECIDED: tuple[Callable[[PublishedTables], list[Sentence]], ...] = (
+DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
     said.head_function.separates_on_every_model,
     said.head_function.content_on_every_model,
     said.head_function.induction_reads_as_content,
@@ -135,7 +135,7 @@ DECIDED: tuple[Callable[[PublishedTables], list[Sentence]], ...] = (
     said.bifocal.phases_were_learned,
     said.bifocal.spectral_wins,
 )
-"""The functions of sentences, in the order of the papers; each takes the tables and returns its sentences."""
+"""The functions of sentences, in the order of the papers; each takes the tables and yields its sentences."""
 
 NUMBER, SENTENCE = "number", "sentence"
 COLUMNS = (
@@ -186,7 +186,7 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
     return named(table, REPLICATE)
 
 
-def _rows(functions: tuple[Callable[[PublishedTables], list[_Row]], ...], tables: PublishedTables) -> list[_Row]:
+def _rows(functions: tuple[Callable[[PublishedTables], Iterable[_Row]], ...], tables: PublishedTables) -> list[_Row]:
     """Rows of all functions, each with the name of the function that it does not name itself."""
     return [
         replace(row, function=row.function or f"{decide.__module__}.{decide.__qualname__}")

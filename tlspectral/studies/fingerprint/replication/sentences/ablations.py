@@ -1,11 +1,10 @@
 """FP sections 5 and 8: what removing M_A or the rope phase of one head shows."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint.replication.causal_anatomy import NAMED_CIRCUIT
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.phase_ablation import LOSSES
@@ -17,6 +16,7 @@ from tlspectral.studies.fingerprint.replication.sentences.power import (
     significant,
 )
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
 
 _EFFECT = "induction loss"
 _LISTED = ("dir_frac", "D_head", "imag_mass")
@@ -30,7 +30,7 @@ _ELIMINATED, _HURT = 0.95, 1.5  # share of the gain lost; factor on the loss
 _VOCABULARY = {"pythia-1.4b": 50304, "llama-3-8b": 128256}  # ln of it is the loss of a guess
 
 
-def no_scalar_predicts(tables: PublishedTables) -> list[Sentence]:
+def no_scalar_predicts(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5: no spectral scalar predicts which heads need M_A."""
     heads = tables.heads["gpt2"]
     table = spearman_table(heads, [*_LISTED, *_UNLISTED], "dICL_sym").set_index("column")
@@ -40,28 +40,26 @@ def no_scalar_predicts(tables: PublishedTables) -> list[Sentence]:
     others = ", ".join(
         f"{name} {table['statistic'][name]:+.2f} (p = {pvalues[name]:.2g})" for name in table.index[found]
     )
-    return [
-        Sentence(
-            "sentence/scalars",
-            "FP, section 5",
-            "no spectral scalar (dir_frac, D_head, imag_mass, |M_A|) predicts which heads need M_A (all |rho| <~ 0.1)",
-            f"GPT-2: rank correlations with the change of {_EFFECT} without M_A",
-            len(heads),
-            f"{correlations_power({'gpt2': len(heads)}, 1)}; |rho| of {_PRINTED_RHO} with power "
-            f"{correlation_power(_PRINTED_RHO, len(heads)):.2f}",
-            Reading("|rho| of the three in the table is at most 0.1; largest", largest, largest <= _PRINTED_RHO),
-            Reading(
-                "none of the three is significant (Holm over 3); smallest p",
-                float(pvalues[list(_LISTED)].min()),
-                not significant(np.asarray(pvalues[list(_LISTED)])).any(),
-            ),
-            f"of columns that the text does not list, significant (Holm over {len(table)}): {others or 'none'}; the "
-            "norm of M_A needs the weights",
-        )
-    ]
+    yield Sentence(
+        "sentence/scalars",
+        "FP, section 5",
+        "no spectral scalar (dir_frac, D_head, imag_mass, |M_A|) predicts which heads need M_A (all |rho| <~ 0.1)",
+        f"GPT-2: rank correlations with the change of {_EFFECT} without M_A",
+        len(heads),
+        f"{correlations_power({'gpt2': len(heads)}, 1)}; |rho| of {_PRINTED_RHO} with power "
+        f"{correlation_power(_PRINTED_RHO, len(heads)):.2f}",
+        Reading("|rho| of the three in the table is at most 0.1; largest", largest, largest <= _PRINTED_RHO),
+        Reading(
+            "none of the three is significant (Holm over 3); smallest p",
+            float(pvalues[list(_LISTED)].min()),
+            not significant(np.asarray(pvalues[list(_LISTED)])).any(),
+        ),
+        f"of columns that the text does not list, significant (Holm over {len(table)}): {others or 'none'}; the "
+        "norm of M_A needs the weights",
+    )
 
 
-def inert_elsewhere(tables: PublishedTables) -> list[Sentence]:
+def inert_elsewhere(tables: PublishedTables) -> Iterator[Sentence]:
     """Item 3: M_A is critical for the circuit and inert elsewhere, on induction and on the corpus."""
     heads = tables.heads["gpt2"].set_index(["layer", "head"])
     effect = heads["dICL_sym"]
@@ -70,41 +68,39 @@ def inert_elsewhere(tables: PublishedTables) -> list[Sentence]:
     above = outside.sort_values(ascending=False).head(int((outside > inside.min()).sum()))
     largest, corpus = float(outside.max()), float(heads["dCE_sym"].max())
     listed = ", ".join(f"{head[0]}.{head[1]} {value:+.3f}" for head, value in zip(above.index, above, strict=True))
-    return [
-        Sentence(
-            "sentence/inert_elsewhere",
-            "FP, section 1, item 3, and section 5",
-            "M_A is causally critical only for the canonical induction/previous-token circuit and inert elsewhere",
-            f"GPT-2: change of {_EFFECT} without M_A of each head, the four heads of the text against the others",
-            len(heads),
-            "one sweep over all heads, no error published: a rank needs no test, a small effect cannot be told from 0",
-            Reading(
-                "no other head has an effect as large as the smallest of the four; heads that do",
-                float(len(above)),
-                above.empty,
-            ),
-            Reading(
-                f"no other head reaches {_TENTH} of the largest effect; the largest other one, nats",
-                largest,
-                largest < _TENTH * float(inside.max()),
-            ),
-            f"smallest of the four {inside.min():+.3f}; others above it: {listed or 'none'}",
+    yield Sentence(
+        "sentence/inert_elsewhere",
+        "FP, section 1, item 3, and section 5",
+        "M_A is causally critical only for the canonical induction/previous-token circuit and inert elsewhere",
+        f"GPT-2: change of {_EFFECT} without M_A of each head, the four heads of the text against the others",
+        len(heads),
+        "one sweep over all heads, no error published: a rank needs no test, a small effect cannot be told from 0",
+        Reading(
+            "no other head has an effect as large as the smallest of the four; heads that do",
+            float(len(above)),
+            above.empty,
         ),
-        Sentence(
-            "sentence/corpus_cost",
-            "FP, section 5",
-            "killing M_A costs <= 0.02 general CE anywhere",
-            "GPT-2: largest change of corpus loss without M_A",
-            len(heads),
-            "one sweep over all heads, no error published",
-            Reading("at most 0.02 nats; it", corpus, corpus <= _PRINTED_LOSS),
-            Reading("at most 0.02 to the printed digits; it", corpus, round(corpus, 2) <= _PRINTED_LOSS),
-            f"above 0.02 by {corpus - _PRINTED_LOSS:+.4f}",
+        Reading(
+            f"no other head reaches {_TENTH} of the largest effect; the largest other one, nats",
+            largest,
+            largest < _TENTH * float(inside.max()),
         ),
-    ]
+        f"smallest of the four {inside.min():+.3f}; others above it: {listed or 'none'}",
+    )
+    yield Sentence(
+        "sentence/corpus_cost",
+        "FP, section 5",
+        "killing M_A costs <= 0.02 general CE anywhere",
+        "GPT-2: largest change of corpus loss without M_A",
+        len(heads),
+        "one sweep over all heads, no error published",
+        Reading("at most 0.02 nats; it", corpus, corpus <= _PRINTED_LOSS),
+        Reading("at most 0.02 to the printed digits; it", corpus, round(corpus, 2) <= _PRINTED_LOSS),
+        f"above 0.02 by {corpus - _PRINTED_LOSS:+.4f}",
+    )
 
 
-def eliminates_induction(tables: PublishedTables) -> list[Sentence]:
+def eliminates_induction(tables: PublishedTables) -> Iterator[Sentence]:
     """Abstract: zeroing the phase of one head eliminates induction in all three RoPE models."""
     shares, ratios, gains, losses = {}, {}, {}, {}
     for name, (intact, _) in LOSSES.items():
@@ -120,33 +116,31 @@ def eliminates_induction(tables: PublishedTables) -> list[Sentence]:
         f"{ratios[name]:.2f}-fold"
         for name in LOSSES
     )
-    return [
-        Sentence(
-            "sentence/eliminates",
-            "FP, abstract and section 8",
-            "zeroing the per-frequency RoPE phase Im(M_t) eliminates induction on a pre-identified previous-token head "
-            "in all three RoPE models",
-            "largest change of induction loss without the phase of one head, over the in-context gain that there is "
-            "to lose",
-            len(LOSSES),
-            models_power(len(LOSSES)),
-            Reading(
-                f"at least {_ELIMINATED:.0%} of the gain is lost on all three; smallest share",
-                min(shares.values()),
-                min(shares.values()) >= _ELIMINATED,
-            ),
-            Reading(
-                f"the loss grows at least {_HURT}-fold on all three; smallest factor",
-                min(ratios.values()),
-                min(ratios.values()) >= _HURT,
-            ),
-            f"nats: {listed}. The gain of Pythia-410m is its published in-context score at the last step; of the other "
-            "two it is ln of the vocabulary less the printed intact loss",
-        )
-    ]
+    yield Sentence(
+        "sentence/eliminates",
+        "FP, abstract and section 8",
+        "zeroing the per-frequency RoPE phase Im(M_t) eliminates induction on a pre-identified previous-token head "
+        "in all three RoPE models",
+        "largest change of induction loss without the phase of one head, over the in-context gain that there is "
+        "to lose",
+        len(LOSSES),
+        models_power(len(LOSSES)),
+        Reading(
+            f"at least {_ELIMINATED:.0%} of the gain is lost on all three; smallest share",
+            min(shares.values()),
+            min(shares.values()) >= _ELIMINATED,
+        ),
+        Reading(
+            f"the loss grows at least {_HURT}-fold on all three; smallest factor",
+            min(ratios.values()),
+            min(ratios.values()) >= _HURT,
+        ),
+        f"nats: {listed}. The gain of Pythia-410m is its published in-context score at the last step; of the other "
+        "two it is ln of the vocabulary less the printed intact loss",
+    )
 
 
-def exactly_the_flagged_heads(tables: PublishedTables) -> list[Sentence]:
+def exactly_the_flagged_heads(tables: PublishedTables) -> Iterator[Sentence]:
     """Item 6: the ablation destroys induction on exactly the flagged heads."""
     wrong, top = {}, {}
     for name in LOSSES:
@@ -157,55 +151,47 @@ def exactly_the_flagged_heads(tables: PublishedTables) -> list[Sentence]:
         top[name] = int((heads["prev"] >= heads.loc[effect.idxmax(), "prev"]).sum())
     total = float(sum(map(sum, wrong.values())))
     listed = ", ".join(f"{name} {more} and {less}" for name, (more, less) in wrong.items())
-    least = min(len(tables.heads[name]) for name in LOSSES)
-    return [
-        Sentence(
-            "sentence/exactly_flagged",
-            "FP, section 1, item 6",
-            "ablating Im(M_t) [...] destroys induction on exactly the flagged heads",
-            f"heads with an effect above {_TENTH} of the model's largest, against heads with prev > {_STRONG}",
-            least,
-            f"a random head is among the two of largest prev with p = 2/{least} or less",
-            Reading("both are the same heads on all three models; heads in one alone", total, total == 0),
-            Reading(
-                "the largest effect is on one of the two heads with the largest prev; models",
-                float(sum(rank <= 2 for rank in top.values())),
-                all(rank <= 2 for rank in top.values()),
-            ),
-            f"with an effect but not flagged, and flagged without one: {listed}",
-        )
-    ]
-
-
-def aggregate_is_null(tables: PublishedTables) -> list[Sentence]:
-    """Section 8: correlations of the effect over all heads are null."""
-    table = pd.concat(
-        [spearman_table(tables.heads[name], list(_EVERY), "dInd_rope").assign(model=name) for name in LOSSES],
-        ignore_index=True,
+    least = min(tables.sizes(LOSSES).values())
+    yield Sentence(
+        "sentence/exactly_flagged",
+        "FP, section 1, item 6",
+        "ablating Im(M_t) [...] destroys induction on exactly the flagged heads",
+        f"heads with an effect above {_TENTH} of the model's largest, against heads with prev > {_STRONG}",
+        least,
+        f"a random head is among the two of largest prev with p = 2/{least} or less",
+        Reading("both are the same heads on all three models; heads in one alone", total, total == 0),
+        Reading(
+            "the largest effect is on one of the two heads with the largest prev; models",
+            float(sum(rank <= 2 for rank in top.values())),
+            all(rank <= 2 for rank in top.values()),
+        ),
+        f"with an effect but not flagged, and flagged without one: {listed}",
     )
+
+
+def aggregate_is_null(tables: PublishedTables) -> Iterator[Sentence]:
+    """Section 8: correlations of the effect over all heads are null."""
+    table = tables.correlations(LOSSES, _EVERY, "dInd_rope")
     named = table["column"].isin(_NAMED)
     found = significant(table["pvalue"].to_numpy())
-    sizes = {name: len(tables.heads[name]) for name in LOSSES}
+    sizes = tables.sizes(LOSSES)
     listed = ", ".join(
         f"{row['column']} on {row['model']} {row['statistic']:+.2f} (p = {row['pvalue']:.2g})"
         for _, row in table.loc[found].iterrows()
     )
     alone = detectable_correlation(max(sizes.values()))
-    return [
-        Sentence(
-            "sentence/aggregate_null",
-            "FP, section 8",
-            "head-level aggregate correlations are correspondingly null",
-            f"rank correlations of {len(_EVERY)} spectral columns with the effect on three models, Holm over "
-            f"{len(table)}",
-            min(sizes.values()),
-            f"{correlations_power(sizes, len(table))}; alone {alone:.2f}",
-            Reading("none is significant; how many are", float(found.sum()), not found.any()),
-            Reading(
-                f"none of {', '.join(_NAMED)} is (Holm over 9); smallest p",
-                float(np.nanmin(table.loc[named, "pvalue"])),
-                not significant(table.loc[named, "pvalue"].to_numpy()).any(),
-            ),
-            f"significant: {listed or 'none'}",
-        )
-    ]
+    yield Sentence(
+        "sentence/aggregate_null",
+        "FP, section 8",
+        "head-level aggregate correlations are correspondingly null",
+        f"rank correlations of {len(_EVERY)} spectral columns with the effect on three models, Holm over {len(table)}",
+        min(sizes.values()),
+        f"{correlations_power(sizes, len(table))}; alone {alone:.2f}",
+        Reading("none is significant; how many are", float(found.sum()), not found.any()),
+        Reading(
+            f"none of {', '.join(_NAMED)} is (Holm over 9); smallest p",
+            float(np.nanmin(table.loc[named, "pvalue"])),
+            not significant(table.loc[named, "pvalue"].to_numpy()).any(),
+        ),
+        f"significant: {listed or 'none'}",
+    )

@@ -1,6 +1,7 @@
 """Sentences of "Bifocal Attention" (BA), by its own equation 2: it published no tables and no weights."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Complex128, Float64
@@ -41,7 +42,7 @@ def frequencies() -> Float64[np.ndarray, "pairs"]:
     return BASE ** (-np.arange(PAIRS) / PAIRS)
 
 
-def symmetry_is_broken(tables: PublishedTables) -> list[Sentence]:
+def symmetry_is_broken(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: the phases broke translational symmetry."""
     del tables
     rng, query, key = _vectors()
@@ -52,25 +53,20 @@ def symmetry_is_broken(tables: PublishedTables) -> list[Sentence]:
         for name, phases in (("shared", (own, own)), ("apart", (own, other)))
     }
     worst = max(moved.values())
-    return [
-        Sentence(
-            "sentence/ba_symmetry",
-            "BA, section 5.1",
-            "the model spontaneously learned to break translational symmetry",
-            "change of scores by equation 2 when query and key both move by 1000 positions, with "
-            "random gains and phases",
-            len(query),
-            _EXACT,
-            Reading(
-                "scores change with phases that queries and keys share", moved["shared"], moved["shared"] > _ROUNDING
-            ),
-            Reading("they change with phases of queries and keys apart", worst, worst > _ROUNDING),
-            "relative to the root mean square of scores; no per-pair gain or phase can break it",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_symmetry",
+        "BA, section 5.1",
+        "the model spontaneously learned to break translational symmetry",
+        "change of scores by equation 2 when query and key both move by 1000 positions, with random gains and phases",
+        len(query),
+        _EXACT,
+        Reading("scores change with phases that queries and keys share", moved["shared"], moved["shared"] > _ROUNDING),
+        Reading("they change with phases of queries and keys apart", worst, worst > _ROUNDING),
+        "relative to the root mean square of scores; no per-pair gain or phase can break it",
+    )
 
 
-def identity_at_the_start(tables: PublishedTables) -> list[Sentence]:
+def identity_at_the_start(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 3.1: identity with the baseline at the start, with noise on the phases."""
     del tables
     rng, query, key = _vectors()
@@ -80,49 +76,40 @@ def identity_at_the_start(tables: PublishedTables) -> list[Sentence]:
     apart, shared = (
         _relative(base, spectral_score(query, key, (90, 30), one, phases)) for phases in ((own, other), (own, own))
     )
-    return [
-        Sentence(
-            "sentence/ba_identity",
-            "BA, sections 3.1 and 5.2",
-            "to ensure mathematical identity with the baseline at initialization (Safety Condition)",
-            f"change of scores by equation 2 with phases drawn from N(0, {NOISE:g}), gain 1 and the "
-            "standard frequencies",
-            len(query),
-            _EXACT,
-            Reading("none with phases of queries and keys apart, which can act", apart, apart < _ROUNDING),
-            Reading("none with phases that both share, which cancel", shared, shared < _ROUNDING),
-            "relative to the root mean square of scores; without noise the identity is exact",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_identity",
+        "BA, sections 3.1 and 5.2",
+        "to ensure mathematical identity with the baseline at initialization (Safety Condition)",
+        f"change of scores by equation 2 with phases drawn from N(0, {NOISE:g}), gain 1 and the standard frequencies",
+        len(query),
+        _EXACT,
+        Reading("none with phases of queries and keys apart, which can act", apart, apart < _ROUNDING),
+        Reading("none with phases that both share, which cancel", shared, shared < _ROUNDING),
+        "relative to the root mean square of scores; without noise the identity is exact",
+    )
 
 
-def a_bridge_must_be_learned(tables: PublishedTables) -> list[Sentence]:
+def a_bridge_must_be_learned(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 2.2: standard frequencies are effectively random at a distance, cos(omega N) near 1 has to be learned."""
     del tables
     angles = _GAP * frequencies()
     turning = angles >= math.pi
     every, fast = float(np.cos(angles).max()), float(np.cos(angles[turning]).max())
-    return [
-        Sentence(
-            "sentence/ba_bridge",
-            "BA, section 2.2",
-            "the model needs a specific frequency omega such that cos(omega N) ~ 1; [standard] "
-            "rotation becomes effectively "
-            "random",
-            f"largest cos(theta N) over the standard frequencies of a head with {PAIRS} pairs, N = {_GAP}",
-            PAIRS,
-            _EXACT,
-            Reading("no standard frequency has it above 0.99; the largest", every, every <= 0.99),
-            Reading(
-                "none that turns by half a turn or more over N has it above 0.999; the largest", fast, fast <= 0.999
-            ),
-            f"{int((~turning).sum())} of {PAIRS} pairs hardly turn over {_GAP} tokens, so theirs is "
-            "near 1 from the start",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_bridge",
+        "BA, section 2.2",
+        "the model needs a specific frequency omega such that cos(omega N) ~ 1; [standard] "
+        "rotation becomes effectively random",
+        f"largest cos(theta N) over the standard frequencies of a head with {PAIRS} pairs, N = {_GAP}",
+        PAIRS,
+        _EXACT,
+        Reading("no standard frequency has it above 0.99; the largest", every, every <= 0.99),
+        Reading("none that turns by half a turn or more over N has it above 0.999; the largest", fast, fast <= 0.999),
+        f"{int((~turning).sum())} of {PAIRS} pairs hardly turn over {_GAP} tokens, so theirs is near 1 from the start",
+    )
 
 
-def attention_is_monotonic(tables: PublishedTables) -> list[Sentence]:
+def attention_is_monotonic(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: a linear phase forces attention to be monotonic; FP's kernels are of a standard RoPE model."""
     curves = tables.kernels.loc[~tables.kernels["ablated"] & (tables.kernels["offset"] < 0)]
     monotonic, falling = [], []
@@ -131,68 +118,59 @@ def attention_is_monotonic(tables: PublishedTables) -> list[Sentence]:
         monotonic.append(bool((np.diff(scores) >= 0).all()))
         falling.append(float(np.corrcoef(np.argsort(np.argsort(scores)), np.arange(len(scores)))[0, 1]))
     worst = min(falling)
-    return [
-        Sentence(
-            "sentence/ba_monotonic",
-            "BA, section 5.1",
-            "In standard RoPE, the phase relationship [...] is strictly linear. This forces the "
-            "attention mechanism to be "
-            "monotonic",
-            "published kernels of four heads of Pythia-410m (FP, Fig. 3): mean score by distance, 1 to 20 tokens",
-            len(monotonic),
-            "one counterexample refutes it; four kernels of one model, means over a corpus",
-            Reading("every kernel falls with distance throughout; how many do", float(sum(monotonic)), all(monotonic)),
-            Reading(
-                "every kernel falls on the whole: negative rank correlation of score and distance; the weakest",
-                -worst,
-                worst > 0,
-            ),
-            f"rank correlations of score with distance {', '.join(f'{-value:+.2f}' for value in falling)}",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_monotonic",
+        "BA, section 5.1",
+        "In standard RoPE, the phase relationship [...] is strictly linear. This forces the attention mechanism to be "
+        "monotonic",
+        "published kernels of four heads of Pythia-410m (FP, Fig. 3): mean score by distance, 1 to 20 tokens",
+        len(monotonic),
+        "one counterexample refutes it; four kernels of one model, means over a corpus",
+        Reading("every kernel falls with distance throughout; how many do", float(sum(monotonic)), all(monotonic)),
+        Reading(
+            "every kernel falls on the whole: negative rank correlation of score and distance; the weakest",
+            -worst,
+            worst > 0,
+        ),
+        f"rank correlations of score with distance {', '.join(f'{-value:+.2f}' for value in falling)}",
+    )
 
 
-def phases_were_learned(tables: PublishedTables) -> list[Sentence]:
+def phases_were_learned(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: learned phases with a mean shift of 7.6e-4, which is that of the initial noise."""
     del tables
     draws = np.abs(NOISE * np.random.default_rng(0).standard_normal((_DRAWS, PAIRS))).mean(1)
     below = float((draws <= SHIFT).mean())
     pvalue = min(1.0, 2 * min(below, 1 - below))
-    return [
-        Sentence(
-            "sentence/ba_phases",
-            "BA, section 5.1",
-            "learned phase shifts (Phi) evolved into a distinct oscillating Zig-Zag pattern (Mean Shift 7.6e-4 rad)",
-            f"the printed mean shift against means of {PAIRS} moduli of the initial noise N(0, "
-            f"{NOISE:g}), {_DRAWS} draws",
-            PAIRS,
-            f"a mean shift outside {np.quantile(draws, 0.025):.1e} to {np.quantile(draws, 0.975):.1e} "
-            "would differ from "
-            "noise at p = 0.05",
-            None,
-            Reading("it differs from that of phases never trained; two-sided p", pvalue, pvalue <= LEVEL),
-            "needs the weights of BA's models: the phases before and after training were not published",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_phases",
+        "BA, section 5.1",
+        "learned phase shifts (Phi) evolved into a distinct oscillating Zig-Zag pattern (Mean Shift 7.6e-4 rad)",
+        f"the printed mean shift against means of {PAIRS} moduli of the initial noise N(0, {NOISE:g}), {_DRAWS} draws",
+        PAIRS,
+        f"a mean shift outside {np.quantile(draws, 0.025):.1e} to {np.quantile(draws, 0.975):.1e} would differ from "
+        "noise at p = 0.05",
+        None,
+        Reading("it differs from that of phases never trained; two-sided p", pvalue, pvalue <= LEVEL),
+        "needs the weights of BA's models: the phases before and after training were not published",
+    )
 
 
-def spectral_wins(tables: PublishedTables) -> list[Sentence]:
+def spectral_wins(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4.3: solves tasks where the standard baseline failed."""
     del tables
-    return [
-        Sentence(
-            "sentence/ba_solves",
-            "BA, section 4.3",
-            "The Spectral-RoPE architecture effectively solves tasks where the Standard baseline failed",
-            "held-out loss of both architectures on three formal languages",
-            0,
-            "none: one number per task and arm was printed, without seeds",
-            None,
-            None,
-            "needs the weights of BA's models or its runs; `tlspectral study learn languages` trains matched arms, and "
-            "what came out is in docs/spectral_rope.md",
-        )
-    ]
+    yield Sentence(
+        "sentence/ba_solves",
+        "BA, section 4.3",
+        "The Spectral-RoPE architecture effectively solves tasks where the Standard baseline failed",
+        "held-out loss of both architectures on three formal languages",
+        0,
+        "none: one number per task and arm was printed, without seeds",
+        None,
+        None,
+        "needs the weights of BA's models or its runs; `tlspectral study learn languages` trains matched arms, and "
+        "what came out is in docs/spectral_rope.md",
+    )
 
 
 def _vectors() -> tuple[np.random.Generator, Complex128[np.ndarray, "b pairs"], Complex128[np.ndarray, "b pairs"]]:

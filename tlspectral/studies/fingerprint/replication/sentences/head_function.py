@@ -1,12 +1,14 @@
 """FP sections 1 and 4: whether spectra tell what heads do, on every model."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral.studies.fingerprint.spearman_table import spearman_table
 
 _BEHAVIOURS = ("prev", "dup", "ind")
 # Signs of GPT-2 in Table 1: directional previous-token heads, symmetric duplicate-token and induction heads.
@@ -18,7 +20,7 @@ _EVERY_METRIC = (*_COPYING, "D_head", "henrici", "spectral_radius", "cond_eig")
 _STRONG = 0.9  # a correlation that two columns have which say the same
 
 
-def separates_on_every_model(tables: PublishedTables) -> list[Sentence]:
+def separates_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
     """Item 2: directionality separates head function across all seven models; Table 1 is of GPT-2."""
     by_dir, by_d = (_signed(tables, column, tuple(tables.heads)) for column in ("dir_frac", "D_head"))
     found = by_dir["right"] & significant(by_dir["pvalue"].to_numpy())
@@ -27,30 +29,26 @@ def separates_on_every_model(tables: PublishedTables) -> list[Sentence]:
         for name in tables.heads
         if any(table.loc[table["model"] == name, "right"].all() for table in (by_dir, by_d))
     ]
-    return [
-        Sentence(
-            "sentence/separates",
-            "FP, section 1, item 2, and section 4",
-            "spectral directionality separates head function across all seven models",
-            "rank correlations of dir_frac with prev, dup and ind on seven models, Holm over 21",
-            min(map(len, tables.heads.values())),
-            correlations_power(_sizes(tables), len(by_dir)),
-            Reading(
-                f"all {len(by_dir)} correlations of dir_frac have GPT-2's sign and are significant; their number",
-                float(found.sum()),
-                bool(found.all()),
-            ),
-            Reading(
-                "on every model dir_frac or D_head has GPT-2's three signs; models",
-                float(len(models)),
-                len(models) == len(tables.heads),
-            ),
-            f"not so: {_listed(by_dir.loc[~found])}",
-        )
-    ]
+    yield Sentence(
+        "sentence/separates",
+        "FP, section 1, item 2, and section 4",
+        "spectral directionality separates head function across all seven models",
+        "rank correlations of dir_frac with prev, dup and ind on seven models, Holm over 21",
+        min(tables.sizes().values()),
+        correlations_power(tables.sizes(), len(by_dir)),
+        Reading.every(
+            f"all {len(by_dir)} correlations of dir_frac have GPT-2's sign and are significant; their number", found
+        ),
+        Reading(
+            "on every model dir_frac or D_head has GPT-2's three signs; models",
+            float(len(models)),
+            len(models) == len(tables.heads),
+        ),
+        f"not so: {_listed(by_dir.loc[~found])}",
+    )
 
 
-def content_on_every_model(tables: PublishedTables) -> list[Sentence]:
+def content_on_every_model(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4: an architecture-general signature, and that it replicates on Pythia and Llama."""
     every, few = (_signed(tables, "content_pos_frac", names) for names in (tuple(tables.heads), _REPLICATES))
     found, again = (table["right"] & significant(table["pvalue"].to_numpy()) for table in (every, few))
@@ -58,112 +56,95 @@ def content_on_every_model(tables: PublishedTables) -> list[Sentence]:
     on_llama = _signed(tables, "content_pos_frac", ("llama-3-8b",))["statistic"].abs().to_numpy()
     weaker = bool((on_llama < on_gpt2).all())
     legible = [_rank(tables.heads[name], "self_match", "content_pos_frac") for name in _REPLICATES]
-    sizes = _sizes(tables)
+    sizes = tables.sizes()
     prev = few["against"] == "prev"
-    return [
-        Sentence(
-            "sentence/architecture_general",
-            "FP, section 4",
-            "establishing spectral directionality as an architecture-general head-function signature",
-            "rank correlations of content_pos_frac with prev, dup and ind on seven models, Holm over 21",
-            min(sizes.values()),
-            correlations_power(sizes, len(every)),
-            Reading(
-                f"all {len(every)} have GPT-2's sign and are significant; their number",
-                float(found.sum()),
-                bool(found.all()),
-            ),
-            Reading(
-                f"all {len(every)} have GPT-2's sign; their number",
-                float(every["right"].sum()),
-                bool(every["right"].all()),
-            ),
-            f"not so: {_listed(every.loc[~found]) or 'none'}",
+    yield Sentence(
+        "sentence/architecture_general",
+        "FP, section 4",
+        "establishing spectral directionality as an architecture-general head-function signature",
+        "rank correlations of content_pos_frac with prev, dup and ind on seven models, Holm over 21",
+        min(sizes.values()),
+        correlations_power(sizes, len(every)),
+        Reading.every(f"all {len(every)} have GPT-2's sign and are significant; their number", found),
+        Reading.every(f"all {len(every)} have GPT-2's sign; their number", every["right"]),
+        f"not so: {_listed(every.loc[~found]) or 'none'}",
+    )
+    yield Sentence(
+        "sentence/replicates",
+        "FP, section 4",
+        "This replicates on Pythia and, attenuated, on Llama",
+        "rank correlations of content_pos_frac with prev, dup and ind on three models, Holm over 9, and of "
+        "self_match with content_pos_frac",
+        min(tables.sizes(_REPLICATES).values()),
+        correlations_power(tables.sizes(_REPLICATES), len(few)),
+        Reading(
+            f"all nine have GPT-2's sign and are significant, Llama's are weaker than GPT-2's, and self_match goes "
+            f"with content_pos_frac above {_STRONG}; the smallest of the latter",
+            min(legible),
+            bool(again.all()) and weaker and min(legible) > _STRONG,
         ),
-        Sentence(
-            "sentence/replicates",
-            "FP, section 4",
-            "This replicates on Pythia and, attenuated, on Llama",
-            "rank correlations of content_pos_frac with prev, dup and ind on three models, Holm over 9, and of "
-            "self_match with content_pos_frac",
-            min(sizes[name] for name in _REPLICATES),
-            correlations_power({name: sizes[name] for name in _REPLICATES}, len(few)),
-            Reading(
-                f"all nine have GPT-2's sign and are significant, Llama's are weaker than GPT-2's, and self_match goes "
-                f"with content_pos_frac above {_STRONG}; the smallest of the latter",
-                min(legible),
-                bool(again.all()) and weaker and min(legible) > _STRONG,
-            ),
-            Reading(
-                "content_pos_frac goes against prev on all three, significantly; the weakest of the three",
-                float(few.loc[prev, "statistic"].max()),
-                bool(again[prev].all()),
-            ),
-            f"content_pos_frac: {_listed(few)}; with self_match "
-            + ", ".join(f"{name} {value:+.2f}" for name, value in zip(_REPLICATES, legible, strict=True)),
+        Reading(
+            "content_pos_frac goes against prev on all three, significantly; the weakest of the three",
+            float(few.loc[prev, "statistic"].max()),
+            bool(again[prev].all()),
         ),
-    ]
+        f"content_pos_frac: {_listed(few)}; with self_match "
+        + ", ".join(f"{name} {value:+.2f}" for name, value in zip(_REPLICATES, legible, strict=True)),
+    )
 
 
-def induction_reads_as_content(tables: PublishedTables) -> list[Sentence]:
+def induction_reads_as_content(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4's own surprise, head by head."""
     heads = tables.heads["gpt2"]
     induction = heads["ind"] > _INDUCTION
     place = heads["content_pos_frac"].rank(pct=True)[induction]
     tested = spearman_table(heads, "content_pos_frac", "ind")
     rho, pvalue = float(tested["statistic"].iloc[0]), float(tested["pvalue"].iloc[0])
-    return [
-        Sentence(
-            "sentence/induction_content",
-            "FP, section 4",
-            "induction heads read as content-like",
-            f"GPT-2: percentile of content_pos_frac of heads with ind > {_INDUCTION}; its rank correlation with ind",
-            len(heads),
-            correlations_power({"gpt2": len(heads)}, 1),
-            Reading(
-                "every induction head is above the median and the correlation is positive and significant; the lowest "
-                "percentile",
-                float(place.min()),
-                bool(induction.any() and (place > 0.5).all() and rho > 0 and pvalue <= LEVEL),
-            ),
-            Reading("the correlation is positive and significant; rho", rho, rho > 0 and pvalue <= LEVEL),
-            f"{int(induction.sum())} induction heads, {int((place > 0.5).sum())} of them above the median",
-        )
-    ]
+    yield Sentence(
+        "sentence/induction_content",
+        "FP, section 4",
+        "induction heads read as content-like",
+        f"GPT-2: percentile of content_pos_frac of heads with ind > {_INDUCTION}; its rank correlation with ind",
+        len(heads),
+        correlations_power({"gpt2": len(heads)}, 1),
+        Reading(
+            "every induction head is above the median and the correlation is positive and significant; the lowest "
+            "percentile",
+            float(place.min()),
+            bool(induction.any() and (place > 0.5).all() and rho > 0 and pvalue <= LEVEL),
+        ),
+        Reading("the correlation is positive and significant; rho", rho, rho > 0 and pvalue <= LEVEL),
+        f"{int(induction.sum())} induction heads, {int((place > 0.5).sum())} of them above the median",
+    )
 
 
-def copying_is_orthogonal(tables: PublishedTables) -> list[Sentence]:
+def copying_is_orthogonal(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4's control: OV copying goes with no query-key metric."""
     table = spearman_table(tables.heads["gpt2"], list(_EVERY_METRIC), "copying").set_index("column")
     listed = significant(table.loc[list(_COPYING), "pvalue"].to_numpy())
     of_all = significant(table["pvalue"].to_numpy())
     size = table["statistic"].abs()
     found = ", ".join(f"{name} {table['statistic'][name]:+.2f}" for name in table.index[of_all])
-    return [
-        Sentence(
-            "sentence/copying",
-            "FP, section 4",
-            "Copying (OV) is orthogonal to every QK metric",
-            f"GPT-2: rank correlations of {len(table)} spectral columns with copying, Holm over {len(table)}",
-            len(tables.heads["gpt2"]),
-            correlations_power({"gpt2": len(tables.heads["gpt2"])}, len(table)),
-            Reading("none is significant; largest |rho|", float(size.max()), not of_all.any()),
-            Reading(
-                "none of Table 1's three is (Holm over 3); their largest |rho|",
-                float(size[list(_COPYING)].max()),
-                not listed.any(),
-            ),
-            f"significant: {found or 'none'}; absence of significance is no proof of orthogonality",
-        )
-    ]
+    yield Sentence(
+        "sentence/copying",
+        "FP, section 4",
+        "Copying (OV) is orthogonal to every QK metric",
+        f"GPT-2: rank correlations of {len(table)} spectral columns with copying, Holm over {len(table)}",
+        len(tables.heads["gpt2"]),
+        correlations_power({"gpt2": len(tables.heads["gpt2"])}, len(table)),
+        Reading("none is significant; largest |rho|", float(size.max()), not of_all.any()),
+        Reading(
+            "none of Table 1's three is (Holm over 3); their largest |rho|",
+            float(size[list(_COPYING)].max()),
+            not listed.any(),
+        ),
+        f"significant: {found or 'none'}; absence of significance is no proof of orthogonality",
+    )
 
 
 def _signed(tables: PublishedTables, column: str, names: tuple[str, ...]) -> pd.DataFrame:
     """Rank correlations of a column with three behaviours: `model, against, statistic, pvalue, right` (as in GPT-2)."""
-    table = pd.concat(
-        [spearman_table(tables.heads[name], column, list(_BEHAVIOURS)).assign(model=name) for name in names],
-        ignore_index=True,
-    )
+    table = tables.correlations(names, column, _BEHAVIOURS)
     signs = table["against"].map(dict(zip(_BEHAVIOURS, _SIGNS[column], strict=True)))
     return table.assign(right=np.sign(table["statistic"]) == signs)
 
@@ -175,7 +156,3 @@ def _listed(table: pd.DataFrame) -> str:
 
 def _rank(heads: pd.DataFrame, column: str, other: str) -> float:
     return float(spearman_table(heads, column, other)["statistic"].iloc[0])
-
-
-def _sizes(tables: PublishedTables) -> dict[str, int]:
-    return {name: len(heads) for name, heads in tables.heads.items()}

@@ -1,10 +1,13 @@
 """FP sections 7 and 11: where the phase of previous-token heads sits, and whether weights alone find these heads."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import mann_whitney, partial_spearman, spearman_table
+from tlspectral.stats import mann_whitney, partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
+from tlspectral.studies.fingerprint.replication.positional_schemes import places_of_top
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, models_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
 
@@ -14,40 +17,31 @@ _NOTHING, _ALMOST_ENTIRELY = 0.05, 0.9  # attenuation
 _STRONG = 0.5  # prev of a positional-routing head
 
 
-def at_high_frequencies(tables: PublishedTables) -> list[Sentence]:
+def at_high_frequencies(tables: PublishedTables) -> Iterator[Sentence]:
     """The phase of previous-token heads is concentrated at high frequencies; printed for Llama alone."""
-    table = pd.concat(
-        [spearman_table(tables.heads[name], "hi_freq_dir", "prev").assign(model=name) for name in ROTARY],
-        ignore_index=True,
-    )
+    table = tables.correlations(ROTARY, "hi_freq_dir", "prev")
     sure = (table["statistic"] > 0) & significant(table["pvalue"].to_numpy())
-    places = pd.concat([_places(tables.heads[name], "hi_freq_dir") for name in ROTARY])
-    sizes = {name: len(tables.heads[name]) for name in ROTARY}
+    places = np.concatenate([places_of_top(tables.heads[name], "hi_freq_dir") for name in ROTARY])
+    sizes = tables.sizes(ROTARY)
     listed = ", ".join(f"{name} {value:+.2f}" for name, value in zip(ROTARY, table["statistic"], strict=True))
-    return [
-        Sentence(
-            "sentence/high_frequencies",
-            _WHERE,
-            "previous-token heads have high rotary directional fraction concentrated at high frequencies",
-            "hi_freq_dir against prev on three models, and its percentile within the model of the top 5 by prev",
-            min(sizes.values()),
-            correlations_power(sizes, len(table)),
-            Reading(
-                f"all {len(places)} heads are above their model's median; their number",
-                float((places > 0.5).sum()),
-                bool((places > 0.5).all()),
-            ),
-            Reading(
-                "the rank correlation is positive and significant on all three (Holm over 3); the smallest",
-                float(table["statistic"].min()),
-                bool(sure.all()),
-            ),
-            f"rank correlations {listed}; the text prints Llama's",
-        )
-    ]
+    yield Sentence(
+        "sentence/high_frequencies",
+        _WHERE,
+        "previous-token heads have high rotary directional fraction concentrated at high frequencies",
+        "hi_freq_dir against prev on three models, and its percentile within the model of the top 5 by prev",
+        min(sizes.values()),
+        correlations_power(sizes, len(table)),
+        Reading.every(f"all {len(places)} heads are above their model's median; their number", places > 0.5),
+        Reading(
+            "the rank correlation is positive and significant on all three (Holm over 3); the smallest",
+            float(table["statistic"].min()),
+            bool(sure.all()),
+        ),
+        f"rank correlations {listed}; the text prints Llama's",
+    )
 
 
-def covariate_changes(tables: PublishedTables) -> list[Sentence]:
+def covariate_changes(tables: PublishedTables) -> Iterator[Sentence]:
     """Attenuation runs through the amount of phase on Pythia and through its frequency on Llama."""
     shares = {name: {control: _share(tables.heads[name], control) for control in _CONTROLS} for name in ROTARY}
     pythia, llama = [shares[name] for name in ROTARY[:2]], shares[ROTARY[2]]
@@ -59,32 +53,28 @@ def covariate_changes(tables: PublishedTables) -> list[Sentence]:
         f"{name} {of_model['rope_imag_frac']:.0%} by rope_imag_frac, {of_model['freq_centroid']:.0%} by freq_centroid"
         for name, of_model in shares.items()
     )
-    return [
-        Sentence(
-            "sentence/covariate",
-            _WHERE,
-            "on partial-RoPE Pythia the attenuation runs through rope_imag_frac (freq_centroid alone attenuates "
-            "nothing), whereas on full-RoPE Llama it runs almost entirely through freq_centroid",
-            "attenuation of the partial correlation of D_head with prev by either control alone",
-            len(ROTARY),
-            models_power(len(ROTARY)),
-            Reading(
-                f"freq_centroid alone attenuates less than {_NOTHING:.0%} on both Pythias and more than "
-                f"{_ALMOST_ENTIRELY:.0%} on Llama; its larger share on Pythia",
-                most,
-                strict,
-            ),
-            Reading(
-                "rope_imag_frac attenuates more on both Pythias, freq_centroid on Llama; models",
-                float(order),
-                order == 3,
-            ),
-            listed,
-        )
-    ]
+    yield Sentence(
+        "sentence/covariate",
+        _WHERE,
+        "on partial-RoPE Pythia the attenuation runs through rope_imag_frac (freq_centroid alone attenuates "
+        "nothing), whereas on full-RoPE Llama it runs almost entirely through freq_centroid",
+        "attenuation of the partial correlation of D_head with prev by either control alone",
+        len(ROTARY),
+        models_power(len(ROTARY)),
+        Reading(
+            f"freq_centroid alone attenuates less than {_NOTHING:.0%} on both Pythias and more than "
+            f"{_ALMOST_ENTIRELY:.0%} on Llama; its larger share on Pythia",
+            most,
+            strict,
+        ),
+        Reading(
+            "rope_imag_frac attenuates more on both Pythias, freq_centroid on Llama; models", float(order), order == 3
+        ),
+        listed,
+    )
 
 
-def flags_without_a_forward_pass(tables: PublishedTables) -> list[Sentence]:
+def flags_without_a_forward_pass(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 11's practical reading: phase or D_head flag positional-routing heads."""
     rows = []
     for name in ROTARY:
@@ -105,25 +95,22 @@ def flags_without_a_forward_pass(tables: PublishedTables) -> list[Sentence]:
         for _, row in table.iterrows()
     )
     positive = {name: int(own["positive"].iloc[0]) for name, own in of_model.items()}
-    return [
-        Sentence(
-            "sentence/triage",
-            "FP, section 11",
-            "under RoPE, rope_imag_frac (or the D_head percentile) flags positional-routing heads "
-            "without a forward pass",
-            f"heads with prev > {_STRONG} among as many of the highest by either column, and AUC, on three models",
-            min(positive.values()),
-            f"{', '.join(f'{name} {count}' for name, count in positive.items())} such heads; Holm over {len(table)} "
-            f"finds {int(significant(table['pvalue'].to_numpy()).sum())} of {len(table)} AUC above 1/2",
-            Reading(
-                "on every model at least half of those flagged by the better column are such heads; smallest share",
-                best,
-                best >= 0.5,
-            ),
-            Reading("every AUC is above 1/2; the smallest", least, least > 0.5),
-            listed,
-        )
-    ]
+    yield Sentence(
+        "sentence/triage",
+        "FP, section 11",
+        "under RoPE, rope_imag_frac (or the D_head percentile) flags positional-routing heads without a forward pass",
+        f"heads with prev > {_STRONG} among as many of the highest by either column, and AUC, on three models",
+        min(positive.values()),
+        f"{', '.join(f'{name} {count}' for name, count in positive.items())} such heads; Holm over {len(table)} "
+        f"finds {int(significant(table['pvalue'].to_numpy()).sum())} of {len(table)} AUC above 1/2",
+        Reading(
+            "on every model at least half of those flagged by the better column are such heads; smallest share",
+            best,
+            best >= 0.5,
+        ),
+        Reading("every AUC is above 1/2; the smallest", least, least > 0.5),
+        listed,
+    )
 
 
 _CONTROLS = ("rope_imag_frac", "freq_centroid")
@@ -136,8 +123,3 @@ def _share(heads: pd.DataFrame, control: str) -> float:
         for more in ([], [control])
     )
     return float(np.divide(before - after, before))
-
-
-def _places(heads: pd.DataFrame, column: str) -> pd.Series:
-    """Percentiles of a column within the model of the top 5 by prev."""
-    return heads[column].rank(pct=True)[heads["prev"].nlargest(5).index]

@@ -1,10 +1,8 @@
 """Sentences of "Decoupling Positional and Symbolic Attention Behavior" (PS): its models' scores were not published."""
 
 import math
+from collections.abc import Iterator
 
-import pandas as pd
-
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint.replication import exact_heads
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences.phase import ROTARY
@@ -16,157 +14,136 @@ _FACTORS = tuple(2 + step / 4 for step in range(1, 21))  # angles above 2 pi / n
 _MODELS = "gemma-2-2b-it, and of its Qwen-2 and Llama-3 models"
 
 
-def frequency_and_behaviour(tables: PublishedTables) -> list[Sentence]:
+def frequency_and_behaviour(tables: PublishedTables) -> Iterator[Sentence]:
     """The main finding: needs PS's models; FP's tables hold a stand-in."""
-    table = pd.concat(
-        [spearman_table(tables.heads[name], "freq_centroid", list(_SIGNS)).assign(model=name) for name in ROTARY],
-        ignore_index=True,
-    )
+    table = tables.correlations(ROTARY, "freq_centroid", list(_SIGNS))
     right = table["statistic"] * table["against"].map(_SIGNS) > 0
     sure = right & significant(table["pvalue"].to_numpy())
-    sizes = {name: len(tables.heads[name]) for name in ROTARY}
+    sizes = tables.sizes(ROTARY)
     listed = ", ".join(f"{row['model']} {row['against']} {row['statistic']:+.2f}" for _, row in table.iterrows())
-    return [
-        Sentence(
-            "sentence/ps_frequencies",
-            "PS, abstract and section 3.3",
-            "all heads exhibit a strong correspondence between behavior and frequency use",
-            "stand-in from FP's tables: rank correlation of freq_centroid with prev, dup and ind on three models, Holm "
-            "over 9",
-            min(sizes.values()),
-            correlations_power(sizes, len(table)),
-            None,
-            Reading(
-                "higher frequencies with prev, lower with dup and ind, all nine significant; their number",
-                float(sure.sum()),
-                bool(sure.all()),
-            ),
-            f"needs the weights of {_MODELS} (`tlspectral.positional.positional_symbolic` with per_frequency=True); "
-            f"{listed}",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_frequencies",
+        "PS, abstract and section 3.3",
+        "all heads exhibit a strong correspondence between behavior and frequency use",
+        "stand-in from FP's tables: rank correlation of freq_centroid with prev, dup and ind on three models, Holm "
+        "over 9",
+        min(sizes.values()),
+        correlations_power(sizes, len(table)),
+        None,
+        Reading.every("higher frequencies with prev, lower with dup and ind, all nine significant; their number", sure),
+        f"needs the weights of {_MODELS} (`tlspectral.positional.positional_symbolic` with per_frequency=True); "
+        f"{listed}",
+    )
 
 
-def scores_are_negatively_correlated(tables: PublishedTables) -> list[Sentence]:
+def scores_are_negatively_correlated(tables: PublishedTables) -> Iterator[Sentence]:
     """The correlation that is called strong support of Theorem 1."""
     del tables
-    return [
-        Sentence(
-            "sentence/ps_exclusion",
-            "PS, section 3.3",
-            "strong empirical support for our theoretical positional-symbolic exclusion principle [...] r = -0.91",
-            "correlation of the two scores over heads beside that of heads which follow a swap by the toss of a coin",
-            208,
-            correlations_power({"gemma-2-2b-it": 208}, 1),
-            None,
-            None,
-            f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic` gives the correlation beside its null)",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_exclusion",
+        "PS, section 3.3",
+        "strong empirical support for our theoretical positional-symbolic exclusion principle [...] r = -0.91",
+        "correlation of the two scores over heads beside that of heads which follow a swap by the toss of a coin",
+        208,
+        correlations_power({"gemma-2-2b-it": 208}, 1),
+        None,
+        None,
+        f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic` gives the correlation beside its null)",
+    )
 
 
-def early_heads_are_more_positional(tables: PublishedTables) -> list[Sentence]:
+def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentence]:
     """The medians of footnote 2."""
     del tables
-    return [
-        Sentence(
-            "sentence/ps_medians",
-            "PS, section 3.3, footnote 2",
-            "For positional scores, early layers showed a higher median (0.83) than late layers (0.56 [...]). "
-            "Conversely, symbolic scores were higher in late layers (median 0.67) than in early layers (median 0.49",
-            "medians of the two scores over heads of early and late layers, Mood's test",
-            208,
-            "none: the test takes heads as independent, and no table of scores was published",
-            None,
-            None,
-            f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic_profile` with preset='paper' gives "
-            "`median_tests`); medians depend on tau, which PS does not give",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_medians",
+        "PS, section 3.3, footnote 2",
+        "For positional scores, early layers showed a higher median (0.83) than late layers (0.56 [...]). "
+        "Conversely, symbolic scores were higher in late layers (median 0.67) than in early layers (median 0.49",
+        "medians of the two scores over heads of early and late layers, Mood's test",
+        208,
+        "none: the test takes heads as independent, and no table of scores was published",
+        None,
+        None,
+        f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic_profile` with preset='paper' gives "
+        "`median_tests`); medians depend on tau, which PS does not give",
+    )
 
 
-def wrong_frequencies_leave_shapes(tables: PublishedTables) -> list[Sentence]:
+def wrong_frequencies_leave_shapes(tables: PublishedTables) -> Iterator[Sentence]:
     """Accuracy against the place of the answer: a statement about trained models."""
     del tables
-    return [
-        Sentence(
-            "sentence/ps_shapes",
-            "PS, introduction and Figure 3A",
-            "in this case, a U -shaped accuracy pattern tends to emerge",
-            "accuracy of trained models by the place of the answer",
-            0,
-            "none: no table of accuracies was published",
-            None,
-            None,
-            "needs the weights of PS's toy models; `tlspectral study canonical` trains such models, and Theorem 7 has "
-            "the shape of the constructions",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_shapes",
+        "PS, introduction and Figure 3A",
+        "in this case, a U -shaped accuracy pattern tends to emerge",
+        "accuracy of trained models by the place of the answer",
+        0,
+        "none: no table of accuracies was published",
+        None,
+        None,
+        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models, and Theorem 7 has "
+        "the shape of the constructions",
+    )
 
 
-def one_angle_is_not_enough(tables: PublishedTables) -> list[Sentence]:
+def one_angle_is_not_enough(tables: PublishedTables) -> Iterator[Sentence]:
     """Partial induction cannot be solved with one frequency: a statement about trained models."""
     del tables
-    return [
-        Sentence(
-            "sentence/ps_one_angle",
-            "PS, section 4",
-            "a toy model with 1-RoPE angle can not solve the partial induction task",
-            "accuracy of trained models with one and two frequencies",
-            0,
-            "none: no table of accuracies was published",
-            None,
-            None,
-            "needs the weights of PS's toy models; `tlspectral study canonical` trains such models",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_one_angle",
+        "PS, section 4",
+        "a toy model with 1-RoPE angle can not solve the partial induction task",
+        "accuracy of trained models with one and two frequencies",
+        0,
+        "none: no table of accuracies was published",
+        None,
+        None,
+        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models",
+    )
 
 
-def angles_above_the_limit(tables: PublishedTables) -> list[Sentence]:
+def angles_above_the_limit(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4: above 2 pi / n weights are not maximized in just one position."""
     del tables
     length = exact_heads.INDEX.length
     several = [factor for factor in _FACTORS if not exact_heads.one_maximum(factor * math.pi / length)]
     listed = ", ".join(f"{factor:g}" for factor in several)
-    return [
-        Sentence(
-            "sentence/ps_angle",
-            "PS, section 4",
-            "if the angle is greater than 2 pi / n, attention weights are not maximized in just one position",
-            f"{len(_FACTORS)} angles from {_FACTORS[0]} to {_FACTORS[-1]:g} pi / n, n = {length}",
-            len(_FACTORS),
-            "exact: the weights of the construction, no sample",
-            Reading(
-                "at each of them several positions tie for the largest weight; how many",
-                float(len(several)),
-                len(several) == len(_FACTORS),
-            ),
-            Reading("at some of them; how many", float(len(several)), bool(several)),
-            f"ties at {listed or 'none'} pi / n: places are integers, so a period has to divide a distance",
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_angle",
+        "PS, section 4",
+        "if the angle is greater than 2 pi / n, attention weights are not maximized in just one position",
+        f"{len(_FACTORS)} angles from {_FACTORS[0]} to {_FACTORS[-1]:g} pi / n, n = {length}",
+        len(_FACTORS),
+        "exact: the weights of the construction, no sample",
+        Reading(
+            "at each of them several positions tie for the largest weight; how many",
+            float(len(several)),
+            len(several) == len(_FACTORS),
+        ),
+        Reading("at some of them; how many", float(len(several)), bool(several)),
+        f"ties at {listed or 'none'} pi / n: places are integers, so a period has to divide a distance",
+    )
 
 
-def constructions_solve_their_tasks(tables: PublishedTables) -> list[Sentence]:
+def constructions_solve_their_tasks(tables: PublishedTables) -> Iterator[Sentence]:
     """Theorems 3, 5 and 6 with the constructions that their proofs give, and with corrected ones."""
     printed = {claim.what: claim.ours or 0.0 for claim in exact_heads.printed_constructions(tables)}
     corrected = {claim.what: claim.ours or 0.0 for claim in exact_heads.existence(tables)}
     listed = ", ".join(f"{what.split(':')[0]} {value:.3f}" for what, value in printed.items())
     rare = 1 - 0.2 ** (1 / exact_heads.PROMPTS)
-    return [
-        Sentence(
-            "sentence/ps_constructions",
-            "PS, Theorems 3, 5 and 6 with appendix C",
-            "there is a purely positional head H_POS [symbolic head H_SYM, head H_MIX with two angles] such that M = f",
-            "share of random prompts of the task that each of the three heads answers rightly",
-            exact_heads.PROMPTS,
-            f"a share of errors of {rare:.1e} is seen with power 0.8 in {exact_heads.PROMPTS} prompts",
-            Reading(
-                "the constructions as printed answer every prompt; smallest share",
-                min(printed.values()),
-                min(printed.values()) == 1,
-            ),
-            Reading("corrected ones do; smallest share", min(corrected.values()), min(corrected.values()) == 1),
-            listed,
-        )
-    ]
+    yield Sentence(
+        "sentence/ps_constructions",
+        "PS, Theorems 3, 5 and 6 with appendix C",
+        "there is a purely positional head H_POS [symbolic head H_SYM, head H_MIX with two angles] such that M = f",
+        "share of random prompts of the task that each of the three heads answers rightly",
+        exact_heads.PROMPTS,
+        f"a share of errors of {rare:.1e} is seen with power 0.8 in {exact_heads.PROMPTS} prompts",
+        Reading(
+            "the constructions as printed answer every prompt; smallest share",
+            min(printed.values()),
+            min(printed.values()) == 1,
+        ),
+        Reading("corrected ones do; smallest share", min(corrected.values()), min(corrected.values()) == 1),
+        listed,
+    )

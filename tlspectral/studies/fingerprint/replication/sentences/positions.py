@@ -1,10 +1,10 @@
 """FP section 6 and the abstract: whether the strongest previous-token heads rotate under RoPE and not elsewhere."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
 
 from tlspectral.stats import PartialCorrelation, partial_spearman, top_head_percentile, top_k_sensitivity
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
@@ -12,6 +12,7 @@ from tlspectral.studies.fingerprint.replication.positional_schemes import (
     NOT_ROPE,
     POSITIONS,
     ROPE,
+    places_of_top,
     scheme,
     top_percentiles,
     with_layers,
@@ -33,7 +34,7 @@ _RANDOM = math.sqrt(0.5)  # dir_frac of a random M
 _NORMAL = 1.959964
 
 
-def strong_heads_rotate(tables: PublishedTables) -> list[Sentence]:
+def strong_heads_rotate(tables: PublishedTables) -> Iterator[Sentence]:
     """The abstract's main sentence, head by head and model by model."""
     places = {name: top_head_percentile(heads).percentiles for name, heads in tables.heads.items()}
     right = {
@@ -44,53 +45,45 @@ def strong_heads_rotate(tables: PublishedTables) -> list[Sentence]:
     apart = sum(medians[name] > 0.5 for name in _ROPE) + sum(medians[name] < 0.5 for name in _OTHERS)
     wrong = {name: [value for value in places[name] if (value > 0.5) != (name in _ROPE)] for name in places}
     listed = "; ".join(f"{name} {', '.join(f'{v:.2f}' for v in values)}" for name, values in wrong.items() if values)
-    return [
-        Sentence(
-            "sentence/rotational",
-            "FP, abstract and section 6",
-            "the strongest previous-token heads are spectrally rotational under RoPE and non-rotational [...] where "
-            "position enters outside QK",
-            "percentile of D_head within the model of the top 5 by prev, seven models",
-            len(places),
-            "exact permutation over models: smallest p 1/35; heads of a model are no independent units",
-            Reading(
-                f"all {heads} heads are on their side of the model's median; their number",
-                float(sum(right.values())),
-                sum(right.values()) == heads,
-            ),
-            Reading("the median of every model's five is; models", float(apart), apart == len(places)),
-            f"on the other side: {listed or 'none'}",
-        )
-    ]
+    yield Sentence(
+        "sentence/rotational",
+        "FP, abstract and section 6",
+        "the strongest previous-token heads are spectrally rotational under RoPE and non-rotational [...] where "
+        "position enters outside QK",
+        "percentile of D_head within the model of the top 5 by prev, seven models",
+        len(places),
+        "exact permutation over models: smallest p 1/35; heads of a model are no independent units",
+        Reading(
+            f"all {heads} heads are on their side of the model's median; their number",
+            float(sum(right.values())),
+            sum(right.values()) == heads,
+        ),
+        Reading("the median of every model's five is; models", float(apart), apart == len(places)),
+        f"on the other side: {listed or 'none'}",
+    )
 
 
-def separation_at_every_k(tables: PublishedTables) -> list[Sentence]:
+def separation_at_every_k(tables: PublishedTables) -> Iterator[Sentence]:
     """Perfect separation at every top-k examined: four were."""
     groups = {name: scheme(name) for name in tables.heads}
-    fits = tuple(k for k in _TRIED if k <= min(map(len, tables.heads.values())))
+    fits = tuple(k for k in _TRIED if k <= min(tables.sizes().values()))
     table = top_k_sensitivity(tables.heads, groups, ks=fits).set_index("k")
     right = (table["upper"] == ROPE) & table["separated"]
     fails = ", ".join(map(str, right.index[~right])) or "none"
-    return [
-        Sentence(
-            "sentence/every_k",
-            "FP, abstract and section 6",
-            "the model-level separation is perfect at every top-k examined",
-            f"medians of RoPE models above all others, for k of {', '.join(map(str, fits))}",
-            len(tables.heads),
-            "exact permutation over models: smallest p 1/35 at each k",
-            Reading("at every k tried here; how many of them", float(right.sum()), bool(right.all())),
-            Reading(
-                "at the four of the text (1, 3, 5, 10); how many",
-                float(right[list(_EXAMINED)].sum()),
-                bool(right[list(_EXAMINED)].all()),
-            ),
-            f"fails at k of {fails}",
-        )
-    ]
+    yield Sentence(
+        "sentence/every_k",
+        "FP, abstract and section 6",
+        "the model-level separation is perfect at every top-k examined",
+        f"medians of RoPE models above all others, for k of {', '.join(map(str, fits))}",
+        len(tables.heads),
+        "exact permutation over models: smallest p 1/35 at each k",
+        Reading.every("at every k tried here; how many of them", right),
+        Reading.every("at the four of the text (1, 3, 5, 10); how many", right[list(_EXAMINED)]),
+        f"fails at k of {fails}",
+    )
 
 
-def increment_is_robust(tables: PublishedTables) -> list[Sentence]:
+def increment_is_robust(tables: PublishedTables) -> Iterator[Sentence]:
     """D_head beyond dir_frac on RoPE models, with other estimators too."""
     partials = {name: _three_partials(tables.heads[name]) for name in _ROPE}
     every = [partial for of_model in partials.values() for partial in of_model]
@@ -102,89 +95,79 @@ def increment_is_robust(tables: PublishedTables) -> list[Sentence]:
         f"{name} {', '.join(f'{partial.statistic:+.2f}' for partial in of_model)}"
         for name, of_model in partials.items()
     )
-    return [
-        Sentence(
-            "sentence/robust",
-            _WHERE,
-            "On every RoPE model, D_head's incremental contribution beyond dir_frac is positive and robust",
-            "partial correlations of D_head with prev given dir_frac: the paper's, on ranks, and with layers held "
-            "fixed too, on three models, Holm over 9",
-            min(partial.n for partial in every),
-            correlations_power({name: of_model[0].n for name, of_model in partials.items()}, len(every)),
-            Reading("all nine are positive and significant; the smallest", worst, bool(robust.all()) and worst > 0),
-            Reading("the paper's own three are (Holm over 3); the smallest", first, bool(plain.all()) and first > 0),
-            f"the paper's, on ranks, with layers: {listed}",
-        )
-    ]
+    yield Sentence(
+        "sentence/robust",
+        _WHERE,
+        "On every RoPE model, D_head's incremental contribution beyond dir_frac is positive and robust",
+        "partial correlations of D_head with prev given dir_frac: the paper's, on ranks, and with layers held "
+        "fixed too, on three models, Holm over 9",
+        min(partial.n for partial in every),
+        correlations_power({name: of_model[0].n for name, of_model in partials.items()}, len(every)),
+        Reading("all nine are positive and significant; the smallest", worst, bool(robust.all()) and worst > 0),
+        Reading("the paper's own three are (Holm over 3); the smallest", first, bool(plain.all()) and first > 0),
+        f"the paper's, on ranks, with layers: {listed}",
+    )
 
 
-def content_like_profiles(tables: PublishedTables) -> list[Sentence]:
+def content_like_profiles(tables: PublishedTables) -> Iterator[Sentence]:
     """Content-like symmetric profiles under learned absolute positions."""
-    content = {name: _places_of_top(tables.heads[name], "content_pos_frac") for name in POSITIONS}
+    content = {name: places_of_top(tables.heads[name], "content_pos_frac") for name in POSITIONS}
     medians = {name: float(np.median(content[name])) for name in _ABSOLUTE}
     absolute, rope = (float(np.median(np.concatenate([content[n] for n in names]))) for names in (_ABSOLUTE, _ROPE))
     tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ABSOLUTE])["dir_frac"]
     listed = ", ".join(f"{name} {value:.2f}" for name, value in medians.items())
     above = ", ".join(f"{value:.2f}" for value in tops[tops >= _RANDOM])
     models = "three models say little: exact permutation has p = 1/20 at best"
-    return [
-        Sentence(
-            "sentence/content_like",
-            _WHERE,
-            "all with content-like symmetric profiles, content_pos_frac 0.46-0.57",
-            "learned-absolute models: percentile of content_pos_frac within the model of the top 5 by prev",
-            len(_ABSOLUTE),
-            models,
-            Reading(
-                "the median of the five is above the model's on all three; the lowest",
-                min(medians.values()),
-                min(medians.values()) > 0.5,
-            ),
-            Reading(
-                "the median over their 15 heads is above that over the 15 of RoPE models; their difference",
-                absolute - rope,
-                absolute > rope,
-            ),
-            f"medians of the five: {listed}; over 15 heads {absolute:.2f}, under RoPE {rope:.2f}",
+    yield Sentence(
+        "sentence/content_like",
+        _WHERE,
+        "all with content-like symmetric profiles, content_pos_frac 0.46-0.57",
+        "learned-absolute models: percentile of content_pos_frac within the model of the top 5 by prev",
+        len(_ABSOLUTE),
+        models,
+        Reading(
+            "the median of the five is above the model's on all three; the lowest",
+            min(medians.values()),
+            min(medians.values()) > 0.5,
         ),
-        Sentence(
-            "sentence/symmetric_end",
-            "FP, section 10",
-            "trained learned-absolute LLMs end at symmetric profiles",
-            "dir_frac of the top 5 by prev of three models, against sqrt(1/2) of a random M",
-            len(_ABSOLUTE),
-            models,
-            Reading(
-                f"all {len(tops)} are below random; their number",
-                float((tops < _RANDOM).sum()),
-                bool((tops < _RANDOM).all()),
-            ),
-            Reading("their median is; it", float(tops.median()), float(tops.median()) < _RANDOM),
-            f"from {tops.min():.2f} to {tops.max():.2f}, 0 is symmetric; not below random: {above or 'none'}",
+        Reading(
+            "the median over their 15 heads is above that over the 15 of RoPE models; their difference",
+            absolute - rope,
+            absolute > rope,
         ),
-    ]
+        f"medians of the five: {listed}; over 15 heads {absolute:.2f}, under RoPE {rope:.2f}",
+    )
+    yield Sentence(
+        "sentence/symmetric_end",
+        "FP, section 10",
+        "trained learned-absolute LLMs end at symmetric profiles",
+        "dir_frac of the top 5 by prev of three models, against sqrt(1/2) of a random M",
+        len(_ABSOLUTE),
+        models,
+        Reading.every(f"all {len(tops)} are below random; their number", tops < _RANDOM),
+        Reading("their median is; it", float(tops.median()), float(tops.median()) < _RANDOM),
+        f"from {tops.min():.2f} to {tops.max():.2f}, 0 is symmetric; not below random: {above or 'none'}",
+    )
 
 
-def head_dimension_is_excluded(tables: PublishedTables) -> list[Sentence]:
+def head_dimension_is_excluded(tables: PublishedTables) -> Iterator[Sentence]:
     """Three models with d_k = 64 cannot be tested; their order can be seen."""
     values = top_percentiles(tables)
     gap = values["pythia-410m"] - max(values["gpt2"], values["opt-1.3b"])
-    return [
-        Sentence(
-            "sentence/head_dimension",
-            _WHERE,
-            "Holding d_k = 64 fixed [...] ties the contrast to the positional scheme, not head dimension",
-            "median percentile of the top 5: Pythia-410m against GPT-2 and OPT-1.3B",
-            3,
-            "exact permutation of one model against two: smallest p 1/3, so no power at 0.05",
-            None,
-            Reading("Pythia-410m is above both; by", gap, gap > 0),
-            "needs the weights of more models with d_k = 64: three with RoPE and three without for p = 1/20",
-        )
-    ]
+    yield Sentence(
+        "sentence/head_dimension",
+        _WHERE,
+        "Holding d_k = 64 fixed [...] ties the contrast to the positional scheme, not head dimension",
+        "median percentile of the top 5: Pythia-410m against GPT-2 and OPT-1.3B",
+        3,
+        "exact permutation of one model against two: smallest p 1/3, so no power at 0.05",
+        None,
+        Reading("Pythia-410m is above both; by", gap, gap > 0),
+        "needs the weights of more models with d_k = 64: three with RoPE and three without for p = 1/20",
+    )
 
 
-def no_gradation_within(tables: PublishedTables) -> list[Sentence]:
+def no_gradation_within(tables: PublishedTables) -> Iterator[Sentence]:
     """No further gradation within confirmed previous-token heads."""
     parts = {name: heads[heads["prev"] > 0.2] for name, heads in tables.heads.items() if name in _ROPE}
     partials = {name: partial_spearman(p["D_head"], p["prev"], p[["dir_frac"]]) for name, p in parts.items()}
@@ -193,31 +176,26 @@ def no_gradation_within(tables: PublishedTables) -> list[Sentence]:
     largest = max(abs(partial.statistic) for partial in partials.values())
     detectable = [detectable_correlation(partial.n) for partial in partials.values()]
     listed = ", ".join(f"{name} {p.statistic:+.2f} (n = {p.n}, p = {p.pvalue:.2g})" for name, p in partials.items())
-    return [
-        Sentence(
-            "sentence/within_class",
-            _WHERE,
-            "within confirmed prev heads there is no further gradation (subset partials n.s.)",
-            "partial correlation of D_head with prev given dir_frac among heads with prev > 0.2, three models",
-            min(partial.n for partial in partials.values()),
-            f"|rho| of {min(detectable):.2f} to {max(detectable):.2f} is found with power 0.8: the "
-            "test cannot see less",
-            Reading(
-                f"all 95 % intervals lie within +-{_MODERATE}; the end furthest from 0",
-                max(ends),
-                max(ends) < _MODERATE,
-            ),
-            Reading(
-                "none is significant (Holm over 3); largest |rho|",
-                largest,
-                not math.isnan(largest) and not significant(pvalues).any(),
-            ),
-            listed,
-        )
-    ]
+    yield Sentence(
+        "sentence/within_class",
+        _WHERE,
+        "within confirmed prev heads there is no further gradation (subset partials n.s.)",
+        "partial correlation of D_head with prev given dir_frac among heads with prev > 0.2, three models",
+        min(partial.n for partial in partials.values()),
+        f"|rho| of {min(detectable):.2f} to {max(detectable):.2f} is found with power 0.8: the test cannot see less",
+        Reading(
+            f"all 95 % intervals lie within +-{_MODERATE}; the end furthest from 0", max(ends), max(ends) < _MODERATE
+        ),
+        Reading(
+            "none is significant (Holm over 3); largest |rho|",
+            largest,
+            not math.isnan(largest) and not significant(pvalues).any(),
+        ),
+        listed,
+    )
 
 
-def other_metrics_agree(tables: PublishedTables) -> list[Sentence]:
+def other_metrics_agree(tables: PublishedTables) -> Iterator[Sentence]:
     """imag_mass positive and Henrici negative on all models."""
     found = {
         (metric, method, name): (sign, partial_spearman(heads[metric], heads["prev"], heads["dir_frac"], method=method))
@@ -233,23 +211,19 @@ def other_metrics_agree(tables: PublishedTables) -> list[Sentence]:
         for (metric, method, name), fine in zip(found, sure, strict=True)
         if not fine
     )
-    sizes = {name: len(heads) for name, heads in tables.heads.items()}
-    return [
-        Sentence(
-            "sentence/metric_specificity",
-            _WHERE,
-            "imag_mass is incrementally positive on all models and Henrici non-normality negative on all",
-            "partial correlations with prev given dir_frac, seven models, by the paper's estimator and on ranks, Holm "
-            "over 28",
-            min(sizes.values()),
-            correlations_power(sizes, len(found)),
-            Reading("all 28 have the sign and are significant; their number", float(sure.sum()), bool(sure.all())),
-            Reading(
-                "the paper's own 14 have the sign; their number", float(right[hybrid].sum()), bool(right[hybrid].all())
-            ),
-            f"not so: {fails or 'none'}",
-        )
-    ]
+    sizes = tables.sizes()
+    yield Sentence(
+        "sentence/metric_specificity",
+        _WHERE,
+        "imag_mass is incrementally positive on all models and Henrici non-normality negative on all",
+        "partial correlations with prev given dir_frac, seven models, by the paper's estimator and on ranks, Holm "
+        "over 28",
+        min(sizes.values()),
+        correlations_power(sizes, len(found)),
+        Reading.every("all 28 have the sign and are significant; their number", sure),
+        Reading.every("the paper's own 14 have the sign; their number", right[hybrid]),
+        f"not so: {fails or 'none'}",
+    )
 
 
 def _three_partials(heads: pd.DataFrame) -> list[PartialCorrelation]:
@@ -260,10 +234,6 @@ def _three_partials(heads: pd.DataFrame) -> list[PartialCorrelation]:
         partial_spearman(x, y, heads[["dir_frac"]], method="rank"),
         partial_spearman(x, y, with_layers(heads)),
     ]
-
-
-def _places_of_top(heads: pd.DataFrame, column: str) -> Float64[np.ndarray, "five"]:
-    return heads[column].rank(pct=True)[heads["prev"].nlargest(5).index].to_numpy(dtype=np.float64)
 
 
 def _largest_end(partial: PartialCorrelation) -> float:

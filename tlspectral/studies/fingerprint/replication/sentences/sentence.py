@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+
 HOLDS = "holds"
 KINDLY = "holds only kindly"
 FAILS = "does not hold"
@@ -25,6 +29,11 @@ class Reading:
     asks: str
     value: float
     holds: bool
+
+    @classmethod
+    def every(cls, asks: str, met: pd.Series | Bool[np.ndarray, "units"]) -> "Reading":
+        """A reading by which all units meet a condition; `value` is how many do."""
+        return cls(asks, float(met.sum()), bool(met.all()))
 
 
 @dataclass(frozen=True)
