@@ -10,11 +10,10 @@ from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
 from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.positional.profile import median_tests
+from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint.class_test import class_test
-from tlspectral.studies.fingerprint.columns import SPEARMAN_TABLE
 from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tasks import sign_flip_p
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +136,7 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [alike]),
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [very_alike]),
         (stats.partial_spearman.__doc__, "partial_spearman(layers=), hybrid", [*layers_apart, depth]),
-        (spearman_table.__doc__, "spearman_table", [very_alike]),
+        (stats.spearman_table.__doc__, "spearman_table", [very_alike]),
         (spearman["pvalue"], "spearman_table", [very_alike]),
         (stats.layer_bootstrap.__doc__, interval, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),

@@ -7,6 +7,7 @@ from tlspectral.stats.correlations import (
     PartialCorrelation,
     benjamini_hochberg,
     partial_spearman,
+    spearman_table,
 )
 from tlspectral.stats.model_groups import leave_one_model_out, top_k_sensitivity
 from tlspectral.stats.permutation import ModelPermutation, model_permutation_test
@@ -45,6 +46,7 @@ __all__ = [
     "model_permutation_test",
     "partial_spearman",
     "rank_biserial",
+    "spearman_table",
     "top_head_percentile",
     "top_k_sensitivity",
     "triage",

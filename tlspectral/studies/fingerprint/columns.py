@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from tlspectral.stats.columns import N_DROPPED, REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.published_columns import ARM, BEHAVIOUR, CHECKPOINT_STEP, N_HEADS, RAW, SEED, STEP
@@ -191,30 +190,6 @@ _RANKS = (
         source="FP 9, Q3", does_not_establish="A level for the best of several columns: it is that of one."),
 )
 
-_INDEPENDENT = (
-    "Significance: p takes heads as independent, and those of a layer are not. At nominal 5 % it rejects "
-    "17.4 to 26.6 % of simulated tables with an intra-class correlation of 0.4; partial_spearman with layers "
-    "does not."
-)
-_SPEARMAN = (
-    Column("column", "One column of the head table.", "label", range="a column of the head table", source="FP Table 1"),
-    Column("against", "The other column.", "label", range="a column of the head table", source="FP Table 1"),
-    Column("statistic",
-        "Spearman's rank correlation of the two over heads. NaN for a constant or fewer than three heads.",
-        "correlation", range="-1 .. 1", source="FP Table 1", also_known_as="rho",
-        does_not_establish="That one makes the other: both may follow a third, such as depth or the size of the "
-        "weights."),
-    Column("pvalue", "Two-sided p of no correlation, scipy's.", "probability", range="0 .. 1", source="FP Table 1",
-        does_not_establish=_INDEPENDENT),
-    Column("q", "pvalue after Benjamini and Hochberg, over all pairs of the table.", "probability", range="0 .. 1",
-        source="FP Table 1", also_known_as="false discovery rate", does_not_establish=_INDEPENDENT),
-    Column("significant", "Whether q is at or below alpha (default .05).", "flag", range="False, True",
-        source="FP Table 1", does_not_establish=_INDEPENDENT),
-    Column("n", "Heads that have both values.", "count", range="0 .. heads",
-        does_not_establish="An effective sample size: heads of a layer are not independent."),
-    N_DROPPED, REASON,
-)
-
 _REPLICATION = "`tlspectral.studies.fingerprint.replication."
 
 REPLICATE = Table("replicate",
@@ -233,8 +208,6 @@ BESIDE_PUBLISHED = {
 }
 EVENTUAL_HEAD_RANK = Table("eventual_head_rank",
     "`tlspectral.studies.fingerprint.history_questions.eventual_head_rank`", _RANKS)
-SPEARMAN_TABLE = Table("spearman_table", "`tlspectral.studies.fingerprint.spearman_table.spearman_table`", _SPEARMAN)
 TABLES = (
-    SPEARMAN_TABLE, REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, *BESIDE_PUBLISHED.values(),
-    EVENTUAL_HEAD_RANK,
+    REPLICATE, SCHEME_MODELS, SCHEME_HEADS, IOI_CLASSES, SIDE_BY_SIDE, *BESIDE_PUBLISHED.values(), EVENTUAL_HEAD_RANK,
 )

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import hypergeometric_overlap, partial_spearman
+from tlspectral.stats import hypergeometric_overlap, partial_spearman, spearman_table
 from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
 
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))

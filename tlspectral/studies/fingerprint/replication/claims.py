@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
+from tlspectral.stats import spearman_table
 from tlspectral.tables import stacked
 from tlspectral.tables.published import (
     PUBLISHED_CHECKPOINTS,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pandas as pd
 import scipy.stats
 
+from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint import columns
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tables import named
 from tlspectral.tables.published import published_heads
 from tlspectral.tables.required import require

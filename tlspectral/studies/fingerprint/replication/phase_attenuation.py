@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from tlspectral.stats import attenuation, partial_spearman
+from tlspectral.stats import attenuation, partial_spearman, spearman_table
 from tlspectral.studies.fingerprint.printed_pvalues import partial_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
 
 _TABLE, _SECTION = "FP, Table 3", "FP, section 7"
 # partial, with phase controls, attenuation in per cent by the hybrid and by the rank estimator.

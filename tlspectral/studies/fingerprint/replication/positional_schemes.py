@@ -15,13 +15,13 @@ from tlspectral.stats import (
     mann_whitney,
     model_permutation_test,
     partial_spearman,
+    spearman_table,
     top_head_percentile,
     top_k_sensitivity,
 )
 from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
-from tlspectral.studies.fingerprint.spearman_table import spearman_table
 from tlspectral.tables import named
 
 POSITIONS = {
