@@ -24,8 +24,8 @@ LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) te
 LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_positional history_sources html_summary \
 	loading_gguf nulls placebos plot_* plots positional_table positional_traces published report required_tables \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,class_test constrained_contrasts constrained_presets \
-	fingerprint_commands history_questions nested_r_squared printed_pvalues replication)) \
+	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts constrained_presets \
+	fingerprint_commands history_questions printed_pvalues replication)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
 # What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They

@@ -41,16 +41,16 @@ from tlspectral.heads.placebos import placebo_attenuation
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats import (
     benjamini_hochberg,
+    class_test,
     hypergeometric_overlap,
     intraclass_correlation,
     mann_whitney,
     model_permutation_test,
+    nested_r_squared,
     top_head_percentile,
     triage,
 )
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.studies.fingerprint.class_test import class_test
-from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
 from tlspectral.tables.published import PUBLISHED_HEADS, published_heads
 from tlspectral.wiring import edge_effects
 

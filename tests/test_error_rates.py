@@ -12,8 +12,6 @@ from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.studies.fingerprint.class_test import class_test
-from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
 from tlspectral.tasks import sign_flip_p
 
 ROOT = Path(__file__).parents[1]
@@ -141,9 +139,9 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (stats.layer_bootstrap.__doc__, interval, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, [depth]),
-        (nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
+        (stats.nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
         (stats.hypergeometric_overlap.__doc__, "hypergeometric_overlap", [depth]),
-        (class_test.__doc__, "class_test", [very_alike]),
+        (stats.class_test.__doc__, "class_test", [very_alike]),
         (stats.attenuation.__doc__, "attenuation.interval", [independent, very_alike]),
         (another["low"], interval, layers_apart),
         (another["low"], interval, [depth]),

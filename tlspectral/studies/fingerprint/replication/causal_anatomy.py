@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import hypergeometric_overlap, partial_spearman, spearman_table
-from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
+from tlspectral.stats import hypergeometric_overlap, nested_r_squared, partial_spearman, spearman_table
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 
 _WHERE = "FP, section 5"

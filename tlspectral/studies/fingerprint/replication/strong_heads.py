@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import intraclass_correlation, partial_spearman
-from tlspectral.studies.fingerprint.class_test import class_test
+from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.studies.fingerprint.replication.positional_schemes import ROPE, scheme

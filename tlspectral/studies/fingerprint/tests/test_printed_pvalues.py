@@ -9,8 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.stats import benjamini_hochberg, model_permutation_test, partial_spearman
-from tlspectral.studies.fingerprint.class_test import class_test
+from tlspectral.stats import benjamini_hochberg, class_test, model_permutation_test, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import (
     class_pvalue,
     gap_pvalue,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.anova import anova_lm
 
-from tlspectral.studies.fingerprint.nested_r_squared import nested_r_squared
+from tlspectral.stats import nested_r_squared
 
 invariant = settings(max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
