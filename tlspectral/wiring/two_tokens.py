@@ -80,8 +80,10 @@ def trace(
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
     captured = {name: kept[name] for name in whole if name in kept}
-    of_scores = (kept.get(name) for name in ("row", "unmasked", "largest"))
-    return TwoTokens(sources, written, residual, norm_behind, captured, *of_scores, kept["pattern"])
+    row, unmasked_row, largest = (kept.get(name) for name in ("row", "unmasked", "largest"))
+    return TwoTokens(
+        sources, written, residual, norm_behind, captured, row, unmasked_row, largest, pattern=kept["pattern"]
+    )
 
 
 def _keep(kept: dict[str, Any], name: str, positions: Any, activation: Tensor, hook: Any) -> None:
