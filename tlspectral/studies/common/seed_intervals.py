@@ -46,6 +46,18 @@ def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, refe
     return intervals(paired, [*by, "arm"], "difference")
 
 
+def equivalence(differences: pd.Series, margin: float) -> dict[str, float]:
+    """Two one-sided t tests that the mean of independent paired differences lies within -margin to margin.
+
+    Returns:
+        `pvalue`, the larger of the two p; `bound`, the smallest margin that the test would pass at the 5 % level.
+    """
+    numbers = np.asarray(differences, dtype=float)
+    n, mean, error = len(numbers), abs(float(numbers.mean())), float(scipy.stats.sem(numbers))
+    bound = mean + float(scipy.stats.t.ppf(_LEVEL, n - 1)) * error
+    return {"pvalue": float(scipy.stats.t.sf((margin - mean) / error, n - 1)), "bound": bound}
+
+
 def share_interval(successes: int, runs: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of independent runs."""
     interval = scipy.stats.binomtest(successes, runs).proportion_ci(_LEVEL, method="wilson")
