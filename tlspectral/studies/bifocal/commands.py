@@ -20,7 +20,8 @@ def learn(
         typer.Argument(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
-            "structure-gap (depths beyond training), resonance, manifold, or source-code (a pretrained model).",
+            "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
+            "longer-context (beside linear, NTK and YaRN scaling), or source-code (a pretrained model).",
         ),
     ],
     output: Annotated[
@@ -35,13 +36,15 @@ def learn(
     Example: tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2
     """
     require_writable(output / "tables.parquet")
-    from tlspectral.studies.bifocal import code_adaptation, experiments, schedule
+    from tlspectral.studies.bifocal import code_adaptation, context_extension, experiments, schedule
     from tlspectral.tables import read_table
 
     paths = experiments.run_experiment(
         name,
         output,
         languages=schedule.QUICK if quick else schedule.FULL,
+        dyck=schedule.QUICK_DYCK if quick else schedule.DYCK,
+        extension=context_extension.QUICK_EXTENSION if quick else context_extension.FULL_EXTENSION,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
         heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
         n_jobs=jobs,

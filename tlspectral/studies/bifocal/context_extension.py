@@ -4,15 +4,16 @@ The model is `LlamaForCausalLM` of transformers, trained from scratch on bytes o
 that its fixed frequencies are read with: linear, dynamic (NTK) and YaRN scaling.
 """
 
+import itertools
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,17 +21,21 @@ from tlspectral.heads import analyze_heads
 from tlspectral.models.loading import load_model
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.spectral_rope import to_spectral
+from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
-from tlspectral.studies.common.seed_intervals import intervals, paired_differences
+from tlspectral.studies.common.seed_intervals import intervals, mean_by, paired_differences, t_interval
+from tlspectral.tasks import Score, paired_effect
 
 START = 256  # the token before the bytes
 # Rate of the frequencies as a share of the weights' rate, for arms that learn them.
 OMEGA_SHARES = {"fixed": None, "learned": 0.1, "learned_fast": 1.0}
 SCALINGS = ("linear", "dynamic", "yarn")
 REFERENCE = "fixed"
+_SHIFTS = ["omega_shift", "log_shift"]
+_MEASURES = ("rope_imag_frac", "D_head", "s_pos")
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,8 @@ class ExtensionSchedule:
 
 FULL_EXTENSION = ExtensionSchedule()
 QUICK_EXTENSION = ExtensionSchedule(
-    width=16, heads=2, mlp=24, steps=2, batch_size=2, length=128, warmup_steps=1, rates=(1e-3,), tuning_seeds=(100,),
-    seeds=(0, 1), held_out=2, adapt_steps=1, bin=64, prompts=1,
+    package="torch.nn", width=16, heads=2, mlp=24, steps=2, batch_size=2, length=128, warmup_steps=1, rates=(1e-3,),
+    tuning_seeds=(100,), seeds=(0,), held_out=2, adapt_steps=1, bin=64, prompts=1,
 )  # fmt: skip
 
 
@@ -86,7 +91,7 @@ QUICK_EXTENSION = ExtensionSchedule(
 class Texts:
     """Bytes of the training files in one piece, and a row of each held-out file, [files, twice the length]."""
 
-    train: Int64[Tensor, "bytes"]
+    train: UInt8[Tensor, "bytes"]
     held_out: Int64[Tensor, "files pos"]
 
 
@@ -102,15 +107,15 @@ def extension_experiment(
         those within (`trained`) and beyond the trained length, with the paired difference to `fixed`.
         `extension_positions`: the same by position. `extension_heads`: `arm, seed, step, layer, head`, the head's
         `rope_imag_frac, D_head, s_pos`, and how far its frequencies have moved, `omega_shift` (root mean square of the
-        change of omega, radians per token) and `log_shift` (the same of its logarithm).
+        change of omega, radians per token) and `log_shift` (the same of its logarithm). `extension_joined`: of
+        `joined`.
 
     What it does not establish: anything of larger models, longer training or other lengths.
     """
-    texts = partial(read_texts, schedule)
 
     def make(runs: list[tuple[str, float, int]], *, reported: bool) -> dict[tuple[str, float, int], Any]:
         names = {run: f"{'' if reported else 'tuning-'}{run[0]}-{run[1]:g}-seed{run[2]}" for run in runs}
-        work = {names[run]: (run[2], partial(train_and_read, schedule, *run, texts, reported)) for run in runs}
+        work = {names[run]: (run[2], partial(train_and_read, schedule, *run, reported)) for run in runs}
         finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
         return {run: finished[names[run]] for run in runs}
 
@@ -123,23 +128,25 @@ def extension_experiment(
     heads = pd.concat([tables["heads"].assign(arm=run[0], seed=run[2]) for run, tables in runs.items()])
     return {
         "extension_rates": rates,
-        "extension_runs": readings[["seed", "arm", "adapted", "position", "loss"]],
+        "extension_runs": readings.loc[:, ["seed", "arm", "adapted", "position", "loss"]],
         "extension": _ranges(readings, schedule.length),
         "extension_positions": _compared(readings, ["adapted", "position"]),
         "extension_heads": heads.reset_index(drop=True),
+        "extension_joined": joined(heads),
     }
 
 
+@lru_cache(1)
 def read_texts(schedule: ExtensionSchedule) -> Texts:
     """Read the package's source."""
     files = source_files(schedule.package)
     train = b"\n".join(path.read_bytes() for path in files["train"])
     held_out = code_rows(_bytes, files["held_out"], schedule.held_out, length=2 * schedule.length, start_token=START)
-    return Texts(torch.from_numpy(np.frombuffer(train, dtype=np.uint8).astype(np.int64)), held_out)
+    return Texts(torch.from_numpy(np.frombuffer(train, dtype=np.uint8).copy()), held_out)
 
 
 def train_and_read(
-    schedule: ExtensionSchedule, arm: str, rate: float, seed: int, read: Any, reported: bool
+    schedule: ExtensionSchedule, arm: str, rate: float, seed: int, reported: bool
 ) -> dict[str, pd.DataFrame]:
     """Train one model. Reported ones are read at twice the length, before and after a few steps there.
 
@@ -147,7 +154,7 @@ def train_and_read(
         `losses` and `trajectory` of `evolve`, `readings` (`arm, adapted, position, loss`) and `heads` (`step, layer,
         head` and the measures); of a tuning run `readings` at the trained length alone.
     """
-    texts = read()
+    texts = read_texts(schedule)
     plain = new_model(schedule, seed)
     model = plain if OMEGA_SHARES[arm] is None else learnable(plain)
     stream = torch.Generator().manual_seed(10_000 + seed)
@@ -180,7 +187,7 @@ def new_model(schedule: ExtensionSchedule, seed: int) -> LlamaForCausalLM:
         max_position_embeddings=schedule.length,
         bos_token_id=START,
         eos_token_id=None,
-        attn_implementation="sdpa",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -198,14 +205,15 @@ def learnable(plain: LlamaForCausalLM) -> Any:
 
 def scaled(model: LlamaForCausalLM, scaling: str, schedule: ExtensionSchedule) -> LlamaForCausalLM:
     """The model with the same weights and a rope setting of transformers, factor 2."""
-    config = type(model.config)(**model.config.to_dict())
-    config.rope_parameters = {
+    config = LlamaConfig(**model.config.to_dict())
+    settings: Any = {
         "rope_type": scaling,
-        "rope_theta": model.config.rope_parameters["rope_theta"],
+        "rope_theta": 10000.0,
         "factor": 2.0,
         **({"original_max_position_embeddings": schedule.length} if scaling == "yarn" else {}),
     }
-    reader = type(model)(config)
+    config.rope_parameters = settings
+    reader = LlamaForCausalLM(config)
     reader.load_state_dict(model.state_dict())
     return reader
 
@@ -214,11 +222,45 @@ def head_measures(model: Any, schedule: ExtensionSchedule, texts: Texts) -> pd.D
     """`layer, head, rope_imag_frac, D_head, s_pos`; the last on prompts of four blocks of 16 bytes each."""
     bridge = load_model(model)
     table = analyze_heads(bridge, null_draws=2, detectors=False, show_progress=False)
-    prompts = [
-        BlockPrompt(row[:16], row[16:80].split(16), row[80:96]) for row in texts.held_out[: schedule.prompts]
-    ]
+    prompts = [BlockPrompt(row[:16], row[16:80].split(16), row[80:96]) for row in texts.held_out[: schedule.prompts]]
     scores = positional_symbolic(bridge, prompts, show_progress=False)[["layer", "head", "s_pos"]]
-    return table[["layer", "head", "rope_imag_frac", "D_head"]].merge(scores, on=["layer", "head"])
+    return table[["layer", "head", *_MEASURES[:2]]].merge(scores, on=["layer", "head"])
+
+
+def joined(heads: pd.DataFrame) -> pd.DataFrame:
+    """Correlate how far a head's frequencies moved with how far another paper's measure of that head moved.
+
+    Spearman's correlation over the heads of a layer, then its mean over layers and seeds with a t interval. `control`
+    is the same with the measure's move in the `fixed` arm: the head of the same seed, whose frequencies cannot move.
+
+    Args:
+        heads: `extension_heads` of `extension_experiment`.
+
+    Returns:
+        `arm, move, measure, mean, low, high, n, pvalue` (signs flipped), `control` and `q` (Benjamini and Hochberg over
+        all rows).
+
+    What it does not establish: that one moves the other: both may follow a head's gradient.
+    """
+    key = ["seed", "layer", "head"]
+    steps = heads["step"]
+    ends = heads[steps == steps.max()].merge(heads[steps == steps.min()], on=[*key, "arm"], suffixes=("", "_start"))
+    for measure in _MEASURES:
+        ends[measure] = (ends[measure] - ends[f"{measure}_start"]).abs()
+    pairs = ends.merge(ends.loc[ends["arm"] == REFERENCE, [*key, *_MEASURES]], on=key, suffixes=("", "_fixed"))
+    rows = []
+    for arm in ("learned", "learned_fast"):
+        groups = [group for _, group in pairs[pairs["arm"] == arm].groupby(["seed", "layer"])]
+        for move, measure in itertools.product(_SHIFTS, _MEASURES):
+            found, control = (
+                pd.Series([group[move].corr(group[name], method="spearman") for group in groups])
+                for name in (measure, f"{measure}_fixed")
+            )
+            pvalue = paired_effect(Score(found.to_numpy()), Score(np.zeros(len(found)))).pvalue
+            row = {"arm": arm, "move": move, "measure": measure, **t_interval(found), "pvalue": pvalue}
+            rows.append({**row, "control": float(control.mean())})
+    table = pd.DataFrame(rows)
+    return table.assign(q=benjamini_hochberg(table["pvalue"]).q)
 
 
 def _train(
@@ -228,7 +270,7 @@ def _train(
 
     def batch_loss(_: int) -> Float[Tensor, ""]:
         first = torch.randint(0, len(texts.train) - length, (rows, 1), generator=stream)
-        batch = texts.train[first + torch.arange(length)]  # rows pos
+        batch = texts.train[first + torch.arange(length)].long()  # rows pos
         batch[:, 0] = START
         return _token_losses(model, batch).mean()
 
@@ -253,7 +295,7 @@ def _reading(model: Any, rows: Int64[Tensor, "rows pos"], width: int) -> pd.Data
     losses = torch.cat([_token_losses(model, part).cpu().double() for part in rows.split(16)]).mean(0)  # targets
     position = torch.arange(1, rows.shape[1])
     table = pd.DataFrame({"position": (position // width * width).numpy(), "loss": losses.numpy()})
-    return table.groupby("position", as_index=False)["loss"].mean()
+    return mean_by(table, ["position"], ["loss"])
 
 
 def _moves(trajectory: pd.DataFrame) -> pd.DataFrame:
@@ -263,8 +305,9 @@ def _moves(trajectory: pd.DataFrame) -> pd.DataFrame:
     table = trajectory.merge(start, on=key)
     table["omega_shift"] = (table["omega"] - table["start"]) ** 2
     table["log_shift"] = np.log(table["omega"] / table["start"]) ** 2
-    means = table.groupby(["step", "layer", "head"])[["omega_shift", "log_shift"]].mean()
-    return np.sqrt(means).reset_index()
+    means = mean_by(table, ["step", "layer", "head"], _SHIFTS)
+    means[_SHIFTS] = np.sqrt(means[_SHIFTS])
+    return means
 
 
 def _chosen(tuning: dict[tuple[str, float, int], dict[str, pd.DataFrame]]) -> pd.DataFrame:
@@ -272,8 +315,8 @@ def _chosen(tuning: dict[tuple[str, float, int], dict[str, pd.DataFrame]]) -> pd
         {"arm": run[0], "learning_rate": run[1], "loss": tables["readings"]["loss"].mean()}
         for run, tables in tuning.items()
     )
-    means = table.groupby(["arm", "learning_rate"], as_index=False)["loss"].mean()
-    return means.assign(chosen=means.index.isin(means.groupby("arm")["loss"].idxmin()))
+    means = mean_by(table, ["arm", "learning_rate"], ["loss"])
+    return means.assign(chosen=means.index.isin(means.sort_values("loss").drop_duplicates("arm").index))
 
 
 def _ranges(readings: pd.DataFrame, length: int) -> pd.DataFrame:
@@ -284,7 +327,7 @@ def _ranges(readings: pd.DataFrame, length: int) -> pd.DataFrame:
         "trained": readings["position"] < length,
         "beyond": readings["position"] >= length,
     }.items():
-        means = readings[rows].groupby(["seed", "arm", "adapted"], as_index=False, sort=False)["loss"].mean()
+        means = mean_by(readings.loc[rows], ["seed", "arm", "adapted"], ["loss"])
         tables.append(_compared(means, ["adapted"]).assign(positions=name))
     return pd.concat(tables, ignore_index=True)
 

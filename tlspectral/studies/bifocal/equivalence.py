@@ -14,7 +14,7 @@ from tlspectral.studies.bifocal.llama import SpectralLlama
 from tlspectral.studies.bifocal.schedule import EquivalenceSchedule
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
-from tlspectral.studies.common.seed_intervals import equivalence, intervals, t_interval
+from tlspectral.studies.common.seed_intervals import equivalence, intervals, mean_by, t_interval
 
 _DEPTH = 16  # of the words whose depths are compared; BA speaks of depths 10 and 11
 VIEWS = ("equal", "best")
@@ -37,10 +37,17 @@ def arms_with_power(
     """
     make = partial(_finished, folder, schedule, n_jobs=n_jobs, show_progress=show_progress)
     rates = _rates(
-        make([LanguageRun("dyck3", a, r, s) for s in schedule.tuning_seeds for a in schedule.arms for r in schedule.rates])
+        make(
+            [
+                LanguageRun("dyck3", a, r, s)
+                for s in schedule.tuning_seeds
+                for a in schedule.arms
+                for r in schedule.rates
+            ]
+        )
     )
     common = float(rates.loc[rates["common"], "learning_rate"].iloc[0])
-    best = rates[rates["best"]].set_index("arm")["learning_rate"].astype(float)
+    best = {str(row.arm): float(row.learning_rate) for row in rates.loc[rates["best"]].itertuples()}
     # The common rate first, seed by seed.
     wanted = [LanguageRun("dyck3", arm, common, seed) for seed in schedule.seeds for arm in schedule.arms]
     wanted += [LanguageRun("dyck3", arm, best[arm], seed) for seed in schedule.seeds for arm in schedule.arms]
@@ -49,9 +56,13 @@ def arms_with_power(
     by_size = stacked(runs, "by_size").assign(
         learning_rate=[run.learning_rate for run, tables in runs.items() for _ in tables["by_size"].index]
     )
-    beyond = by_size.groupby(["arm", "learning_rate", "seed"], as_index=False, sort=False)["accuracy"].mean()
+    beyond = mean_by(by_size, ["arm", "learning_rate", "seed"], ["accuracy"])
     cosines = pd.concat(
-        [tables["depths"].assign(arm=run.arm, seed=run.seed) for run, tables in runs.items() if run.learning_rate == common]
+        [
+            tables["depths"].assign(arm=run.arm, seed=run.seed)
+            for run, tables in runs.items()
+            if run.learning_rate == common
+        ]
     )
     return {
         "equivalence_rates": rates,
@@ -96,9 +107,7 @@ def depth_cosines(model: SpectralLlama, *, depth: int = _DEPTH, n_words: int = 6
     return pd.concat(tables, ignore_index=True)
 
 
-def train_with_depths(
-    run: LanguageRun, schedule: EquivalenceSchedule, device: str = "cpu"
-) -> dict[str, pd.DataFrame]:
+def train_with_depths(run: LanguageRun, schedule: EquivalenceSchedule, device: str = "cpu") -> dict[str, pd.DataFrame]:
     """One run: tables `held_out`, `by_size`, `losses` of `trained_model`, and `depths`, the cosines of the model."""
     model, tables = trained_model(run, schedule.runs(), device)
     kept = {name: tables[name] for name in ("held_out", "by_size", "losses", "trajectory")}
@@ -123,14 +132,14 @@ def _ends(runs: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _rates(tuning: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    table = _ends(tuning).groupby(["arm", "learning_rate"], sort=False, as_index=False)["loss"].mean()
-    best = table.groupby("arm")["loss"].idxmin()
-    common = table.groupby("learning_rate")["loss"].mean().idxmin()
+    table = mean_by(_ends(tuning), ["arm", "learning_rate"], ["loss"])
+    best = table.sort_values("loss").drop_duplicates("arm").index
+    common = mean_by(table, ["learning_rate"], ["loss"]).sort_values("loss")["learning_rate"].iloc[0]
     return table.assign(best=table.index.isin(best), common=table["learning_rate"] == common)
 
 
 def _compared(
-    measured: pd.DataFrame, measure: str, common: float, best: "pd.Series[float]", margin: float | None
+    measured: pd.DataFrame, measure: str, common: float, best: dict[str, float], margin: float | None
 ) -> pd.DataFrame:
     tables = []
     for view in VIEWS:
@@ -154,15 +163,11 @@ def _compared(
 
 def _cosines_by_arm(cosines: pd.DataFrame) -> pd.DataFrame:
     """Means over heads per seed, then t intervals over seeds: of 10 and 11, of all neighbours, of all depths."""
-    neighbours = cosines["other"] - cosines["depth"] == 1
-    depths = {
-        "10 and 11": neighbours & (cosines["depth"] == 10),
-        "neighbours": neighbours,
-        "all": np.ones(len(cosines), dtype=bool),
-    }
+    neighbours = cosines.loc[cosines["other"] - cosines["depth"] == 1]
+    depths = {"10 and 11": neighbours.loc[neighbours["depth"] == 10], "neighbours": neighbours, "all": cosines}
     tables = []
     for name, rows in depths.items():
         for measure in ("cosine", "centred"):
-            by_seed = cosines[rows].groupby(["arm", "seed"], sort=False, as_index=False)[measure].mean()
+            by_seed = mean_by(rows, ["arm", "seed"], [measure])
             tables.append(intervals(by_seed, ["arm"], measure).assign(depths=name, measure=measure))
     return pd.concat(tables, ignore_index=True)

@@ -86,11 +86,9 @@ PHASE_NOISE_ARMS = {
     "full_noise": SpectralArm(SPECTRAL_PARAMETERS, phase_noise=1e-3),
     "full_noise_shared": SpectralArm(SPECTRAL_PARAMETERS, shared_phase=True, phase_noise=1e-3),
 }
-# BA's module to the letter (eq. 2, section 3.2): one row of parameters per layer, the same operator on queries and keys.
+# BA's module to the letter (eq. 2, section 3.2): a row of parameters per layer, the same operator on queries and keys.
 LITERAL_ARM = {
-    "literal": SpectralArm(
-        SPECTRAL_PARAMETERS, shared_phase=True, phase_noise=1e-3, gain_on_keys=True, scope="layer"
-    )
+    "literal": SpectralArm(SPECTRAL_PARAMETERS, shared_phase=True, phase_noise=1e-3, gain_on_keys=True, scope="layer")
 }
 
 

@@ -132,7 +132,7 @@ class EquivalenceSchedule:
 
 
 # The margin is a tenth of what there is to learn beyond BA's baseline: chance has a loss of 1.35, that baseline 0.43.
-# It is a fifth of the gain that BA reports. The rates bracket 3e-4, the best of 3e-4, 1e-3 and 3e-3 in every arm before.
+# It is a fifth of the gain that BA reports. The rates bracket 3e-4, the best of 3e-4, 1e-3 and 3e-3 before.
 DYCK = EquivalenceSchedule(
     LanguagePlan(Dyck3((4, 8)), 16, 512, tuple(Dyck3((depth, depth)) for depth in (12, 16, 24)), 64, 16)
 )

@@ -20,6 +20,11 @@ def t_interval(values: pd.Series) -> dict[str, float]:
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "n": n}
 
 
+def mean_by(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
+    """Columns `by` and the means of `measures` in each group, in the order in which groups first come."""
+    return pd.DataFrame(table.groupby(by, sort=False)[measures].mean()).reset_index()
+
+
 def intervals(table: pd.DataFrame, by: list[str], measure: str) -> pd.DataFrame:
     """`t_interval` of a column over the seeds of each group: columns `by`, `mean, low, high, n`."""
     rows = [t_interval(group[measure]) for _, group in table.groupby(by, sort=False)]
