@@ -21,7 +21,7 @@ def learn(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
             "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
-            "longer-context (beside linear, NTK and YaRN scaling), or source-code (a pretrained model).",
+            "modulo (sums that are held out), longer-context (beside linear, NTK and YaRN scaling), source-code (a pretrained model), or fine-tuning (its weights too).",
         ),
     ],
     output: Annotated[
@@ -36,7 +36,7 @@ def learn(
     Example: tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2
     """
     require_writable(output / "tables.parquet")
-    from tlspectral.studies.bifocal import code_adaptation, context_extension, experiments, schedule
+    from tlspectral.studies.bifocal import code_adaptation, context_extension, experiments, modulo, schedule
     from tlspectral.tables import read_table
 
     paths = experiments.run_experiment(
@@ -44,8 +44,10 @@ def learn(
         output,
         languages=schedule.QUICK if quick else schedule.FULL,
         dyck=schedule.QUICK_DYCK if quick else schedule.DYCK,
+        modulo=modulo.QUICK_MODULO if quick else modulo.FULL_MODULO,
         extension=context_extension.QUICK_EXTENSION if quick else context_extension.FULL_EXTENSION,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
+        backbone=code_adaptation.QUICK_BACKBONE if quick else code_adaptation.FULL_BACKBONE,
         heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
         n_jobs=jobs,
         device=device,

@@ -144,7 +144,7 @@ def _compared(
     tables = []
     for view in VIEWS:
         rate = measured["arm"].map(best) if view == "best" else common
-        chosen = measured[measured["learning_rate"] == rate]
+        chosen = measured.loc[measured["learning_rate"] == rate]
         table = intervals(chosen, ["arm", "learning_rate"], measure)
         table.insert(0, "view", view)
         by_seed = chosen.pivot(index="seed", columns="arm", values=measure)

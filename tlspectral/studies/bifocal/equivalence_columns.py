@@ -1,4 +1,4 @@
-"""Columns of the tables on Dyck-3 with twenty seeds, and on frequencies beside those of rope settings.
+"""Columns of the tables on Dyck-3 with twenty seeds, on held-out sums modulo 7, and on frequencies beside rope settings.
 
 BA is "Bifocal Attention".
 """
@@ -54,6 +54,16 @@ _DEPTHS = (
         does_not_establish="Depth apart from position: they are one here."),
     Column("measure", "Of the means as they are (cosine), or less their mean over depths (centred).", "label",
         range="cosine, centred"),
+)
+
+_HELD_OUT = "The same task with fewer trained expressions, or other sizes."
+_MODULO = (
+    Column("loss", "Mean cross-entropy of the sum over held-out expressions.", "nat per answer", range="0 .. inf",
+        does_not_establish=_HELD_OUT),
+    Column("accuracy", "Share of held-out expressions whose sum has the largest logit; chance is 1/7.", "share",
+        range="0 .. 1", does_not_establish=_HELD_OUT),
+    Column("trained_loss", "The loss on the trained expressions.", "nat per answer", range="0 .. inf",
+        does_not_establish="That anything but these expressions was learned."),
 )
 
 _BYTE = "nat per byte"
@@ -112,6 +122,14 @@ TABLES = (
         *intervals("accuracy at depths beyond training", "share"),
         *_difference("that accuracy less that of the arm standard", "share")),
     experiment_table("equivalence", "depth_cosines", *_DEPTHS),
+    experiment_table("modulo", "modulo_pilot", _RATE,
+        Column("weight_decay", "AdamW's, on the weights; spectral parameters have none.", "1", range="0 .. inf"),
+        *_MODULO, Column("chosen", "Whether it has the highest held-out accuracy.", "flag", range="False, True")),
+    experiment_table("modulo", "modulo_runs", _ARM, SEED, *_MODULO,
+        Column("learned_at", "First measured step with a held-out accuracy of .9. NaN: none.", "step",
+            range="0 .. steps", does_not_establish="That it stayed there.")),
+    experiment_table("modulo", "modulo", _ARM, *intervals("accuracy on held-out expressions", "share"),
+        *_difference("that accuracy less that of the arm standard", "share")),
     experiment_table("longer-context", "extension_rates", _READ, _RATE, replace(_TUNED, unit=_BYTE),
         Column("chosen", "Whether the rate has the lowest loss of its arm.", "flag", range="False, True")),
     experiment_table("longer-context", "extension_runs", SEED, _READ, _ADAPTED, _POSITION, _BIN_LOSS),

@@ -1,6 +1,7 @@
 """Dyck-3 with a test of equivalence, and learned frequencies beside those of rope settings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,9 @@ from tlspectral.studies.bifocal import context_extension, equivalence_columns, e
 from tlspectral.studies.bifocal.context_extension import QUICK_EXTENSION, joined, learnable, new_model, scaled
 from tlspectral.studies.bifocal.equivalence import depth_cosines
 from tlspectral.studies.bifocal.llama import LITERAL_ARM, SpectralArm, SpectralLlama, parameter_counts
+from tlspectral.studies.bifocal.modulo import QUICK_MODULO, modulo_experiment, split_expressions
 from tlspectral.studies.bifocal.schedule import DYCK, QUICK_DYCK
+from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.common.seed_intervals import equivalence
 from tlspectral.tables import read_table
 
@@ -23,6 +26,7 @@ from tlspectral.tables import read_table
 def tables(tmp_path_factory):
     output = tmp_path_factory.mktemp("comparisons")
     experiments.run_experiment("equivalence", output, dyck=QUICK_DYCK)
+    experiments.run_experiment("modulo", output, modulo=QUICK_MODULO)
     experiments.run_experiment("longer-context", output, extension=QUICK_EXTENSION)
     return {path.stem: read_table(path) for path in output.glob("*.parquet")}
 
@@ -70,6 +74,18 @@ def test_every_arm_has_the_same_grid_and_seeds(tables):
     assert set(compared["n"]) == {len(QUICK_DYCK.seeds)}
     assert not set(DYCK.tuning_seeds) & set(DYCK.seeds)
     assert len(DYCK.seeds) == 20
+
+
+def test_held_out_sums_are_not_trained(tables, tmp_path):
+    train, held_out = split_expressions(240, 0)
+    rows = [*map(tuple, train.tokens.tolist()), *map(tuple, held_out.tokens.tolist())]
+    assert (len(train.tokens), len(held_out.tokens), len(set(rows))) == (240, 103, 343)
+    assert all((a + b + c) % 7 == answer for _, a, _, b, _, c, _, answer in (np.array(rows) - 4).tolist())
+    assert tables["modulo_runs"]["learned_at"].tolist() == [0.0] * 4  # from an accuracy of 0, the preset's
+    # A pilot that has not learned the task ends the experiment.
+    never = replace(QUICK_MODULO, learned=1.1)
+    folder = open_run_folder(tmp_path / "runs", never.settings(), command="")
+    assert list(modulo_experiment(folder, never)) == ["modulo_pilot"]
 
 
 def test_cosines_of_depths():
