@@ -21,7 +21,8 @@ def learn(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
             "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
-            "modulo (sums that are held out), longer-context (beside linear, NTK and YaRN scaling), source-code (a pretrained model), or fine-tuning (its weights too).",
+            "modulo (sums that are held out), longer-context (beside linear, NTK and YaRN scaling), source-code (a "
+            "pretrained model), or fine-tuning (its weights too).",
         ),
     ],
     output: Annotated[
@@ -75,6 +76,7 @@ def evolution(
         depth_manifold_plane,
         frequency_paths,
         phase_evolution,
+        position_losses,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
@@ -86,6 +88,7 @@ def evolution(
         "learned_frequency": (frequency_paths, ("headline_paths", "headline_runs")),
         "losses": (training_losses, ("losses", "table1")),
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
+        "longer_context": (position_losses, ("extension_positions",)),
         "manifold": (depth_manifold_plane, ("manifold",)),
     }
     figures = {}

@@ -1,4 +1,4 @@
-"""Columns of the tables on Dyck-3 with twenty seeds, on held-out sums modulo 7, and on frequencies beside rope settings.
+"""Columns of the tables on Dyck-3 with twenty seeds, on held-out sums modulo 7, on frequencies beside rope settings.
 
 BA is "Bifocal Attention".
 """

@@ -128,7 +128,7 @@ def test_weights_train_too_in_a_copy(package, tmp_path):
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     schedule = replace(
         code_adaptation.QUICK_BACKBONE, package=package, steps=2, batch_size=4, length=24, train_files=8,
-        learning_rate=0.01,
+        learning_rate=1e-3,
     )  # fmt: skip
     folder = open_run_folder(tmp_path / "runs", schedule.settings(), command="")
     found = code_adaptation.fine_tuning(folder, schedule, load=lambda _: model)
