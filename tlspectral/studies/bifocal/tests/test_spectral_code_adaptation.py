@@ -137,7 +137,7 @@ def test_weights_train_too_in_a_copy(package, tmp_path):
     for name, table in found.items():
         assert_described(named(table, next(t for t in code_columns.TABLES if t.name == f"experiments.{name}")))
     effects = found["backbone_effects"].set_index(["arm", "reference"])["value"]
-    # Two steps of all weights on the same kind of text: measured -0.1.
+    # Two steps of all weights on the same kind of text: they fall.
     assert effects["standard", "intact"] < -0.01
     assert effects["full", "standard"] == pytest.approx(effects["full", "intact"] - effects["standard", "intact"])
     assert effects["full", "standard"] != 0.0
