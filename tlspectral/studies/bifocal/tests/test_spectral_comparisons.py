@@ -129,7 +129,7 @@ def test_frequencies_and_weights_of_a_learnable_copy_train():
     )
 
 
-@pytest.mark.slow  # 6 CPU seconds: five trainings, and six tables of heads
+@pytest.mark.slow  # 11 CPU seconds: five trainings, and six tables of heads
 def test_all_readings_are_of_the_same_models(tmp_path):
     experiments.run_experiment("longer-context", tmp_path, extension=QUICK_EXTENSION)
     tables = {path.stem: read_table(path) for path in tmp_path.glob("*.parquet")}
