@@ -30,6 +30,7 @@ _MODULES = (
     "studies.bifocal.learned_frequency_columns",
     "studies.bifocal.columns",
     "studies.bifocal.code_columns",
+    "studies.bifocal.equivalence_columns",
 )
 """Below `tlspectral`; each has `TABLES`, a tuple of `Table`."""
 

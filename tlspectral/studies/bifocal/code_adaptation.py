@@ -7,7 +7,7 @@ them by a multiple of their size.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,8 @@ CODE_ARMS = {
     "omega": ("log_omega_shift",),
     "placebo": ("gain", "phase"),
 }
+# With the weights trained too, as BA has it.
+BACKBONE_ARMS = {"standard": (), "full": CODE_ARMS["full"]}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class CodeSchedule:
         warmup_steps: of linear warm-up.
         log_every: steps between records of the spectral parameters.
         seed: of the position of each row in its file.
+        backbone: the weights are trained too, at `learning_rate`.
     """
 
     model: str = "smollm2-135m"
@@ -65,6 +68,7 @@ class CodeSchedule:
     warmup_steps: int = 20
     log_every: int = 25
     seed: int = 0
+    backbone: bool = False
 
     def settings(self) -> dict[str, Any]:
         """All of it as JSON."""
@@ -75,6 +79,10 @@ FULL_CODE = CodeSchedule()
 QUICK_CODE = CodeSchedule(
     steps=1, batch_size=1, length=8, train_files=1, held_out=2, evaluate_every=1, warmup_steps=1, log_every=1
 )
+FULL_BACKBONE = CodeSchedule(
+    steps=40, evaluate_every=40, learning_rate=1e-4, warmup_steps=5, log_every=40, backbone=True
+)
+QUICK_BACKBONE = replace(QUICK_CODE, backbone=True)
 
 
 def adapt(
@@ -84,11 +92,13 @@ def adapt(
     held_out: Int64[Tensor, "held_out pos"],
     schedule: CodeSchedule,
 ) -> dict[str, pd.DataFrame]:
-    """Train spectral parameters on rows of text with frozen weights; the model itself is not changed.
+    """Train spectral parameters on rows of text, and the weights of a copy if the schedule says so.
+
+    The model itself is not changed.
 
     Args:
         model: a TransformerBridge or HookedTransformer with rotary positions.
-        learned: some of `log_omega_shift`, `gain`, `phase`.
+        learned: some of `log_omega_shift`, `gain`, `phase`, or none.
         train: rows; `schedule.batch_size` of them per step, in order, from the top again after the last.
         held_out: rows that are not trained on.
         schedule: how.
@@ -97,7 +107,7 @@ def adapt(
         `losses` and `trajectory` (of `evolve`) and `held_out` (`step, row, loss`: nats per token of each row after so
         many steps; step 0 is the intact model).
     """
-    spectral = to_spectral(model, scope="head", log_omega=True)
+    spectral = to_spectral(model, scope="head", log_omega=True, share_weights=not schedule.backbone)
     for name, parameter in spectral.spectral.named_parameters():
         parameter.requires_grad_(name.rsplit(".", 1)[-1] in learned)
     measured = []
@@ -118,7 +128,7 @@ def adapt(
         warmup_steps=schedule.warmup_steps,
         log_every=schedule.log_every,
     )
-    evolution = evolve(spectral, batch_loss, settings, frozen_backbone=True)
+    evolution = evolve(spectral, batch_loss, settings, frozen_backbone=not schedule.backbone)
     measure(schedule.steps)
     return {
         "losses": evolution.losses,
@@ -154,22 +164,39 @@ def code_experiment(
     What it does not establish: that the model needed other frequencies. The files may have been in its training; one
     run per arm says nothing about the spread between runs; intervals are over held-out files.
     """
-    load = partial(load_model, device=folder.device) if load is None else load
-    runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, arm, load)) for arm in CODE_ARMS}
-    finished = finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    finished = _finished(folder, schedule, CODE_ARMS, load, n_jobs=n_jobs, show_progress=show_progress)
     return {
         "code_losses": _over_rows(finished),
-        "code_effects": _effects(finished),
+        "code_effects": _effects(finished, [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]),
         "code_movement": (movement := _movement(finished)),
         "code_by_frequency": by_frequency(movement),
-        "code_phase_drift": _stacked(
-            {
-                arm: phase_drift(trajectory.loc[trajectory["step"].isin([0, schedule.steps])])
-                for arm, tables in finished.items()
-                for trajectory in [tables["trajectory"]]
-            }
-        ),
+        "code_phase_drift": _phases(finished, schedule),
         "code_training": _stacked({arm: tables["losses"] for arm, tables in finished.items()}),
+    }
+
+
+def fine_tuning(
+    folder: RunFolder,
+    schedule: CodeSchedule,
+    *,
+    n_jobs: int = 1,
+    show_progress: bool = False,
+    load: Callable[[str], Any] | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Fine-tune all weights on code with fixed rotary positions and with learned ones, at equal steps and rate.
+
+    Both arms are spectral copies, and in `standard` frequencies, gain and phase are not trained.
+
+    Returns:
+        `backbone_losses`, `backbone_effects`, `backbone_phase_drift`: as `code_losses` and so on of `code_experiment`.
+
+    What it does not establish: the spread between runs, of which there is one per arm, or what longer training does.
+    """
+    finished = _finished(folder, schedule, BACKBONE_ARMS, load, n_jobs=n_jobs, show_progress=show_progress)
+    return {
+        "backbone_losses": _over_rows(finished),
+        "backbone_effects": _effects(finished, [("full", "standard")]),
+        "backbone_phase_drift": _phases({"full": finished["full"]}, schedule),
     }
 
 
@@ -204,7 +231,31 @@ def by_frequency(movement: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(means).reset_index()
 
 
-def _adapt_arm(schedule: CodeSchedule, arm: str, load: Callable[[str], Any]) -> dict[str, pd.DataFrame]:
+def _finished(
+    folder: RunFolder,
+    schedule: CodeSchedule,
+    arms: dict[str, tuple[str, ...]],
+    load: Callable[[str], Any] | None,
+    *,
+    n_jobs: int,
+    show_progress: bool,
+) -> dict[str, dict[str, pd.DataFrame]]:
+    load = partial(load_model, device=folder.device) if load is None else load
+    runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, learned, load)) for arm, learned in arms.items()}
+    return finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+
+
+def _phases(finished: dict[str, dict[str, pd.DataFrame]], schedule: CodeSchedule) -> pd.DataFrame:
+    return _stacked(
+        {
+            arm: phase_drift(trajectory.loc[trajectory["step"].isin([0, schedule.steps])])
+            for arm, tables in finished.items()
+            for trajectory in [tables["trajectory"]]
+        }
+    )
+
+
+def _adapt_arm(schedule: CodeSchedule, learned: tuple[str, ...], load: Callable[[str], Any]) -> dict[str, pd.DataFrame]:
     model = load(schedule.model)
     view = attention_view(model)
     files = source_files(schedule.package)
@@ -220,7 +271,7 @@ def _adapt_arm(schedule: CodeSchedule, arm: str, load: Callable[[str], Any]) -> 
         )
         for part, amount in amounts.items()
     }
-    return adapt(model, CODE_ARMS[arm], rows["train"], rows["held_out"], schedule)
+    return adapt(model, learned, rows["train"], rows["held_out"], schedule)
 
 
 def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, "rows targets"]:
@@ -236,11 +287,11 @@ def _over_rows(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
     )
 
 
-def _effects(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
+def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[str, str]]) -> pd.DataFrame:
     ends = {"intact": _row_losses_at(by_arm["full"]["held_out"], 0)}
     for arm, tables in by_arm.items():
         ends[arm] = _row_losses_at(tables["held_out"], int(tables["held_out"]["step"].max()))
-    pairs = [(arm, "intact") for arm in by_arm] + [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]
+    pairs = [(arm, "intact") for arm in by_arm] + compared
     rows = []
     for arm, reference in pairs:
         effect = paired_effect(ends[arm], ends[reference])

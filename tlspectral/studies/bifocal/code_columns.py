@@ -15,8 +15,9 @@ from tlspectral.tables.published_columns import STEP
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _FREQUENCY = COLUMNS["frequency"]
 _OMEGA, _GAIN, _PHASE = TRAJECTORY[-3:]
-_ARM = Column("arm", "What is trained: log shifts of the frequencies (omega), gain and phase (placebo), or all (full).",
-    "label", range="full, omega, placebo", source="BA 5.2",
+_ARM = Column("arm", "What is trained: log shifts of the frequencies (omega), gain and phase (placebo), all (full), or "
+    "none (standard); the weights too in the tables of fine-tuning.",
+    "label", range="full, omega, placebo, standard", source="BA 5.2",
     does_not_establish="That placebo can do nothing: with frozen weights gain and phase are no gauge.")
 _ONE_RUN = "The spread between runs: there is one per arm. The files may have been in the model's training."
 
@@ -28,7 +29,7 @@ _LOSSES = (
 )
 _EFFECTS = (
     Column("reference", "What the arm is compared with on the same files: the intact model, or another arm.", "label",
-        range="intact, placebo, omega"),
+        range="intact, placebo, omega, standard"),
     Column("value", "Held-out loss of the arm at the end less that of the reference, mean over files.", "nat",
         range="-inf .. inf", source="BA 5.2",
         does_not_establish="That the model needed other frequencies. " + _ONE_RUN),
@@ -75,4 +76,9 @@ TABLES = (
     experiment_table("source-code", "code_by_frequency", _ARM, _FREQUENCY, *_BY_FREQUENCY),
     experiment_table("source-code", "code_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
     experiment_table("source-code", "code_training", _ARM, STEP, _TRAINING),
+    experiment_table("fine-tuning", "backbone_losses", _ARM, STEP, *_LOSSES),
+    experiment_table("fine-tuning", "backbone_effects", _ARM, *_EFFECTS),
+    experiment_table(
+        "fine-tuning", "backbone_phase_drift", _ARM, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG
+    ),
 )

@@ -20,7 +20,9 @@ def learn(
         typer.Argument(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
-            "structure-gap (depths beyond training), resonance, manifold, or source-code (a pretrained model).",
+            "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
+            "modulo (sums that are held out), longer-context (beside linear, NTK and YaRN scaling), source-code (a "
+            "pretrained model), or fine-tuning (its weights too).",
         ),
     ],
     output: Annotated[
@@ -35,14 +37,18 @@ def learn(
     Example: tlspectral study learn learned-frequency -o out/spectral-demo --jobs 2
     """
     require_writable(output / "tables.parquet")
-    from tlspectral.studies.bifocal import code_adaptation, experiments, schedule
+    from tlspectral.studies.bifocal import code_adaptation, context_extension, experiments, modulo, schedule
     from tlspectral.tables import read_table
 
     paths = experiments.run_experiment(
         name,
         output,
         languages=schedule.QUICK if quick else schedule.FULL,
+        dyck=schedule.QUICK_DYCK if quick else schedule.DYCK,
+        modulo=modulo.QUICK_MODULO if quick else modulo.FULL_MODULO,
+        extension=context_extension.QUICK_EXTENSION if quick else context_extension.FULL_EXTENSION,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
+        backbone=code_adaptation.QUICK_BACKBONE if quick else code_adaptation.FULL_BACKBONE,
         heads=experiments.QUICK_FREQUENCY if quick else experiments.FULL_FREQUENCY,
         n_jobs=jobs,
         device=device,
@@ -70,6 +76,7 @@ def evolution(
         depth_manifold_plane,
         frequency_paths,
         phase_evolution,
+        position_losses,
         resonance_evolution,
         structure_gap_curves,
         training_losses,
@@ -81,6 +88,7 @@ def evolution(
         "learned_frequency": (frequency_paths, ("headline_paths", "headline_runs")),
         "losses": (training_losses, ("losses", "table1")),
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
+        "longer_context": (position_losses, ("extension_positions",)),
         "manifold": (depth_manifold_plane, ("manifold",)),
     }
     figures = {}

@@ -27,6 +27,12 @@ _ARM_COLOURS = {
     "placebo": "#e08a00",
     "full_noise": "#7b4fa3",
     "full_noise_shared": "#8c6d46",
+    "fixed": INK,
+    "linear": "#8c6d46",
+    "dynamic": "#2e8b57",
+    "yarn": "#e08a00",
+    "learned": "#c8102e",
+    "learned_fast": "#7b4fa3",
 }
 _PHASE_LINES: dict[str, tuple[LineStyleType, str]] = {
     "mean_abs": ("-", "mean |phase|"),
@@ -253,6 +259,38 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
         axes.set_title(language, color=INK)
         axes.set_xlabel(axis_names.get(language, "size"))
         axes.set_ylabel("accuracy on scored tokens")
+        dress(axes)
+        _legend(axes)
+    return figure
+
+
+def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
+    """Draw the loss by position of learned frequencies and of rope settings, before and after a few steps there.
+
+    Args:
+        table: `extension_positions` of the experiment: `adapted, position, arm, loss, low, high`.
+        trained_length: tokens, the line between what was trained and what was not.
+
+    Returns:
+        A figure outside pyplot; bands are 95 % t intervals over seeds.
+
+    Raises:
+        ValueError: a column is missing, or a table has no rows.
+    """
+    require(table, ("adapted", "position", "loss", "low", "high"), "the experiment longer-context")
+    figure = new_figure(9.2, 3.6)
+    titles = {False: "as trained", True: "after a few steps at twice the length"}
+    for axes, (adapted, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        here = _where(table, "adapted", adapted)
+        axes.axvline(trained_length, color=GREY, linewidth=1.0, linestyle=":", label="trained length")
+        for arm, part in _by_arm(here):
+            part = part.sort_values("position")
+            colour = _ARM_COLOURS.get(arm, INK)
+            axes.fill_between(part["position"], part["low"], part["high"], color=colour, alpha=0.12, linewidth=0)
+            axes.plot(part["position"], part["loss"], "o-", color=colour, markersize=3, label=arm)
+        axes.set_title(title, color=INK)
+        axes.set_xlabel("first position of the bin")
+        axes.set_ylabel("loss (nats per byte)")
         dress(axes)
         _legend(axes)
     return figure

@@ -208,7 +208,11 @@ class Modulo7:
 
     def sample(self, n_sequences: int, generator: torch.Generator) -> LanguageBatch:
         """Draw expressions on the CPU."""
-        numbers = torch.randint(0, 7, (n_sequences, 3), generator=generator)
+        return self.of_numbers(torch.randint(0, 7, (n_sequences, 3), generator=generator))
+
+    def of_numbers(self, numbers: Int64[Tensor, "batch 3"]) -> LanguageBatch:
+        """The expressions of these summands."""
+        n_sequences = len(numbers)
         tokens = torch.tensor([BEGIN, 4, 2, 4, 2, 4, 3, 4]).repeat(n_sequences, 1)
         tokens[:, 1:6:2] += numbers
         tokens[:, 7] += numbers.sum(1) % 7

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, LanguageBatch, answers_of
-from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
+from tlspectral.studies.bifocal.llama import ARMS, LITERAL_ARM, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
@@ -65,7 +65,7 @@ def trained_model(
     plan = schedule.plan(run.language)
     language = plan.language
     config = LlamaConfig(len(language.vocabulary))
-    model = SpectralLlama(config, {**ARMS, **PHASE_NOISE_ARMS}[run.arm], seed=run.seed).to(device)
+    model = SpectralLlama(config, {**ARMS, **PHASE_NOISE_ARMS, **LITERAL_ARM}[run.arm], seed=run.seed).to(device)
     stream = torch.Generator().manual_seed(_TRAINING_STREAM + run.seed)
     fixed = language.sample(plan.memorised, stream) if run.memorise else None
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tlspectral.rotary import times_phase
 from tlspectral.spectral_rope import SpectralRoPE
+from tlspectral.spectral_rope.module import Scope, Side
 
 SPECTRAL_PARAMETERS = ("omega", "gain", "phase")
 
@@ -54,12 +55,16 @@ class SpectralArm:
         half_geometric: only the first half of the heads learns (BA's two modalities side by side).
         shared_phase: the phase rotates queries and keys alike, as BA's module swap (section 3.2) implies; it cancels.
         phase_noise: standard deviation of the phases at the start; BA says N(0, 10^-3).
+        gain_on_keys: the gain multiplies keys too, and so acts as its square.
+        scope: rows of the parameters, as in `SpectralRoPE`.
     """
 
     learned: tuple[str, ...] = ()
     half_geometric: bool = False
     shared_phase: bool = False
     phase_noise: float = 0.0
+    gain_on_keys: bool = False
+    scope: Scope = "head"
 
     def __post_init__(self) -> None:
         unknown = sorted({*self.learned} - {*SPECTRAL_PARAMETERS})
@@ -81,6 +86,21 @@ PHASE_NOISE_ARMS = {
     "full_noise": SpectralArm(SPECTRAL_PARAMETERS, phase_noise=1e-3),
     "full_noise_shared": SpectralArm(SPECTRAL_PARAMETERS, shared_phase=True, phase_noise=1e-3),
 }
+# BA's module to the letter (eq. 2, section 3.2): a row of parameters per layer, the same operator on queries and keys.
+LITERAL_ARM = {
+    "literal": SpectralArm(SPECTRAL_PARAMETERS, shared_phase=True, phase_noise=1e-3, gain_on_keys=True, scope="layer")
+}
+
+
+class GainOnBothSides(SpectralRoPE):
+    """`SpectralRoPE` whose gain multiplies queries and keys alike, as in BA's eq. 2."""
+
+    def forward(
+        self, x: Float[Tensor, "batch pos heads d_head"], positions: Int64[Tensor, "pos"], side: Side
+    ) -> Float[Tensor, "batch pos heads d_head"]:
+        """Queries or keys with the residual rotation and the gain on them; all heads have the same row."""
+        rotated = super().forward(x, positions, side)
+        return rotated if side == "query" else rotated * torch.cat([self.gain, self.gain], -1)
 
 
 class RMSNorm(nn.Module):
@@ -259,7 +279,7 @@ class SpectralLlama(nn.Module):
 def parameter_counts(config: LlamaConfig, arm: SpectralArm) -> dict[str, int]:
     """Count the trained parameters, `backbone` and `spectral`; spectral rows of geometric heads do not count."""
     model = SpectralLlama(config, SpectralArm())
-    heads = config.n_heads // 2 if arm.half_geometric else config.n_heads
+    heads = config.n_heads // 2 if arm.half_geometric else config.n_heads if arm.scope == "head" else 1
     spectral = config.n_layers * heads * (config.d_head // 2) * len(arm.learned)
     return {"backbone": sum(parameter.numel() for parameter in model.parameters()), "spectral": spectral}
 
@@ -268,13 +288,13 @@ def _spectral_module(
     theta: Float[Tensor, "pairs"], config: LlamaConfig, arm: SpectralArm, *, seed: int
 ) -> SpectralRoPE:
     pairs = config.d_head // 2
-    module = SpectralRoPE(
+    module = (GainOnBothSides if arm.gain_on_keys else SpectralRoPE)(
         theta.float(),
         config.n_heads,
         config.n_heads,
         real_index=torch.arange(pairs),
         imag_index=torch.arange(pairs) + pairs,
-        scope="head",
+        scope=arm.scope,
         log_omega=False,  # retrieval drives a frequency to 0
         shared_phase=arm.shared_phase,
         phase_noise=arm.phase_noise,

@@ -20,6 +20,11 @@ def t_interval(values: pd.Series) -> dict[str, float]:
     return {"mean": mean, "low": mean - reach, "high": mean + reach, "n": n}
 
 
+def mean_by(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
+    """Columns `by` and the means of `measures` in each group, in the order in which groups first come."""
+    return pd.DataFrame(table.groupby(by, sort=False)[measures].mean()).reset_index()
+
+
 def intervals(table: pd.DataFrame, by: list[str], measure: str) -> pd.DataFrame:
     """`t_interval` of a column over the seeds of each group: columns `by`, `mean, low, high, n`."""
     rows = [t_interval(group[measure]) for _, group in table.groupby(by, sort=False)]
@@ -44,6 +49,18 @@ def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, refe
     paired = table[table["arm"] != reference].merge(other, on=[*by, "seed"], suffixes=("", "_reference"))
     paired["difference"] = paired[measure] - paired[f"{measure}_reference"]
     return intervals(paired, [*by, "arm"], "difference")
+
+
+def equivalence(differences: pd.Series, margin: float) -> dict[str, float]:
+    """Two one-sided t tests that the mean of independent paired differences lies within -margin to margin.
+
+    Returns:
+        `pvalue`, the larger of the two p; `bound`, the smallest margin that the test would pass at the 5 % level.
+    """
+    numbers = np.asarray(differences, dtype=float)
+    n, mean, error = len(numbers), abs(float(numbers.mean())), float(scipy.stats.sem(numbers))
+    bound = mean + float(scipy.stats.t.ppf(_LEVEL, n - 1)) * error
+    return {"pvalue": float(scipy.stats.t.sf((margin - mean) / error, n - 1)), "bound": bound}
 
 
 def share_interval(successes: int, runs: int) -> tuple[float, float]:

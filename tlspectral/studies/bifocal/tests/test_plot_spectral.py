@@ -10,6 +10,7 @@ from tlspectral.studies.bifocal.figures import (
     depth_manifold_plane,
     evolution,
     phase_evolution,
+    position_losses,
     resonance_evolution,
     structure_gap_curves,
     training_losses,
@@ -55,6 +56,19 @@ def test_resonance_is_the_mean_over_heads_per_arm():
             assert labelled(axes, arm).get_ydata().tolist() == expected
     one = table[table["arm"] == "full"].drop(columns="arm")
     assert len(resonance_evolution(one).axes[0].lines) == 1
+
+
+def test_losses_stand_at_their_positions():
+    table = product(adapted=[False, True], position=[0, 128], arm=["fixed", "yarn"])
+    table["loss"] = np.arange(8.0)
+    table = table.assign(low=table["loss"] - 0.1, high=table["loss"] + 0.1)
+    for axes, adapted in zip(position_losses(table.sample(frac=1, random_state=0)).axes, (False, True), strict=True):
+        for arm in ("fixed", "yarn"):
+            line = labelled(axes, arm)
+            here = table[(table["adapted"] == adapted) & (table["arm"] == arm)]
+            assert line.get_xdata().tolist() == [0, 128]
+            assert line.get_ydata().tolist() == here["loss"].tolist()
+        assert labelled(axes, "trained length").get_xdata() == [128, 128]
 
 
 def test_phases_stand_against_their_start():
