@@ -189,6 +189,19 @@ def test_trainer_saves_resumes_and_the_folder_is_read_back(tmp_path):
         torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_the_object_itself_is_loaded_for_analysis(share):
+    spectral = move(to_spectral(zoo.hf_model("llama"), share_weights=share))
+    before = {name: value.clone() for name, value in spectral.state_dict().items()}
+    bridge = tls.load_model(spectral)
+    with torch.no_grad():  # Measured: 1e-6. A rotation that is not there moves logits by 0.05 and more.
+        torch.testing.assert_close(logits(spectral), bridge(zoo.prompt()), rtol=0, atol=3e-5)
+    tls.verify_scores(bridge, tokens=zoo.prompt())
+    assert all(torch.equal(value, before[name]) for name, value in spectral.state_dict().items())
+    with pytest.raises(TypeError, match="already"):
+        tls.load_model(bridge)
+
+
 def test_trained_weights_are_saved_beside(tmp_path):
     spectral = trained(to_spectral(zoo.hf_model("llama"), share_weights=False), tmp_path / "run")
     loaded = tls.load_model(tmp_path / "run" / "checkpoint-4")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import SPECTRAL_CONFIG
-from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object
+from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object, plain_object
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.tables.whole_file import whole_file
@@ -164,6 +165,19 @@ def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -
     commit = None if name is None or plain is not None or os.path.isdir(name) else model.config._commit_hash
     base = {"base_model_name_or_path": name, "revision": commit}
     (path / SPECTRAL_CONFIG).write_text(json.dumps(base, indent=2) + "\n", encoding="utf-8")
+
+
+def load_object(model: Any, **options: Any) -> Any:
+    """Return the TransformerLens model of a spectral Hugging Face model, of copies of its weights and parameters.
+
+    `options` are those of `load_model`. Raises as it does, and TypeError for another spectral model.
+    """
+    if not is_spectral_object(model):
+        raise TypeError(f"this {type(model).__name__} is a spectral TransformerLens model already: use it as it is")
+    with tempfile.TemporaryDirectory(prefix="spectral_") as folder:
+        path = Path(folder) / _WEIGHTS
+        save_spectral(model, path)
+        return load_spectral(load_model(plain_object(model), **options), path)
 
 
 def load_folder(source: Source, **options: Any) -> Any:

@@ -41,7 +41,8 @@ def load_model(
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
             its base), a `.gguf` file (de-quantised to float32 once,
-            and kept in the user's cache folder), a causal language model object of transformers, or a demo model.
+            and kept in the user's cache folder), a causal language model object of transformers (or what `to_spectral`
+            made of one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
@@ -76,6 +77,10 @@ def load_model(
     if not isinstance(name, str | os.PathLike):
         if revision is not None or checkpoint is not None:
             raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
+        if hasattr(name, "spectral_parameters"):  # by name: what rotates stands on a higher floor
+            return import_module("tlspectral.spectral_rope.storage").load_object(
+                name, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
+            )
         from tlspectral.models.loading.from_object import load_from_object
 
         return load_from_object(name, backend, on_device, float_type, tokenizer)
@@ -89,7 +94,7 @@ def load_model(
         from tlspectral.models.loading.packaged import load_packaged
 
         return load_packaged(source, backend, on_device, float_type)
-    if source.kind == "spectral":  # by name: what rotates stands on a higher floor
+    if source.kind == "spectral":
         return import_module("tlspectral.spectral_rope.storage").load_folder(
             source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
         )
