@@ -292,7 +292,8 @@ def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
         axes.set_xlabel("first position of the bin")
         axes.set_ylabel("loss (nats per byte)")
         dress(axes)
-        _legend(axes)
+    entries, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(entries, names, loc="outside right center", frameon=False, fontsize=7, labelcolor=INK)
     return figure
 
 
