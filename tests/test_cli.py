@@ -147,6 +147,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
         "show_progress": True,
         "revision": None,  # the model that is loaded is of that revision
         "layers": [0, -1],
+        "checkpoint_dir": None,
     }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output

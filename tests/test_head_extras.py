@@ -9,7 +9,7 @@ from head_tables import ALL, analyze, assert_same, built, table_of
 from reference_circuits import dense_model
 
 import tlspectral as tls
-from tlspectral.heads import extras as extra_columns
+from tlspectral.heads import measure
 from tlspectral.tables import EXTRA_COLUMNS
 
 
@@ -47,7 +47,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
 @pytest.mark.parametrize("name", ["gpt2", "opt", "gptneo"])
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, backend, name):
-    monkeypatch.setattr(extra_columns, "POSITION_DIRECTIONS", 10)
+    monkeypatch.setattr(measure, "POSITION_DIRECTIONS", 10)
     model = built(backend, name)
     table = analyze(model, extras=["position_share"])
     rows = {

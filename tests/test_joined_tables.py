@@ -62,7 +62,9 @@ def test_numbers_and_several_keys_are_spelled_into_the_names():
 
 
 def test_columns_keep_their_meaning_in_the_frame_and_in_a_file(tmp_path):
-    joined = join(heads(), sweep("output"), text=sweep("output"), mine=types())
+    mine = types()
+    mine.attrs["table"] = "a table that nothing makes"
+    joined = join(heads(), sweep("output"), text=sweep("output"), mine=mine)
     described = describe_columns(joined).set_index("name")
     assert list(described.index) == list(joined)
     original = tls.tables.describe_table("ablation_sweep").set_index("name").loc["delta"]
@@ -70,7 +72,7 @@ def test_columns_keep_their_meaning_in_the_frame_and_in_a_file(tmp_path):
         assert described.loc[name, "meaning"] == f"{original['meaning']} Where part output."
         assert described.loc[name, "does_not_establish"] == original["does_not_establish"] != ""
         assert joined.attrs["columns"][name] == described.loc[name, "meaning"]
-    assert described.loc["mine_self_score", "meaning"] == ""  # no maker of such a table has run: nothing is invented
+    assert described.loc["mine_self_score", "meaning"] == ""  # nothing is invented
     write_table(joined, tmp_path / "joined.parquet")
     again = read_table(tmp_path / "joined.parquet")
     pd.testing.assert_frame_equal(again, joined)

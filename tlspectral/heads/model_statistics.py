@@ -13,6 +13,7 @@ from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pse
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.stats import (
     PartialCorrelation,
+    TopHeadPercentile,
     attenuation,
     hypergeometric_overlap,
     layer_bootstrap,
@@ -79,9 +80,7 @@ def another_model(
         name = "partial correlation within layers"
         rows.append(_row(name, method, result, "stats.partial_spearman", result.pvalue, tested))
     result = top_head_percentile(heads, k=k)
-    as_high = int((heads["D_head"].rank(pct=True) >= result.statistic).sum())
-    # The median of k is at or above a value when more than half of the k are.
-    chance = hypergeometric_overlap(result.n, as_high, k, (k + 1) // 2).pvalue
+    chance = chance_of_percentile(heads, result, k)
     rows.append(_row(top, "median", result, "stats.top_head_percentile", chance, f"{k} heads at random reach it"))
     for method in _METHODS if rotary else ():
         result = attenuation(heads, method=method, draws=bootstrap_draws, seed=seed)
@@ -122,6 +121,13 @@ def another_model(
         "noise_draws": noise_draws if model is not None else 0,
     }
     return named(table, ANOTHER_MODEL)
+
+
+def chance_of_percentile(heads: pd.DataFrame, percentile: TopHeadPercentile, k: int) -> float:
+    """Return the chance that the median percentile of `k` random heads of the model is as high."""
+    as_high = int((heads["D_head"].rank(pct=True) >= percentile.statistic).sum())
+    # The median of k is at or above a value when more than half of the k are.
+    return hypergeometric_overlap(percentile.n, as_high, k, (k + 1) // 2).pvalue
 
 
 def _row(
