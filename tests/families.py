@@ -140,26 +140,28 @@ def _loaded_table(folder: str) -> Any:
     return table
 
 
-def stored(path: Path = TABLE) -> dict[tuple[str, str], Outcome]:
+def stored(path: Path = TABLE, kind: type[Any] = Outcome) -> dict[tuple[str, str], Any]:
     """Return the outcomes that a table of the docs holds, by family and form."""
     with path.open(encoding="utf-8", newline="") as file:
-        return {(row["family"], row["form"]): Outcome(**row) for row in csv.DictReader(file)}
+        return {(row["family"], row["form"]): kind(**row) for row in csv.DictReader(file)}
 
 
-def write(chosen: Iterable[str]) -> None:
-    """Write the outcomes of some families into the table; those of others stay as they are."""
-    before, chosen = stored() if TABLE.exists() else {}, set(chosen)
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
+def write(path: Path, kind: type[Any], keys: Iterable[tuple[str, str]], chosen: Iterable[str], make: Any) -> None:
+    """Write the outcomes of some families into a table, of all where none is named; those of others stay as they are.
+
+    `make` gives the outcome, of a `kind`, of a family, a form, and the settings of that form.
+    """
+    before, chosen = stored(path, kind) if path.exists() else {}, set(chosen)
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Outcome._fields)
-        for family in families():
-            for form, changes in forms(family).items():
-                known = None if family in chosen else before.get((family, form))
-                writer.writerow(known or outcome(family, form, changes))
-                file.flush()
+        writer.writerow(kind._fields)
+        for family, form in keys:
+            known = before.get((family, form)) if chosen and family not in chosen else None
+            writer.writerow(known or make(family, form, forms(family)[form]))
+            file.flush()
 
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
-    write(sys.argv[1:] or families())
+    write(TABLE, Outcome, ((family, form) for family in families() for form in forms(family)), sys.argv[1:], outcome)

@@ -4,21 +4,18 @@
 table of the docs.
 """
 
-import csv
 import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from families import save
-from families import stored as loaded_families
-from family_configs import forms
+from families import save, stored, write
 from spectral_zoo import move
 from zoo import prompt
 
@@ -120,28 +117,10 @@ def _gradients(spectral: Any, loss: Callable[[], torch.Tensor]) -> dict[str, tor
 
 def reproduced() -> list[tuple[str, str]]:
     """Families and forms whose loaded model is reproduced."""
-    return [key for key, row in loaded_families().items() if row.loaded == "reproduced"]
-
-
-def stored(path: Path = TABLE) -> dict[tuple[str, str], Outcome]:
-    """Return the outcomes that a table of the docs holds, by family and form."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return {(row["family"], row["form"]): Outcome(**row) for row in csv.DictReader(file)}
-
-
-def write(chosen: Iterable[str]) -> None:
-    """Write the outcomes of some families into the table, of all where none is named; the others stay as they are."""
-    before, chosen = stored() if TABLE.exists() else {}, set(chosen)
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Outcome._fields)
-        for family, form in reproduced():
-            known = before.get((family, form)) if chosen and family not in chosen else None
-            writer.writerow(known or outcome(family, form, forms(family)[form]))
-            file.flush()
+    return [key for key, row in stored().items() if row.loaded == "reproduced"]
 
 
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
-    write(sys.argv[1:])
+    write(TABLE, Outcome, reproduced(), sys.argv[1:], outcome)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from families import save
+from families import save, stored
 from family_configs import families, forms
-from spectral_families import TABLE, outcome, reproduced, stored
+from spectral_families import TABLE, Outcome, outcome, reproduced
 from zoo import prompt
 
 import tlspectral as tls
@@ -18,7 +18,7 @@ PECULIAR = ("falcon", "afmoe", "codegen", "gemma3_text")
 
 def compare(family, form):
     found = outcome(family, form, forms(family)[form])
-    assert found == stored()[family, form]._replace(reason=found.reason)
+    assert found == stored(TABLE, Outcome)[family, form]._replace(reason=found.reason)
     assert "refused" not in (found.transformers, found.bridge) or found.reason
 
 
@@ -38,12 +38,12 @@ def test_rotations_of_every_form_learn_or_are_refused(family, full):
 
 def test_the_table_has_every_reproduced_form():
     """A new family fails here: `make families` adds its row."""
-    assert list(stored()) == reproduced()
+    assert list(stored(TABLE, Outcome)) == reproduced()
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_no_form_ends_in_a_raw_error_or_another_function(path):
-    for row in stored(path).values():
+    for row in stored(path, Outcome).values():
         assert {row.transformers, row.bridge} <= OK, row
         assert row.reason or (row.transformers, row.bridge) == ("trains", "trains"), row
 
