@@ -98,7 +98,7 @@ test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens,
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \
-		$$python tests/families.py && $$python tests/spectral_families.py; \
+		$$python tests/families.py; $$python tests/spectral_families.py; \
 	done
 
 # Interpreters that are not on PATH are named and passed over. Torch is the platform's own build there: on Linux the

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from tlspectral.models.loading.weight_files import SPECTRAL_CONFIG
 from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object, plain_object
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import to_spectral
+from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.tables.whole_file import whole_file
 
 _WEIGHTS = "model.safetensors"
 _BASE = "base"
 _FORMAT = "tlspectral.spectral_rope.1"
+_OPTIONS = ("scope", "log_omega", "shared_phase", "heads", "frequencies")
 
 
 def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
@@ -42,22 +43,12 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     layers = layers_of(model)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
     tensors |= {f"{index}.theta": module.theta.detach().cpu().clone() for index, module in layers.items()}
-    first = next(iter(layers.values()))
-    pairs = first.query_mask.any(0)
     text = model.config.get_text_config() if is_spectral_object(model) else None
     record = {
         "n_layers": attention_view(model).n_layers if text is None else int(text.num_hidden_layers),
         "n_heads": {index: module.n_heads for index, module in layers.items()},
         "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
-        "scope": first.scope,
-        "log_omega": first.log_omega,
-        "shared_phase": first.shared_phase,
-        "heads": [
-            [index, head]
-            for index, module in layers.items()
-            for head in module.query_mask.any(1).nonzero().flatten().tolist()
-        ],
-        "frequencies": None if bool(pairs.all()) else pairs.nonzero().flatten().tolist(),
+        **_options(layers),
     }
     with whole_file(path) as partial:
         save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
@@ -92,7 +83,7 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
             count = len(getattr(view.raw(int(index)), factor))
             if count != wanted:
                 raise IncompatibleCheckpoint(f"{path}, layer {index}: {role} is {wanted}, but {count} in this model")
-    options = {name: record[name] for name in ("scope", "heads", "frequencies", "log_omega", "shared_phase")}
+    options = {name: record[name] for name in _OPTIONS}
     try:
         spectral = to_spectral(model, **options)
     except (BadHead, UnsupportedArchitecture, ValueError) as error:
@@ -101,6 +92,19 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         _require_same_theta(path, index, tensors.pop(f"{index}.theta", None), module.theta)
     _fill(path, spectral, tensors)
     return spectral
+
+
+def _options(layers: Mapping[int, SpectralRoPE]) -> dict[str, Any]:
+    """Return the arguments of `to_spectral` that give modules like these, as JSON."""
+    first = next(iter(layers.values()))
+    pairs = first.query_mask.any(0)
+    heads = [
+        [index, head]
+        for index, module in layers.items()
+        for head in module.query_mask.any(1).nonzero().flatten().tolist()
+    ]
+    frequencies = None if bool(pairs.all()) else pairs.nonzero().flatten().tolist()
+    return dict(zip(_OPTIONS, (first.scope, first.log_omega, first.shared_phase, heads, frequencies), strict=True))
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -174,10 +178,9 @@ def load_object(model: Any, **options: Any) -> Any:
     """
     if not is_spectral_object(model):
         raise TypeError(f"this {type(model).__name__} is a spectral TransformerLens model already: use it as it is")
-    with tempfile.TemporaryDirectory(prefix="spectral_") as folder:
-        path = Path(folder) / _WEIGHTS
-        save_spectral(model, path)
-        return load_spectral(load_model(plain_object(model), **options), path)
+    spectral = to_spectral(load_model(plain_object(model), **options), **_options(layers_of(model)))
+    spectral.spectral.load_state_dict(model.spectral.state_dict())
+    return spectral
 
 
 def load_folder(source: Source, **options: Any) -> Any:

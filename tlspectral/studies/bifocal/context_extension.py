@@ -5,7 +5,6 @@ that its fixed frequencies are read with: linear, dynamic (NTK) and YaRN scaling
 """
 
 import itertools
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -221,9 +220,7 @@ def scaled(model: LlamaForCausalLM, scaling: str, schedule: ExtensionSchedule) -
 
 def head_measures(model: Any, schedule: ExtensionSchedule, texts: Texts) -> pd.DataFrame:
     """`layer, head, rope_imag_frac, D_head, s_pos`; the last on prompts of four blocks of 16 bytes each."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)  # load_model reads the learned rotations of a folder
-        bridge = load_model(folder)
+    bridge = load_model(model)
     table = analyze_heads(bridge, null_draws=2, detectors=False, show_progress=False)
     prompts = [BlockPrompt(row[:16], row[16:80].split(16), row[80:96]) for row in texts.held_out[: schedule.prompts]]
     scores = positional_symbolic(bridge, prompts, show_progress=False)[["layer", "head", "s_pos"]]

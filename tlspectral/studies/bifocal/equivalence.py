@@ -1,5 +1,6 @@
 """Dyck-3 with power: twenty seeds, rates of one grid in two views, a test of equivalence; and BA's section 3.3."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -8,12 +9,12 @@ import torch
 
 from tlspectral.nulls import one_thread
 from tlspectral.studies.bifocal.formal_languages import Dyck3
-from tlspectral.studies.bifocal.language_runs import LanguageRun, trained_model
+from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, trained_model
 from tlspectral.studies.bifocal.languages import REFERENCE, stacked
 from tlspectral.studies.bifocal.llama import SpectralLlama
 from tlspectral.studies.bifocal.schedule import EquivalenceSchedule
 from tlspectral.studies.common.gradient_steps import to_device_of
-from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.common.seed_intervals import equivalence, intervals, mean_by, t_interval
 
 _DEPTH = 16  # of the words whose depths are compared; BA speaks of depths 10 and 11
@@ -35,17 +36,12 @@ def arms_with_power(
 
     What it does not establish: equality at other sizes, rates or lengths of training; nor below the margin.
     """
-    make = partial(_finished, folder, schedule, n_jobs=n_jobs, show_progress=show_progress)
-    rates = _rates(
-        make(
-            [
-                LanguageRun("dyck3", a, r, s)
-                for s in schedule.tuning_seeds
-                for a in schedule.arms
-                for r in schedule.rates
-            ]
-        )
+    make = partial(
+        finish_language_runs, folder, schedule, train=train_with_depths, n_jobs=n_jobs, show_progress=show_progress
     )
+    grid = itertools.product(schedule.arms, schedule.rates)
+    tuning = [LanguageRun("dyck3", *cell, seed) for seed, cell in itertools.product(schedule.tuning_seeds, grid)]
+    rates = _rates(make(tuning))
     common = float(rates.loc[rates["common"], "learning_rate"].iloc[0])
     best = {str(row.arm): float(row.learning_rate) for row in rates.loc[rates["best"]].itertuples()}
     # The common rate first, seed by seed.
@@ -112,14 +108,6 @@ def train_with_depths(run: LanguageRun, schedule: EquivalenceSchedule, device: s
     model, tables = trained_model(run, schedule.runs(), device)
     kept = {name: tables[name] for name in ("held_out", "by_size", "losses", "trajectory")}
     return {**kept, "depths": depth_cosines(model)}
-
-
-def _finished(
-    folder: RunFolder, schedule: EquivalenceSchedule, runs: list[LanguageRun], *, n_jobs: int, show_progress: bool
-) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
-    work = {run.name: (run.seed, partial(train_with_depths, run, schedule, folder.device)) for run in runs}
-    finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
-    return {run: finished[run.name] for run in runs}
 
 
 def _ends(runs: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:

@@ -1,7 +1,9 @@
 """One training run on a formal language, what is measured at its end, and the choice of learning rates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, LanguageBatch, answers_of
 from tlspectral.studies.bifocal.llama import ARMS, LITERAL_ARM, PHASE_NOISE_ARMS, LlamaConfig, SpectralLlama
-from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.bifocal.schedule import EquivalenceSchedule, LanguageSchedule
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 
@@ -142,14 +144,19 @@ def tune_and_train(
 
 def finish_language_runs(
     folder: RunFolder,
-    schedule: LanguageSchedule,
+    schedule: LanguageSchedule | EquivalenceSchedule,
     runs: list[LanguageRun],
     *,
+    train: Callable[[LanguageRun, Any, str], dict[str, pd.DataFrame]] | None = None,
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
-    """Return the tables of runs: finished ones are read from the folder, the others made and written there."""
-    work = {run.name: (run.seed, partial(train_on_language, run, schedule, folder.device)) for run in runs}
+    """Return the tables of runs: finished ones are read from the folder, the others trained and written there.
+
+    `train` takes a run, the schedule and a device; None is `train_on_language`.
+    """
+    train = train or train_on_language
+    work = {run.name: (run.seed, partial(train, run, schedule, folder.device)) for run in runs}
     finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
     return {run: finished[run.name] for run in runs}
 
