@@ -36,22 +36,19 @@ from null_tables import (
 )
 
 from tlspectral.ablation import summarize_sweep
-from tlspectral.heads import model_statistics
-from tlspectral.heads.placebos import placebo_attenuation
 from tlspectral.positional.profile import median_tests
-from tlspectral.stats import (
-    benjamini_hochberg,
+from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
+from tlspectral.stats.jackknife import jackknife
+from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads
+from tlspectral.studies.fingerprint.statistics import (
     class_test,
     hypergeometric_overlap,
-    intraclass_correlation,
     mann_whitney,
-    model_permutation_test,
     nested_r_squared,
-    top_head_percentile,
     triage,
 )
-from tlspectral.stats.jackknife import jackknife
-from tlspectral.tables.published import PUBLISHED_HEADS, published_heads
+from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
+from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
 from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
@@ -155,10 +152,10 @@ def tables_of_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.G
         strong = float(np.sort(heads["prev"])[-12])  # eleven heads lie above
         area = triage(heads, scores=("D_head",), threshold=strong, ks=(5,)).iloc[0]
         early = median_tests(heads.rename(columns={"D_head": "s_pos", "dir_frac": "s_sym"}), shape[0])
-        chance = model_statistics.chance_of_percentile(heads, top_head_percentile(heads, k=5), 5)
+        chance = chance_of_percentile(heads, top_head_percentile(heads, k=5), 5)
         for name, pvalue in {
             "class_test": class_test(heads, threshold=strong).pvalue,
-            "tlspectral statistics, p of the top-5 percentile": chance,
+            "tlspectral study statistics, p of the top-5 percentile": chance,
             "positional median tests of early and late layers": early["pvalue"].iloc[0],
         }.items():
             wrong.setdefault(name, []).append(pvalue <= LEVEL)

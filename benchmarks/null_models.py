@@ -9,8 +9,8 @@ import torch
 from null_tables import Likeness, column, flat
 
 from tlspectral.heads.measure import phase_columns
-from tlspectral.heads.placebos import permuted_geometries
 from tlspectral.rotary import RotaryGeometry, pair_columns
+from tlspectral.studies.fingerprint.statistics.placebos import permuted_geometries
 
 D_MODEL, D_HEAD = 24, 8
 PLACEBO_DRAWS = 19  # the least p is 1 / 20

@@ -290,16 +290,16 @@ def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["ablate", "positional", "statistics"])
+@pytest.mark.parametrize("command", ["ablate", "positional", "study statistics"])
 def test_the_other_commands_about_a_model_take_a_revision(table, library, command):
-    arguments = {"ablate": ["tiny", table], "positional": ["tiny"], "statistics": [table, "--model", "tiny"]}[command]
-    run(command, *arguments, "--revision", "v2", "--device", "cpu", "--dtype", "float64")
+    given = {"ablate": ["tiny", table], "positional": ["tiny"], "study statistics": [table, "--model", "tiny"]}[command]
+    run(*command.split(), *given, "--revision", "v2", "--device", "cpu", "--dtype", "float64")
     assert library.load == [("tiny", {"revision": "v2", "device": "cpu", "dtype": "float64"})]
 
 
 @pytest.mark.parametrize("option", [("--revision", "v2"), ("--device", "cpu"), ("--dtype", "float64")])
 def test_a_choice_of_weights_of_no_model_is_refused(table, option):
-    done = run("statistics", table, *option)
+    done = run("study", "statistics", table, *option)
     assert done.exit_code == 2
     assert "goes with --model" in done.stderr
 
@@ -323,7 +323,7 @@ def test_quiet_prints_nothing_and_shows_no_bar(tmp_path, library):
 
 
 def test_a_csv_has_the_meaning_of_its_columns_beside_it(tmp_path, table):
-    done = run("statistics", table, "-o", tmp_path / "row.csv", "--top", 1)
+    done = run("study", "statistics", table, "-o", tmp_path / "row.csv", "--top", 1)
     assert done.exit_code == 0, done.output
     columns = pd.read_csv(tmp_path / "row.columns.csv")
     assert columns["name"].tolist() == pd.read_csv(tmp_path / "row.csv").columns.tolist()

@@ -8,10 +8,10 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
-from tlspectral.heads.columns import ANOTHER_MODEL
 from tlspectral.positional.profile import median_tests
-from tlspectral.stats.columns import SPEARMAN_TABLE
 from tlspectral.stats.jackknife import jackknife
+from tlspectral.studies.fingerprint import statistics
+from tlspectral.studies.fingerprint.statistics.columns import ANOTHER_MODEL, SPEARMAN_TABLE
 from tlspectral.tasks import sign_flip_p
 
 ROOT = Path(__file__).parents[1]
@@ -134,19 +134,19 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [alike]),
         (stats.partial_spearman.__doc__, "partial_spearman, hybrid", [very_alike]),
         (stats.partial_spearman.__doc__, "partial_spearman(layers=), hybrid", [*layers_apart, depth]),
-        (stats.spearman_table.__doc__, "spearman_table", [very_alike]),
+        (statistics.spearman_table.__doc__, "spearman_table", [very_alike]),
         (spearman["pvalue"], "spearman_table", [very_alike]),
         (stats.layer_bootstrap.__doc__, interval, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, layers_apart),
         (stats.layer_bootstrap.__doc__, jackknifed, [depth]),
-        (stats.nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
-        (stats.hypergeometric_overlap.__doc__, "hypergeometric_overlap", [depth]),
-        (stats.class_test.__doc__, "class_test", [very_alike]),
+        (statistics.nested_r_squared.__doc__, "nested_r_squared", [very_alike]),
+        (statistics.hypergeometric_overlap.__doc__, "hypergeometric_overlap", [depth]),
+        (statistics.class_test.__doc__, "class_test", [very_alike]),
         (stats.attenuation.__doc__, "attenuation.interval", [independent, very_alike]),
         (another["low"], interval, layers_apart),
         (another["low"], interval, [depth]),
         (another["pvalue"], jackknifed, [depth]),
-        (another["pvalue"], "tlspectral statistics, p of the top-5 percentile", [very_alike, depth]),
+        (another["pvalue"], "tlspectral study statistics, p of the top-5 percentile", [very_alike, depth]),
         (median_tests.__doc__, medians, [very_alike]),
         (summary["pvalue"], "summarize_sweep, rank_correlation", [depth]),
     ):

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tlspectral import stats
-from tlspectral.stats import mann_whitney
 from tlspectral.studies.fingerprint.history_questions import formation_crossing
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tasks import Effect
 

@@ -13,12 +13,12 @@ import tlspectral as tls
 from tlspectral.ablation import ablation_sweep, summarize_sweep
 from tlspectral.cli import app
 from tlspectral.detectors import repeated_sequences
-from tlspectral.heads.model_statistics import another_model
-from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import score_agreement
 from tlspectral.report import report
+from tlspectral.studies.fingerprint.statistics.model_row import another_model
+from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation
 from tlspectral.tables.same_model import require_same_model
 
 OTHER = "made from other weights than"
@@ -121,7 +121,7 @@ def files(tmp_path_factory):
     [
         ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1", "--matched", "0"),
         ("positional", "tiny-rope", "--table", "TABLE"),
-        ("statistics", "TABLE", "--model", "tiny-rope"),
+        ("study", "statistics", "TABLE", "--model", "tiny-rope"),
     ],
 )
 def test_commands_refuse_another_models_table(files, arguments):

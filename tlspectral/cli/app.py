@@ -73,7 +73,7 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 
 _CONTENTS = {
     "A model": ("demo", "analyze", "describe", "verify", "ablate", "positional"),
-    "A table of heads": ("show", "report", "plane", "statistics", "compare"),
+    "A table of heads": ("show", "report", "plane", "compare"),
     "The three papers": ("study",),
 }
 

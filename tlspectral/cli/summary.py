@@ -7,10 +7,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_PREVIOUS_TOKEN = 0.5
-_LOOKED_AT = 10
-
-
 def read_heads(path: Path) -> "pd.DataFrame":
     """Read a table of heads. Raises ValueError if it is another table."""
     from tlspectral.tables import read_table
@@ -28,9 +24,7 @@ def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
 
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
-    """Text of `show`: the model, the top heads per detector and how well weights alone find them, the heads furthest
-    from their null, the rows that are not ok.
-    """
+    """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
     parts = [_provenance(heads)]
     for name, title in detectors:
@@ -40,8 +34,6 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
             parts.append(f"{title} heads, by {name}\n{_rows(scored, columns)}")
     if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
         parts.append("No detector scores in this table.")
-    if "prev" in heads and heads["prev"].notna().any():
-        parts.append(_triage(heads))
     columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
     if "D_head_z" in heads and heads["D_head_z"].notna().any():
         ordered = heads.dropna(subset=["D_head_z"]).sort_values("D_head_z", kind="stable")
@@ -118,26 +110,6 @@ def self_check(attrs: dict[Any, Any]) -> str:
     if check.get("tolerance") is not None:
         text += f", tolerance {check['tolerance']:.1e}"
     return text
-
-
-def _triage(heads: "pd.DataFrame") -> str:
-    """How well columns from weights alone find the previous-token heads."""
-    from tlspectral.stats import triage
-
-    scores = triage(heads, threshold=_PREVIOUS_TOKEN, ks=(_LOOKED_AT,))
-    counted = f"{scores['n_positive'].max()} of {scores['n'].max()} heads"
-    lines = [f"Weights alone as a pointer to heads with prev > {_PREVIOUS_TOKEN} ({counted})"]
-    for row in scores.to_dict(orient="records"):
-        if row["auc"] != row["auc"]:
-            lines.append(f"  {row['score']}: {row['reason']}")
-            continue
-        interval = f" ({row['auc_low']:.2f} to {row['auc_high']:.2f})" if row["auc_low"] == row["auc_low"] else ""
-        precision = row[f"precision_at_{_LOOKED_AT}"]
-        hits = ""
-        if precision == precision:
-            hits = f", {round(precision * _LOOKED_AT)} of its {_LOOKED_AT} highest are such heads"
-        lines.append(f"  {row['score']}: AUC {row['auc']:.2f}{interval}{hits}")
-    return "\n".join(lines)
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:

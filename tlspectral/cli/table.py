@@ -1,4 +1,4 @@
-"""Commands about a table of heads: `show`, `report`, `plane`, `statistics`, `compare`."""
+"""Commands about a table of heads: `show`, `report`, `plane`, `compare`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,18 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from tlspectral.cli.app import (
-    MODEL_HELP,
-    Device,
-    DType,
     FigureOutput,
-    Format,
-    Quiet,
-    Revision,
     TableFile,
     TableOutput,
     app,
     deliver,
-    load_model,
     require_table_file,
     require_writable,
     write_figure,
@@ -89,51 +82,6 @@ def plane(
 
     write_figure(content_direction_plane(read_table(table), highlight_previous_token=highlight), output)
     typer.echo(str(output))
-
-
-@app.command(short_help="the row of the paper's Tables 2 and 3, for a model")
-def statistics(
-    table: TableFile,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}"),
-    ] = None,
-    device: Device = None,
-    dtype: DType = None,
-    revision: Revision = None,
-    top: Annotated[int, typer.Option(min=1, help="Previous-token heads, an odd number.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of resamples, placebos and perturbations.")] = 0,
-    output: TableOutput = None,
-    form: Format = None,
-    quiet: Quiet = False,
-) -> None:
-    """Print the row that Tables 2 and 3 of "Fingerprint, Not Blueprint" would have for a model, with intervals.
-
-    Example: tlspectral statistics heads.parquet --model smollm2-135m
-    """
-    require_table_file(output)
-    for option, value in (("--revision", revision), ("--device", device), ("--dtype", dtype)):
-        if value is not None and model is None:
-            raise typer.BadParameter("goes with --model", param_hint=option)
-    from tlspectral.heads.model_statistics import another_model
-
-    heads = read_heads(table)
-    loaded = None if model is None else load_model(model, quiet, revision=revision, device=device, dtype=dtype)
-    results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
-    deliver(results, output, form)
-    if form is not None or quiet:
-        return
-    shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
-    typer.echo(shown.to_string(index=False, na_rep=""))
-    typer.echo("")
-    for row in results.to_dict(orient="records"):
-        name = f"{row['statistic']} ({row['method']})"
-        if row["pvalue"] == row["pvalue"]:
-            typer.echo(f"p of {name}: {row['pvalue']:.4f}: {row['pvalue_of']}")
-        if row["reason"]:
-            typer.echo(f"{name}: {row['reason']}")
-    if output is not None:
-        typer.echo(str(output))
 
 
 @app.command(short_help="which heads differ between two models")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
-    from tlspectral.heads.noise import statistic_noise, weight_noise_band, weight_noise_draws
+    from tlspectral.heads.noise import weight_noise_band, weight_noise_draws
     from tlspectral.heads.types import head_types
 
 _HOMES = {
@@ -26,7 +26,6 @@ _HOMES = {
     "head_card": "card",
     "head_directions": "directions",
     "head_types": "types",
-    "statistic_noise": "noise",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
 }
@@ -40,7 +39,6 @@ __all__ = [
     "head_card",
     "head_directions",
     "head_types",
-    "statistic_noise",
     "weight_noise_band",
     "weight_noise_draws",
 ]

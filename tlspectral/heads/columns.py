@@ -5,7 +5,6 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.stats.columns import REASON
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
@@ -38,24 +37,6 @@ def _noise_columns(name: str) -> tuple[Column, Column]:
 
 _DRAW = Column("draw", "Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.", "index",
     range="-1 .. draws - 1")
-
-_MOVED = "An interval over models, prompts or heads: rounding is one source of uncertainty."
-_STATISTIC = (
-    Column("statistic", "Name of the statistic, as it was given.", "label", range="any text", source="the caller"),
-    Column("value", "The statistic of the head table as it is.", "of the statistic", range="-inf .. inf",
-        source="the caller's function",
-        does_not_establish="That it lies within low and high: rounding moves all draws away from the stored weights "
-        "alike."),
-    Column("mean", "Mean of the statistic over draws, each with its spectral columns in place of the table's.",
-        "of the statistic", range="-inf .. inf", does_not_establish=_MOVED),
-    Column("sd", "Standard deviation (ddof 1) of the statistic over draws.", "of the statistic", range="0 .. inf",
-        does_not_establish=_MOVED),
-    Column("low", "2.5 % quantile of the statistic over draws.", "of the statistic", range="-inf .. inf",
-        does_not_establish=_MOVED),
-    Column("high", "97.5 % quantile of the statistic over draws.", "of the statistic", range="-inf .. inf",
-        does_not_establish=_MOVED),
-    Column("draws", "Number of draws.", "count", range="2 .. inf", source="the caller"),
-)
 
 COMPARED_COLUMNS = (
     "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
@@ -109,22 +90,6 @@ def _compared_columns(name: str) -> tuple[Column, ...]:
     )
 
 
-_PLACEBO_LIMIT = (
-    "Anything about the model's positions: it is what the recipe finds where pairs or frequencies are not the model's."
-)
-
-
-def _placebo_column(name: str) -> Column:
-    column = COLUMNS[name]
-    return replace(
-        column,
-        meaning=f"{name} as the head table has it, with the placebo's pairs of columns or its frequencies in place of "
-        "the model's own. NaN on layers that have none.",
-        source="FP 7 (placebo controls)",
-        does_not_establish=_PLACEBO_LIMIT,
-    )
-
-
 _MODEL = Column("model", "Name of the model: hub id, absolute path, or name of a packaged model.", "label",
     range="any text", source="the caller",
     does_not_establish="Which weights these were: weights_sha256 in the attrs of the model's file does.")
@@ -154,14 +119,8 @@ WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",
     (*_HEAD, *(column for name in NOISE_COLUMNS for column in _noise_columns(name))))
 WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise_draws`",
     (_DRAW, *_HEAD, *(COLUMNS[name] for name in NOISE_COLUMNS)))
-STATISTIC_NOISE = Table("statistic_noise", "`tlspectral.heads.statistic_noise`", _STATISTIC)
 COMPARE_HEADS = Table("compare_heads", "`tls.compare_heads`",
     (*_HEAD, *_CHANGE, *(column for name in COMPARED_COLUMNS for column in _compared_columns(name))))
-PERMUTED_PAIRING = Table("permuted_pairing",
-    "`tlspectral.heads.placebos.permuted_pairing` and, with one draw, `tlspectral.heads.placebos.pseudo_rope`",
-    (replace(_DRAW, meaning="Number of the permutation of rotary columns, from 0.", range="0 .. draws - 1"), *_HEAD,
-     *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
-
 _RANDOM = "uniform in the space that the direction lies in"
 HEAD_DIRECTIONS = Table("head_directions", "`tls.head_directions`", (
     *_HEAD,
@@ -196,47 +155,7 @@ HEAD_DIRECTIONS = Table("head_directions", "`tls.head_directions`", (
         "cosine", range="0 .. 1", does_not_establish="A threshold: see pvalue."),
 ))
 
-_ONE_MODEL = "Anything about a positional scheme: one model is one model."
-
-_ANOTHER = (
-    Column("statistic",
-        "Which number: partial correlation (of D_head with prev given dir_frac), partial correlation within layers "
-        "(the same among the heads of a layer), top-k percentile of D_head (of the "
-        "k strongest previous-token heads), attenuation (share of the partial correlation that RoPE-phase controls "
-        "take), attenuation by placebo (the same with a placebo's phase).", "label",
-        range="five kinds, the placebo by name", source="FP Tables 2 and 3"),
-    Column("method", "Estimator: hybrid (regress, then rank), rank (rank, then regress), or median.", "label",
-        range="hybrid, rank, median", source="FP 6, 7", does_not_establish="Which of them is right where they differ."),
-    Column("value", "The number; for a placebo the mean of its draws.", "correlation, or share",
-        range="-1 .. 1 for a correlation, -inf .. inf for an attenuation", source="FP Tables 2 and 3",
-        does_not_establish=_ONE_MODEL),
-    Column("low",
-        "Lower end of a 95 % interval, layers resampled, percentiles; for a placebo the smallest of its draws. NaN for "
-        "a percentile and within layers.", "as value", range="as value", source="FP Table 2",
-        does_not_establish="The spread over models or prompts; nor 95 %: of simulated tables this interval leaves out "
-        "the truth in 6.0 to 9.1 %, or 13.0 to 17.5 % if columns drift with depth."),
-    Column("high", "Upper end of that interval; for a placebo the largest of its draws.", "as value", range="as value",
-        source="FP Table 2", does_not_establish="The spread over models or prompts."),
-    Column("pvalue", "p of what pvalue_of says. NaN for an attenuation by the model's own phase.", "probability",
-        range="0 .. 1",
-        does_not_establish="An exact level where columns drift with depth, but for the correlation within layers: that "
-        "of the plain one then rejects 9.6 to 14.6 % at nominal 5 %. Nor for the percentile, where top heads share "
-        "layers: 5.5 to 6.1 %."),
-    Column("pvalue_of", "What pvalue tests, in words; None without one.", "text", range="any text, or None"),
-    Column("noise_sd",
-        "Standard deviation of value when query and key weights move within the rounding they are stored with. NaN "
-        "without the model, and for a placebo.", "as value", range="0 .. inf",
-        does_not_establish="An interval over models, prompts or heads: rounding is one source of uncertainty."),
-    Column("n", "Heads behind the number; for a placebo its draws.", "count", range="0 .. inf",
-        does_not_establish="An effective sample size: heads of a layer are not independent."),
-    Column("function", "Function of this package that computes the number.", "label", range="a function"),
-    REASON,
-)
-
-ANOTHER_MODEL = Table("another_model",
-    "`tlspectral.heads.model_statistics.another_model`; `tlspectral statistics TABLE -o FILE` writes it", _ANOTHER)
-
 TABLES = (
-    ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, STATISTIC_NOISE, COMPARE_HEADS,
-    PERMUTED_PAIRING, HEAD_DIRECTIONS, ANOTHER_MODEL, *ANALYZE_MODELS.values(),
+    ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, COMPARE_HEADS,
+    HEAD_DIRECTIONS, *ANALYZE_MODELS.values(),
 )

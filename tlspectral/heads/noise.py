@@ -1,6 +1,5 @@
-"""The noise of weight rounding in the head table and in statistics of it."""
+"""The noise of weight rounding in the head table."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,13 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tlspectral.heads.columns import NOISE_COLUMNS, STATISTIC_NOISE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
+from tlspectral.heads.columns import NOISE_COLUMNS, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
 from tlspectral.heads.measure import drawn_columns, phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
 from tlspectral.spectra import head_metrics
 from tlspectral.tables import named
-from tlspectral.tables.draws import tables_with_draws
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
 
@@ -93,41 +91,6 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
     table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
     return named(table, WEIGHT_NOISE_DRAWS)
-
-
-def statistic_noise(
-    heads: pd.DataFrame, draws: pd.DataFrame, statistics: Mapping[str, Callable[[pd.DataFrame], float]]
-) -> pd.DataFrame:
-    """Compute how far statistics of the head table move when the stored weights move within their rounding.
-
-    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. The
-    detector scores (`prev`, `dup`, `ind`) and the columns of the null stay.
-
-    Args:
-        heads: table of `analyze_heads`.
-        draws: table of `weight_noise_draws` on the same model.
-        statistics: name -> function of a head table, which returns a number.
-
-    Returns:
-        DataFrame `statistic, value` (on `heads`), `mean, sd` (ddof 1), `low, high` (2.5 and 97.5 % of the draws),
-        `draws`.
-
-    Raises:
-        ValueError: the two tables are not of the same model or heads.
-
-    What it does not establish: a confidence interval over models, prompts or heads. Rounding is one source of
-    uncertainty, and it moves all draws away from the stored weights alike, so `value` need not lie within low and high.
-    """
-    tables = list(tables_with_draws(heads, draws.loc[draws["draw"] >= 0]))
-    rows = []
-    for name, statistic in statistics.items():
-        drawn = np.array([float(statistic(table)) for table in tables])
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        row = {"statistic": name, "value": float(statistic(heads)), "mean": drawn.mean(), "sd": drawn.std(ddof=1)}
-        rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
-    table = pd.DataFrame(rows)
-    table.attrs = {key: value for key, value in draws.attrs.items() if key != "columns"}
-    return named(table, STATISTIC_NOISE)
 
 
 def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps:

@@ -8,10 +8,36 @@ from dataclasses import replace
 from tlspectral.composition.paths import COMPOSITION
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS, POSITIONAL_COLUMNS
-from tlspectral.tables.published_columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
-
 
 # fmt: off
+CHECKPOINT_STEP = Column("step", "Training step of the checkpoint.", "step", range="0 .. inf", source="the caller",
+    does_not_establish="That steps compare across models: batches differ.")
+N_HEADS = Column("n_heads", "Heads of the model.", "count", range="1 .. inf", source="the model",
+    does_not_establish="An effective sample size: heads of a layer are not independent.")
+_COPIES = (
+    "That copying got better: it falls as well when the first copy gets worse, which it does late in training. Read "
+    "second_copy_loss by itself."
+)
+ICL_SCORE = Column("icl_score",
+    "Loss on the second copy of repeated random segments less that on the first; negative where the copy is "
+    "easier. NaN without detectors.", "nat per token", range="-inf .. inf", source="FP 9",
+    also_known_as="in-context learning score", does_not_establish=_COPIES)
+
+
+def percentile_column(name: str) -> Column:
+    """Describe the percentile of a head table's column at one step of a training."""
+    return Column(f"{name}_pct", f"Percentile of {name} within the model of that step: rank / n, average ties.",
+        "share", range="1/n .. 1", source="FP 9", also_known_as="within-model percentile",
+        does_not_establish="Distance: in a model without any structure some head stands at 1 as well.")
+
+
+def median_column(name: str) -> Column:
+    """Describe the median of a head table's column over the heads of a model."""
+    return Column(f"{name}_median", f"Median of {name} over the heads of the model.", COLUMNS[name].unit,
+        range="0 .. 1", source="FP 9", also_known_as="population median",
+        does_not_establish="What single heads do: half of them can leave the null before a median moves.")
+
+
 def _median(name: str, *, null: bool) -> tuple[Column, ...]:
     limit = "An exact level: heads that share keys, or were trained together, are not independent."
     drawn = "every head drawn independently from a normal distribution with the mean and deviation of its own null"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tlspectral.studies.bifocal.columns import TRAJECTORY, ZIGZAG, phase_columns
 from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
+from tlspectral.studies.common.columns import STEP
 from tlspectral.tables.column import Column
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import STEP
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])

@@ -6,9 +6,9 @@ BA is "Bifocal Attention". `tlspectral study learn EXPERIMENT -o FOLDER` writes 
 from dataclasses import replace
 
 from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
+from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import SEED, STEP
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])

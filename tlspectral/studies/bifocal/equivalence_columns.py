@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from tlspectral.studies.bifocal.columns import intervals
 from tlspectral.studies.bifocal.learned_frequency_columns import experiment_table
+from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import SEED, STEP
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])

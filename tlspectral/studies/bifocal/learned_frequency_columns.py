@@ -4,8 +4,8 @@ PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in 
 Attention". `tlspectral study learn learned-frequency -o FOLDER` writes them.
 """
 
+from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.published_columns import SEED, STEP
 
 # fmt: off
 _SMALL = "That larger models do this: the head has one frequency and nothing else to use."

@@ -1,9 +1,13 @@
 """Columns of the history of a training on the random-map task. FP is Li, "Fingerprint, Not Blueprint" (2026)."""
 
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.published_columns import STEP
 
 # fmt: off
+SEED = Column("seed", "Seed of the run's initial weights and training data; runs of one seed share both.", "index",
+    range="0 .. seeds - 1", source="the caller",
+    does_not_establish="The spread over anything else than initial weights and training data.")
+STEP = Column("step", "Gradient steps done.", "step", range="0 .. steps",
+    does_not_establish="That steps compare across schedules: batches and learning rates differ.")
 _BEST = "That one and the same head does it on other sequences (see detect_heads)."
 _RANDOM_MAP = (
     STEP,

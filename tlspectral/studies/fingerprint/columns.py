@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from tlspectral.history.columns import CHECKPOINT_STEP, N_HEADS
+from tlspectral.studies.common.columns import SEED, STEP
+from tlspectral.studies.fingerprint.published_columns import ARM, BEHAVIOUR, RAW
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import ARM, BEHAVIOUR, CHECKPOINT_STEP, N_HEADS, RAW, SEED, STEP
 
 # fmt: off
 _LAYER, _HEAD = COLUMNS["layer"], COLUMNS["head"]

@@ -5,9 +5,9 @@ PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in 
 
 from dataclasses import replace
 
+from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import POSITIONAL_COLUMNS
-from tlspectral.tables.published_columns import SEED, STEP
 
 # fmt: off
 _SCHEDULE = "That a task cannot be learned at an angle where it was not: one architecture under one schedule."

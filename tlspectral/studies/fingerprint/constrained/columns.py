@@ -3,9 +3,19 @@
 FP is Li, "Fingerprint, Not Blueprint" (2026), section 10. `tlspectral study constrained -o FOLDER` writes all of them.
 """
 
+from tlspectral.studies.common.columns import SEED
+from tlspectral.studies.fingerprint.published_columns import (
+    ARM,
+    BEHAVIOUR,
+    EVALUATIONS,
+    KERNELS,
+    NEEDED,
+    RAW,
+    RUN,
+    SPECTRA,
+)
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
-from tlspectral.tables.published_columns import ARM, BEHAVIOUR, EVALUATIONS, KERNELS, NEEDED, RAW, RUN, SEED, SPECTRA
 
 # fmt: off
 _COARSE = "That nothing of the circuit was there before. Steps are as coarse as the evaluations."

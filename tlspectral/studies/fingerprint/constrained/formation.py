@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 

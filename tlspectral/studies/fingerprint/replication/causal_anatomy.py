@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import hypergeometric_overlap, nested_r_squared, partial_spearman, spearman_table
+from tlspectral.stats import partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
+from tlspectral.studies.fingerprint.statistics import hypergeometric_overlap, nested_r_squared, spearman_table
 
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))

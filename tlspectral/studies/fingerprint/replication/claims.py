@@ -8,9 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.stats import spearman_table
-from tlspectral.tables import stacked
-from tlspectral.tables.published import (
+from tlspectral.studies.fingerprint.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,
     ConstrainedTables,
@@ -19,6 +17,8 @@ from tlspectral.tables.published import (
     published_heads,
     published_kernels,
 )
+from tlspectral.studies.fingerprint.statistics import spearman_table
+from tlspectral.tables import stacked
 
 REPRODUCED = "reproduced"
 DIFFERS = "differs"

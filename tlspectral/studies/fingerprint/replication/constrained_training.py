@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.stats import benjamini_hochberg, mann_whitney
+from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.fingerprint.columns import SIDE_BY_SIDE
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
+from tlspectral.studies.fingerprint.published import published_constrained
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.tables import named
-from tlspectral.tables.published import published_constrained
 from tlspectral.tables.required import require
 
 VOCABULARY = 64

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint import columns
+from tlspectral.studies.fingerprint.published import published_heads
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
+from tlspectral.studies.fingerprint.statistics import spearman_table
 from tlspectral.tables import named
-from tlspectral.tables.published import published_heads
 from tlspectral.tables.required import require
 
 _TABLE, _SECTION = "FP, Table 1", "FP, section 4"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tlspectral.stats import partial_spearman
+from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
-from tlspectral.tables.published import PUBLISHED_HEADS
 
 _WHERE = "FP, section 3"
 _HEADS = {

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from tlspectral.stats import attenuation, partial_spearman, spearman_table
+from tlspectral.stats import attenuation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import partial_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
+from tlspectral.studies.fingerprint.statistics import spearman_table
 
 _TABLE, _SECTION = "FP, Table 3", "FP, section 7"
 # partial, with phase controls, attenuation in per cent by the hybrid and by the rank estimator.
@@ -107,7 +108,10 @@ def phase_against_behaviour(tables: PublishedTables) -> Iterator[Claim]:
 def placebos(tables: PublishedTables) -> Iterator[Claim]:
     """Pseudo-phase where there is no RoPE, and permuted pairings: both need W_Q and W_K."""
     del tables
-    pseudo, permuted = "tlspectral.heads.placebos.pseudo_rope", "tlspectral.heads.placebos.permuted_pairing"
+    pseudo, permuted = (
+        "tlspectral.studies.fingerprint.statistics.placebos.pseudo_rope",
+        "tlspectral.studies.fingerprint.statistics.placebos.permuted_pairing",
+    )
     printed = [
         (f"pseudo/{name}", f"{name}: rank correlation of the pseudo-phase with prev", text, pseudo)
         for name, text in (("gpt2", "-0.14"), ("opt-1.3b", "-0.06"), ("gpt-neo-1.3b", "-0.09"))

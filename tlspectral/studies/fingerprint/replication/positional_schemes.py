@@ -11,17 +11,19 @@ from tlspectral.stats import (
     ModelPermutation,
     benjamini_hochberg,
     layer_bootstrap,
-    leave_one_model_out,
-    mann_whitney,
     model_permutation_test,
     partial_spearman,
-    spearman_table,
     top_head_percentile,
-    top_k_sensitivity,
 )
 from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
+from tlspectral.studies.fingerprint.statistics import (
+    leave_one_model_out,
+    mann_whitney,
+    spearman_table,
+    top_k_sensitivity,
+)
 from tlspectral.tables import named
 
 POSITIONS = {

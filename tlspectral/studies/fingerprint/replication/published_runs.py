@@ -10,10 +10,10 @@ import pandas as pd
 from tlspectral.selection import head_name
 from tlspectral.studies.fingerprint.columns import BESIDE_PUBLISHED
 from tlspectral.studies.fingerprint.constrained import PRESETS, formation, previous_token_heads
+from tlspectral.studies.fingerprint.published import ConstrainedTables, published_constrained
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
 from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 from tlspectral.tables import named
-from tlspectral.tables.published import ConstrainedTables, published_constrained
 from tlspectral.tables.required import require
 
 MEASURES = ("ce_pred", "ce_unpred", "prev_best", "ind_best", "penalty")

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import class_test, intraclass_correlation, partial_spearman
+from tlspectral.stats import intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
+from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.studies.fingerprint.replication.positional_schemes import ROPE, scheme
-from tlspectral.tables.published import PUBLISHED_HEADS
+from tlspectral.studies.fingerprint.statistics import class_test
 
 _WHERE = "FP, section 6"
 _ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == ROPE]

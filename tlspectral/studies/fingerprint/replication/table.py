@@ -7,6 +7,7 @@ from typing import TypeVar
 import pandas as pd
 
 from tlspectral.studies.fingerprint.columns import REPLICATE
+from tlspectral.studies.fingerprint.published import LICENCE, SOURCE
 from tlspectral.studies.fingerprint.replication import (
     causal_anatomy,
     constrained_training,
@@ -23,7 +24,6 @@ from tlspectral.studies.fingerprint.replication import sentences as said
 from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
 from tlspectral.tables import named
-from tlspectral.tables.published import LICENCE, SOURCE
 
 RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = (
     matched_null.numbers_of_heads,

@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from tlspectral.studies.fingerprint.published import ConstrainedTables
 from tlspectral.studies.fingerprint.replication import POSITIONS, PublishedTables
-from tlspectral.tables.published import ConstrainedTables
 
 ROTARY = [name for name, positions in POSITIONS.items() if positions == "RoPE"]
 FORMED = 11  # row of step 1000

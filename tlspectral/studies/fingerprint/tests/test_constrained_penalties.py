@@ -9,7 +9,7 @@ from tlspectral.nulls import one_thread
 from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, phase_penalty, symmetric_penalty
 from tlspectral.studies.fingerprint.constrained.measures import measure
-from tlspectral.tables.published import published_constrained
+from tlspectral.studies.fingerprint.published import published_constrained
 
 
 @zoo.needs_hooked

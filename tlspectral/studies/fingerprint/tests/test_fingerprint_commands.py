@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from tlspectral.cli import app
 from tlspectral.studies.fingerprint import replication
 from tlspectral.studies.fingerprint.figures import replication as drawn
+from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads, published_kernels
 from tlspectral.studies.fingerprint.replication import scheme_contrast
 from tlspectral.tables import read_table, write_table
-from tlspectral.tables.published import PUBLISHED_HEADS, published_heads, published_kernels
 
 ALL = [f"published:{name}" for name in PUBLISHED_HEADS]
 
@@ -215,27 +215,3 @@ def test_all_figures_of_the_paper_are_drawn():
     assert [len(figures[f"figure_{name}"].axes) for name in ("4", "5")] == [3, 4]
     points = part(figures["figure_1"], "heads").get_offsets()
     np.testing.assert_array_equal(points, published_heads("gpt2")[["dir_frac", "D_head"]])
-
-
-# --- show ---
-
-
-def test_show_says_how_well_weights_point_at_the_heads(tmp_path):
-    write_table(published_heads("pythia-1.4b"), tmp_path / "rotary.parquet")
-    done = run("show", tmp_path / "rotary.parquet")
-    assert done.exit_code == 0, done.output
-    section = next(part for part in done.output.split("\n\n") if part.startswith("Weights alone"))
-    assert "prev > 0.5 (5 of 384 heads)" in section
-    assert [line.split(":")[0].strip() for line in section.splitlines()[1:]] == [
-        "rope_imag_frac",
-        "D_head_pct",
-        "dir_frac",
-    ]
-    assert all("AUC 0." in line and " to " in line for line in section.splitlines()[1:])
-    heads = published_heads("gpt2")
-    write_table(heads.assign(prev=0.1 * heads["prev"]), tmp_path / "none.parquet")
-    none = run("show", tmp_path / "none.parquet").output
-    assert "dir_frac: no head has prev above 0.5" in none
-    assert "rope_imag_frac: the table has no column rope_imag_frac" in none
-    write_table(heads.drop(columns="prev"), tmp_path / "weights.parquet")
-    assert "Weights alone" not in run("show", tmp_path / "weights.parquet").output

@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.stats import benjamini_hochberg, class_test, model_permutation_test, partial_spearman
+from tlspectral.stats import benjamini_hochberg, model_permutation_test, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import (
     class_pvalue,
     gap_pvalue,
@@ -17,6 +17,7 @@ from tlspectral.studies.fingerprint.printed_pvalues import (
     partial_pvalue,
     q_without_minimum,
 )
+from tlspectral.studies.fingerprint.statistics import class_test
 
 invariant = settings(max_examples=60, derandomize=True)
 few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5).map(np.array)

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from tlspectral.cli import app
 from tlspectral.studies.fingerprint.constrained import PRESETS
 from tlspectral.studies.fingerprint.constrained.columns import GRID
+from tlspectral.studies.fingerprint.published import published_constrained
 from tlspectral.studies.fingerprint.replication import beside_markdown, beside_published
 from tlspectral.tables import named, read_table, write_table
-from tlspectral.tables.published import published_constrained
 
 ARMS = ("rope_imag", "ape_free")
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from described import assert_described
 
+from tlspectral.studies.fingerprint.published import ConstrainedTables
 from tlspectral.studies.fingerprint.replication import (
     PublishedTables,
     exact_heads,
@@ -16,7 +17,6 @@ from tlspectral.studies.fingerprint.replication import (
     replicate,
 )
 from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim
-from tlspectral.tables.published import ConstrainedTables
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,6 @@ import scipy.stats
 from claimed_tables import claimed_tables, contrary_tables
 from described import assert_described
 
-from tlspectral.stats import mann_whitney
 from tlspectral.studies.fingerprint.replication import (
     SENTENCE_VERDICTS,
     PublishedTables,
@@ -29,6 +28,7 @@ from tlspectral.studies.fingerprint.replication.sentences.power import (
     shift_power,
     significant,
 )
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 
 HOLDS, KINDLY, FAILS, UNDECIDED = SENTENCE_VERDICTS
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint.replication.causal_anatomy import NAMED_CIRCUIT
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.phase_ablation import LOSSES
@@ -17,6 +16,7 @@ from tlspectral.studies.fingerprint.replication.sentences.power import (
     significant,
 )
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral.studies.fingerprint.statistics import spearman_table
 
 _EFFECT = "induction loss"
 _LISTED = ("dir_frac", "D_head", "imag_mass")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float64
 
-from tlspectral.stats import mann_whitney
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
@@ -18,6 +17,7 @@ from tlspectral.studies.fingerprint.replication.constrained_training import (
 )
 from tlspectral.studies.fingerprint.replication.sentences.power import shifts_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 
 _WHERE = "FP, section 10"
 _FREE = {"ape_sym": "ape_free", "rope_sym": "rope_free", "rope_imag": "rope_free"}

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import spearman_table
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral.studies.fingerprint.statistics import spearman_table
 
 _BEHAVIOURS = ("prev", "dup", "ind")
 # Signs of GPT-2 in Table 1: directional previous-token heads, symmetric duplicate-token and induction heads.

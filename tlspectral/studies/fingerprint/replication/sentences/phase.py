@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import mann_whitney, partial_spearman
+from tlspectral.stats import partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.positional_schemes import places_of_top
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, models_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 
 ROTARY = ("pythia-410m", "pythia-1.4b", "llama-3-8b")
 _WHERE = "FP, section 7"

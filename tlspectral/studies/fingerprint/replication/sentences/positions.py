@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from tlspectral.stats import PartialCorrelation, partial_spearman, top_head_percentile, top_k_sensitivity
+from tlspectral.stats import PartialCorrelation, partial_spearman, top_head_percentile
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.positional_schemes import (
     NOT_ROPE,
@@ -23,6 +23,7 @@ from tlspectral.studies.fingerprint.replication.sentences.power import (
     significant,
 )
 from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL, Reading, Sentence
+from tlspectral.studies.fingerprint.statistics import top_k_sensitivity
 
 _WHERE = "FP, section 6"
 _ROPE = [name for name in POSITIONS if scheme(name) == ROPE]

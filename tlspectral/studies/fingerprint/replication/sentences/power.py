@@ -7,8 +7,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float64
 
-from tlspectral.stats import mann_whitney
 from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL
+from tlspectral.studies.fingerprint.statistics import mann_whitney
 
 POWER = 0.8
 _DRAWS = 4000

@@ -9,7 +9,7 @@ from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.stats import triage
+from tlspectral.studies.fingerprint.statistics import triage
 
 invariant = settings(max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.stats import hypergeometric_overlap
+from tlspectral.studies.fingerprint.statistics import hypergeometric_overlap
 
 invariant = settings(max_examples=40, derandomize=True)
 

@@ -13,15 +13,15 @@ from test_rotary import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats
-from tlspectral.heads.placebos import (
+from tlspectral.models.attention import attention_view
+from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
+from tlspectral.studies.fingerprint.statistics.placebos import (
     PHASE_COLUMNS,
     permuted_geometries,
     permuted_pairing,
     placebo_attenuation,
     pseudo_rope,
 )
-from tlspectral.models.attention import attention_view
-from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 
 PLACES = ["draw", "layer", "head"]
 COLUMNS = list(PHASE_COLUMNS)

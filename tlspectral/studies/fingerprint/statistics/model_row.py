@@ -7,21 +7,22 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads.columns import ANOTHER_MODEL
-from tlspectral.heads.noise import statistic_noise, weight_noise_draws
-from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.heads.noise import weight_noise_draws
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.stats import (
     PartialCorrelation,
     TopHeadPercentile,
     attenuation,
-    hypergeometric_overlap,
     layer_bootstrap,
     partial_spearman,
     top_head_percentile,
 )
 from tlspectral.stats.correlations import Method
 from tlspectral.stats.values import reasons_as_objects
+from tlspectral.studies.fingerprint.statistics.columns import ANOTHER_MODEL
+from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_overlap
+from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
 from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")
@@ -92,7 +93,7 @@ def another_model(
             result = placebo_attenuation(heads, placebo, shares[method])
             name = f"attenuation by placebo: {result.method}"
             tested = "the model's own phase takes no more (low and high: range of draws)"
-            row = _row(name, method, result, "heads.placebos.placebo_attenuation", result.pvalue, tested)
+            row = _row(name, method, result, "statistics.placebo_attenuation", result.pvalue, tested)
             drawn = result.draws
             rows.append(row | {"value": float(drawn.mean()), "low": float(drawn.min()), "high": float(drawn.max())})
     table = pd.DataFrame(rows)

@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float64
 
 from tlspectral import stats
-from tlspectral.heads.columns import PERMUTED_PAIRING
 from tlspectral.heads.measure import drawn_columns, phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.nulls import one_thread
 from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns
+from tlspectral.studies.fingerprint.statistics.columns import PERMUTED_PAIRING
+from tlspectral.studies.fingerprint.statistics.tables_with_draws import tables_with_draws
 from tlspectral.tables import named
-from tlspectral.tables.draws import tables_with_draws
 from tlspectral.tables.html_summary import html_summary
 
 PHASE_COLUMNS = PhaseMetrics._fields

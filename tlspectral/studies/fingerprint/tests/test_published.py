@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from described import assert_described
 
-from tlspectral.tables.published import (
+from tlspectral.studies.fingerprint.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,
     published_checkpoints,

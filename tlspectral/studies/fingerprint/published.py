@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from tlspectral.tables import published_columns as columns
+from tlspectral.studies.fingerprint import published_columns as columns
 from tlspectral.tables.column import named
 
 SOURCE = "Li Hengyu, Fingerprint, Not Blueprint (2026), HengyuLi-Ozaki-lab/qk-spectral-fingerprint"

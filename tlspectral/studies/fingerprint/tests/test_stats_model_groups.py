@@ -6,7 +6,8 @@ import pytest
 from described import assert_described
 from test_stats_models import MEDIANS, SCHEMES, heads_of
 
-from tlspectral.stats import leave_one_model_out, model_permutation_test, top_head_percentile, top_k_sensitivity
+from tlspectral.stats import model_permutation_test, top_head_percentile
+from tlspectral.studies.fingerprint.statistics import leave_one_model_out, top_k_sensitivity
 
 
 def test_leaving_out_each_of_the_seven_models():

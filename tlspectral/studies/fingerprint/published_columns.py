@@ -5,18 +5,14 @@ FP is Li (2026); its released tables are CC-BY-4.0.
 
 from dataclasses import replace
 
+from tlspectral.history.columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
+from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 
 # fmt: off
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 
-# Shared with tables of training runs.
-SEED = Column("seed", "Seed of the run's initial weights and training data; runs of one seed share both.", "index",
-    range="0 .. seeds - 1", source="the caller",
-    does_not_establish="The spread over anything else than initial weights and training data.")
-STEP = Column("step", "Gradient steps done.", "step", range="0 .. steps",
-    does_not_establish="That steps compare across schedules: batches and learning rates differ.")
 ARM = Column("arm",
     "Kind of model: rope or ape (learned absolute positions), then free (no constraint), sym (symmetric M) or imag "
     "(no Im M_t).", "label", range="ape_free, ape_sym, rope_free, rope_sym, rope_imag, or one's own", source="FP 10",
@@ -77,35 +73,6 @@ KERNELS = (
         "sequence on.", "logit", range="-inf .. inf", source="FP 10, Fig. 5", also_known_as="relative-position kernel",
         does_not_establish="That the head attends by position: contents contribute to the mean."),
 )
-
-# Shared with the tables of `head_history`.
-CHECKPOINT_STEP = Column("step", "Training step of the checkpoint.", "step", range="0 .. inf", source="the caller",
-    does_not_establish="That steps compare across models: batches differ.")
-N_HEADS = Column("n_heads", "Heads of the model.", "count", range="1 .. inf", source="the model",
-    does_not_establish="An effective sample size: heads of a layer are not independent.")
-_COPIES = (
-    "That copying got better: it falls as well when the first copy gets worse, which it does late in training. Read "
-    "second_copy_loss by itself."
-)
-ICL_SCORE = Column("icl_score",
-    "Loss on the second copy of repeated random segments less that on the first; negative where the copy is "
-    "easier. NaN without detectors.", "nat per token", range="-inf .. inf", source="FP 9",
-    also_known_as="in-context learning score", does_not_establish=_COPIES)
-
-
-def percentile_column(name: str) -> Column:
-    """Describe the percentile of a head table's column at one step of a training."""
-    return Column(f"{name}_pct", f"Percentile of {name} within the model of that step: rank / n, average ties.",
-        "share", range="1/n .. 1", source="FP 9", also_known_as="within-model percentile",
-        does_not_establish="Distance: in a model without any structure some head stands at 1 as well.")
-
-
-def median_column(name: str) -> Column:
-    """Describe the median of a head table's column over the heads of a model."""
-    return Column(f"{name}_median", f"Median of {name} over the heads of the model.", COLUMNS[name].unit,
-        range="0 .. 1", source="FP 9", also_known_as="population median",
-        does_not_establish="What single heads do: half of them can leave the null before a median moves.")
-
 
 _STRENGTH = Column("strength", "Weight of the arm's penalty; 0 for a free arm.", "ratio", range="0, 1, 10",
     source="FP 10", does_not_establish="That the constraint holds exactly: penalties are soft.")
@@ -184,13 +151,13 @@ _CURVES = (
 )
 
 
-_CONSTRAINED = "`tlspectral.tables.published.published_constrained`: "
+_CONSTRAINED = "`tlspectral.studies.fingerprint.published.published_constrained`: "
 
-PUBLISHED_HEADS = Table("published_heads", "`tlspectral.tables.published.published_heads`; models have some of them",
-    _PUBLISHED)
-PUBLISHED_CHECKPOINTS = Table("published_checkpoints", "`tlspectral.tables.published.published_checkpoints`",
-    _CHECKPOINTS)
-PUBLISHED_KERNELS = Table("published_kernels", "`tlspectral.tables.published.published_kernels`", _CURVES)
+PUBLISHED_HEADS = Table("published_heads",
+    "`tlspectral.studies.fingerprint.published.published_heads`; models have some of them", _PUBLISHED)
+PUBLISHED_CHECKPOINTS = Table("published_checkpoints",
+    "`tlspectral.studies.fingerprint.published.published_checkpoints`", _CHECKPOINTS)
+PUBLISHED_KERNELS = Table("published_kernels", "`tlspectral.studies.fingerprint.published.published_kernels`", _CURVES)
 PUBLISHED_CONSTRAINED = {
     name: Table(f"published_constrained.{name}", f"{_CONSTRAINED}`.{name}`", (ARM, _STRENGTH, SEED, STEP, *columns))
     for name, columns in (

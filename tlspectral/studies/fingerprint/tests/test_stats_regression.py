@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.anova import anova_lm
 
-from tlspectral.stats import nested_r_squared
+from tlspectral.studies.fingerprint.statistics import nested_r_squared
 
 invariant = settings(max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

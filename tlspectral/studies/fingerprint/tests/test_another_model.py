@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.cli import app
-from tlspectral.heads import statistic_noise, weight_noise_draws
-from tlspectral.heads.model_statistics import another_model
-from tlspectral.heads.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
-from tlspectral.tables.published import published_heads
+from tlspectral.heads import weight_noise_draws
+from tlspectral.studies.fingerprint.published import published_heads
+from tlspectral.studies.fingerprint.statistics import statistic_noise
+from tlspectral.studies.fingerprint.statistics.model_row import another_model
+from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 
 
 def row(table, statistic, method):
@@ -86,10 +87,12 @@ def test_an_even_number_of_heads_is_refused():
 
 def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     fewer = functools.partial(another_model, bootstrap_draws=100)
-    monkeypatch.setattr("tlspectral.heads.model_statistics.another_model", fewer)
+    monkeypatch.setattr("tlspectral.studies.fingerprint.statistics.another_model", fewer)
     heads = published_heads("pythia-410m")
     tls.write_table(heads, tmp_path / "heads.parquet")
-    done = CliRunner().invoke(app, ["statistics", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "out.parquet")])
+    done = CliRunner().invoke(
+        app, ["study", "statistics", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "out.parquet")]
+    )
     assert done.exit_code == 0, done.output
     assert "partial correlation hybrid  0.353" in done.stdout
     assert "5 heads at random reach it" in done.stdout

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.regression.linear_model import OLS
 
-from tlspectral.stats import class_test, hodges_lehmann, mann_whitney, rank_biserial
+from tlspectral.studies.fingerprint.statistics import class_test, hodges_lehmann, mann_whitney, rank_biserial
 
 invariant = settings(max_examples=60, derandomize=True)
 # Few distinct values: ties within and between groups.

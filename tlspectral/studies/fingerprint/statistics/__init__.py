@@ -1,0 +1,34 @@
+"""The statistics of "Fingerprint, Not Blueprint": its tests and tables, placebos, and its rows for another model."""
+
+from tlspectral.studies.fingerprint.statistics.model_groups import leave_one_model_out, top_k_sensitivity
+from tlspectral.studies.fingerprint.statistics.model_row import another_model
+from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_overlap
+from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.studies.fingerprint.statistics.rank_correlations import spearman_table
+from tlspectral.studies.fingerprint.statistics.rank_tests import (
+    class_test,
+    hodges_lehmann,
+    mann_whitney,
+    rank_biserial,
+)
+from tlspectral.studies.fingerprint.statistics.regression import nested_r_squared
+from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
+from tlspectral.studies.fingerprint.statistics.weight_triage import triage
+
+__all__ = [
+    "another_model",
+    "class_test",
+    "hodges_lehmann",
+    "hypergeometric_overlap",
+    "leave_one_model_out",
+    "mann_whitney",
+    "nested_r_squared",
+    "permuted_pairing",
+    "placebo_attenuation",
+    "pseudo_rope",
+    "rank_biserial",
+    "spearman_table",
+    "statistic_noise",
+    "top_k_sensitivity",
+    "triage",
+]
