@@ -32,12 +32,12 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
     from their null, the rows that are not ok.
     """
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
-    parts = [_provenance(heads)]
+    parts = [_provenance(heads), *random_heads(heads)]
     for name, title in detectors:
         scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
         if len(scored):
-            columns = [name, f"{name}_se", "D_head", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
-            parts.append(f"{title} heads, by {name}\n{_rows(scored, columns)}")
+            spectrum = ["D_head", "D_head_null_mean", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
+            parts.append(f"{title} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
     if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
         parts.append("No detector scores in this table.")
     if "prev" in heads and heads["prev"].notna().any():
@@ -105,6 +105,15 @@ def _provenance(heads: "pd.DataFrame") -> str:
     if attrs.get("rotary_valid_up_to") is not None:
         lines.append(f"rotary angles valid up to {attrs['rotary_valid_up_to']} tokens")
     return "\n".join(lines)
+
+
+def random_heads(heads: "pd.DataFrame") -> list[str]:
+    """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
+    from tlspectral.tables.null_band import null_band
+
+    bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
+    values = ", ".join(f"{column} {band[0]:.3f}" for column, band in bands.items() if band is not None)
+    return [f"Random heads: {values} (the heads' own singular values, random directions; medians)"] if values else []
 
 
 def self_check(attrs: dict[Any, Any]) -> str:
