@@ -41,7 +41,8 @@ def compare_heads(
         families of columns (`RANKED_COLUMNS`), `behaviour_of, behaviour_change` (`prev`, `dup`, `ind`, in attention)
         and `spectrum_of, spectrum_change` (columns of weights that run from 0 to 1): the column with the largest
         difference of the head, and that difference, b less a. A difference counts if it exceeds its band and is at
-        least `CHANGE_FLOOR`, 0.02; None and NaN where none does. `behaviour_rank` and `spectrum_rank` are 1 for the
+        least `CHANGE_FLOOR`, 0.02; None and NaN where none does. Columns without a band do not count: without noise
+        tables the spectrum is `dir_frac`, `D_head` and `henrici`. `behaviour_rank` and `spectrum_rank` are 1 for the
         largest change of the family in size; `change_rank` orders heads by the better of their two ranks, then by the
         other. Ranks are missing where nothing counts.
 
