@@ -138,7 +138,7 @@ format: .venv/lint ## rewrite the code as ruff would have it
 	.venv/bin/ruff format .
 
 clean: ## remove the environments and everything made by running things
-	rm -rf .venv .venv-tl4 .venv-lowest .venv-python* out build dist .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-tl4 .venv-lowest .venv-python* out build dist .pytest_cache .ruff_cache .hypothesis .coverage .cache
 	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of all targets; `make -j2 environments` makes two at a time

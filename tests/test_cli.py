@@ -97,7 +97,12 @@ def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
         "status: ok for all 6 heads",
     ):
         assert said in done.output
+    # Medians over the heads' own nulls, beside which the lists are read.
+    median = heads()[["D_head_null_mean", "dir_frac_null_mean"]].median()
+    of_random = f"Random heads: D_head {median.iloc[0]:.3f}, dir_frac {median.iloc[1]:.3f} "
+    assert of_random in done.output.split("Previous-token heads")[0]
     row = next(line for line in done.output.splitlines() if line.split()[:1] == ["L1H2"])
+    assert row.split()[4] == f"{heads()['D_head_null_mean'].iloc[-1]:.3f}"
     assert row.split()[1:3] == ["0.876", "0.0012"]
     assert row.split()[-1] == "-", "rope_imag_frac is NaN: a dash"
     assert "-7.5" in done.output

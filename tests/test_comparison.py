@@ -69,6 +69,7 @@ def test_a_table_does_not_differ_from_itself_and_order_of_rows_does_not_matter(b
     forth, back = compare_heads(base, tuned), compare_heads(tuned, base)
     pd.testing.assert_frame_equal(forth.filter(like="_diff"), -back.filter(like="_diff"))
     assert forth.equals(compare_heads(base.sample(frac=1, random_state=0), tuned.iloc[::-1]))
+    assert forth["change_rank"].isna().all()  # two random heads of so few dimensions lie further apart than these
     assert forth[["layer", "head"]].equals(base[["layer", "head"]])
 
 
@@ -78,11 +79,16 @@ def test_rounding_explains_small_changes_and_not_large_ones(base, tuned, noise):
     stand_in.attrs.pop("weights_sha256")
     within = compare_heads(base, analyzed(changed_model(1e-9)), noise_a=noise, noise_b=stand_in)
     beyond = compare_heads(base, tuned, noise_a=noise, noise_b=stand_in)
+    assert beyond["change_rank"].isna().all()  # 0.009 at most: more than rounding, less than the floor of 0.02
     at = (beyond["layer"] == CHANGED[0]) & (beyond["head"] == CHANGED[1])
     for name in ("dir_frac", "D_head", "rope_imag_frac"):
         assert not within[f"{name}_outside"].any()
         assert beyond[f"{name}_outside"].tolist() == at.tolist()
         np.testing.assert_allclose(beyond[f"{name}_band"], 2 * np.sqrt(2) * noise[f"{name}_sd"], rtol=1e-12)
+    larger = compare_heads(base, analyzed(changed_model(1.0)), noise_a=noise, noise_b=stand_in)
+    assert larger[["layer", "head"]].iloc[0].tolist() == list(CHANGED)
+    assert larger["spectrum_of"].dropna().tolist() == ["D_head"]
+    assert larger["spectrum_change"].iloc[0] == larger["D_head_diff"].iloc[0]
     one_sided = compare_heads(base, tuned, noise_b=stand_in)
     detected = analyzed(tls.load_model("tiny-rope"), detectors=True)
     assert_described(compare_heads(detected, detected), one_sided)

@@ -13,8 +13,11 @@ from tlspectral.tables import read_table, write_table
 DETECTED = [f"{name}{end}" for name in ("prev", "dup", "ind") for end in ("", "_se")]
 
 
+FIRST = ["layer", "head", "name", "change_rank", "behaviour_of", "behaviour_change", "spectrum_of", "spectrum_change"]
+
+
 def tables() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two tables that differ in D_head of L0H1 by 2 bands and in prev of L1H0 by 5."""
+    """Two tables that differ in D_head of L0H1 by 2 bands and in prev of L1H0 by 5, .057 and .028."""
     base = heads()
     for name in ("dir_frac", "D_head", "imag_mass", "henrici"):
         base[f"{name}_null_std"] = 0.01
@@ -36,15 +39,30 @@ def streamed(table: pd.DataFrame) -> pd.DataFrame:
     return other
 
 
-def test_heads_are_ranked_by_their_largest_change_in_bands():
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """The comparison in the order of the head tables."""
+    return table.sort_values(["layer", "head"], ignore_index=True)
+
+
+def test_heads_are_ranked_in_each_family_by_the_size_of_their_change():
     base, tuned = tables()
+    tuned.loc[5, "ind"] += 0.3
+    tuned.loc[5, "dir_frac"] -= 0.1
     table = compare_heads(base, tuned)
-    ranked = table.sort_values("change_rank", kind="stable")
-    assert ranked["name"].tolist()[:2] == ["L1H0", "L0H1"]
-    assert ranked["change_of"].tolist()[:2] == ["prev", "D_head"]
-    # Doubles lose 1e-16 of values near 1 in the difference, 1e-14 of it; a band of 1 sd would give a factor of 2.
-    np.testing.assert_allclose(ranked["change"].iloc[:2], [5, 2], rtol=1e-9)
-    assert table["change_rank"].tolist() == [3, 2, 3, 1, 3, 3]
+    assert list(table)[:8] == FIRST
+    assert table["name"].tolist() == ["L1H2", "L0H1", "L1H0", "L0H0", "L0H2", "L1H1"]
+    assert table["change_rank"].tolist()[:3] == [1, 2, 2]
+    assert table["change_rank"].isna().tolist() == [False] * 3 + [True] * 3
+    assert table["behaviour_rank"].fillna(0).tolist() == [1, 0, 2, 0, 0, 0]
+    assert table["spectrum_rank"].fillna(0).tolist() == [1, 2, 0, 0, 0, 0]
+    named = table.set_index("name")
+    assert named["behaviour_of"].dropna().to_dict() == {"L1H2": "ind", "L1H0": "prev"}
+    assert named["spectrum_of"].dropna().to_dict() == {"L1H2": "dir_frac", "L0H1": "D_head"}
+    # With their sign, to rounding of a difference of values near 1; changes are 0.03 and more.
+    np.testing.assert_allclose(table["behaviour_change"][[0, 2]], [0.3, -0.02 * np.sqrt(2)], rtol=1e-9)
+    np.testing.assert_allclose(table["spectrum_change"][:2], [-0.1, 0.04 * np.sqrt(2)], rtol=1e-9)
+    assert table["behaviour_change"].isna().tolist() == [False, True, False, True, True, True]
+    table = in_order(table)
     pd.testing.assert_series_equal(table["D_head_a"], base["D_head"], check_names=False)
     pd.testing.assert_series_equal(table["D_head_b"], tuned["D_head"], check_names=False)
     assert table["D_head_outside"].tolist() == [False, True, False, False, False, False]
@@ -53,22 +71,60 @@ def test_heads_are_ranked_by_their_largest_change_in_bands():
     assert "self_match_band" not in table
 
 
-def test_a_change_where_the_band_is_zero_is_beyond_it_and_no_change_is_none():
+def test_of_two_heads_that_lead_a_family_the_other_rank_decides():
     base, tuned = tables()
-    for table in (base, tuned):
-        table["D_head_null_std"] = 0.0
+    tuned.loc[[0, 1, 3, 4], "prev"] = base.loc[[0, 1, 3, 4], "prev"] + [0.1, 0.3, 0.5, 0.4]
+    tuned.loc[[0, 1, 3], "D_head"] = base.loc[[0, 1, 3], "D_head"] + [0.3, 0.2, 0.1]
     table = compare_heads(base, tuned)
-    assert table["change"].tolist()[1] == np.inf
-    assert table["change"].tolist()[0] == 0
-    assert table["change_of"].tolist()[1] == "D_head"
+    # L0H0: 4 and 1, L0H1: 3 and 2, L1H0: 1 and 3, L1H1: 2 and none.
+    assert table["name"].tolist()[:4] == ["L1H0", "L0H0", "L0H1", "L1H1"]
+    assert table["change_rank"].tolist()[:4] == [1, 2, 3, 4]
+
+
+def test_noise_of_a_detector_does_not_hide_a_change_of_the_spectrum():
+    """Sequences say `dup` to 1e-5, so that a change at the level of chance is many standard errors."""
+    base, _ = tables()
+    for name in ("prev", "dup", "ind"):
+        base[f"{name}_se"] = 1e-5
+    base["dup"], base["D_head_null_std"] = 0.01061, 0.06
+    base.loc[2, "D_head"] = 0.574
+    tuned = base.copy()
+    tuned.attrs = dict(base.attrs)
+    tuned["dup"] = 0.01108
+    tuned.loc[2, "D_head"] = 0.321
+    table = compare_heads(base, tuned)
+    assert table["dup_outside"].all()
+    assert table["behaviour_rank"].isna().all()
+    assert table["behaviour_of"].isna().all()
+    assert table["name"].iloc[0] == "L0H2"
+    assert table.set_index("name")["spectrum_of"].dropna().to_dict() == {"L0H2": "D_head"}
+    # Attention on the same token grows beyond the floor of 0.02 in one head.
+    tuned.loc[4, "dup"] = 0.0307
+    table = compare_heads(base, tuned)
+    assert table.set_index("name")["behaviour_of"].dropna().to_dict() == {"L1H1": "dup"}
+
+
+def test_a_change_has_to_exceed_its_band_and_the_floor():
+    base, tuned = tables()
+    tuned.loc[:, ["dir_frac", "D_head", "prev"]] = base[["dir_frac", "D_head", "prev"]]
+    tuned.loc[0, "D_head"] += 0.027  # inside the band, 2 sqrt(2) 0.01
+    tuned.loc[1, "D_head"] += 0.029
+    for table in (base, tuned):
+        table["dir_frac_null_std"] = 0.0
+    tuned.loc[2, "dir_frac"] += 0.019  # beyond a band of 0, below the floor
+    tuned.loc[3, "dir_frac"] += 0.021
+    tuned.loc[4, "imag_mass"] += 3.0  # in no unit that shares have: compared, not ranked
+    table = compare_heads(base, tuned)
+    assert table.set_index("name")["spectrum_of"].dropna().to_dict() == {"L0H1": "D_head", "L1H0": "dir_frac"}
+    assert in_order(table)["dir_frac_outside"].tolist() == [False, False, True, True, False, False]
+    assert in_order(table)["imag_mass_outside"].tolist() == [False] * 4 + [True, False]
 
 
 def test_without_a_band_nothing_is_ranked():
     base, tuned = tables()
     none = [column for column in base if column.endswith(("_null_std", "_se"))]
     table = compare_heads(base.assign(**dict.fromkeys(none, np.nan)), tuned)
-    assert table["change"].isna().all()
-    assert table["change_rank"].isna().all()
+    assert table[["change_rank", "behaviour_rank", "spectrum_rank", "behaviour_of"]].isna().all(axis=None)
     assert not table.filter(like="_band").columns.any()
 
 
@@ -82,12 +138,12 @@ def test_a_streamed_table_is_compared_in_the_columns_that_it_has(turned):
     assert table.attrs["left_out"]["columns"] == dict.fromkeys(columns, f"no value in {without}")
     assert not [name for name in table if name.startswith("prev_")]
     assert table.attrs["settings"]["detectors"] is None
-    assert table.sort_values("change_rank")["name"].iloc[0] == "L0H1"
+    assert table["name"].iloc[0] == "L0H1"
 
 
 def test_heads_of_one_table_alone_are_left_out_and_counted():
     base, tuned = tables()
-    table = compare_heads(base.iloc[1:], tuned.iloc[:-2])
+    table = in_order(compare_heads(base.iloc[1:], tuned.iloc[:-2]))
     assert table["name"].tolist() == ["L0H1", "L0H2", "L1H0"]
     assert table.attrs["left_out"]["heads"] == {"a": 2, "b": 1}
     # A percentile among other heads is another number.
@@ -99,18 +155,25 @@ def test_heads_of_one_table_alone_are_left_out_and_counted():
         compare_heads(base.iloc[:3], tuned.iloc[3:])
 
 
-def test_the_figure_draws_every_head_against_the_band_and_names_the_largest():
+def test_the_figure_draws_the_changes_of_both_families_and_names_the_largest():
     base, tuned = tables()
+    tuned.loc[5, ["ind", "D_head"]] += 0.3
     table = compare_heads(base, tuned)
-    figure = head_changes(table)  # of the five largest, three did not change
-    np.testing.assert_array_equal(offsets(figure, "heads")[:, 1], table["change"])
-    assert [label.get_text() for label in part(figure, "changed head")] == ["L1H0 prev", "L0H1 D_head"]
-    assert part(figure, "band")[0].get_height() == 1
-    assert figure.axes[0].get_title(loc="left") == "tuned against base"
-    table.loc[0, "change"] = np.inf
-    assert "not drawn, no finite change: 1" in said(head_changes(table))
-    with pytest.raises(ValueError, match="no column change, change_of: give a table of compare_heads"):
-        head_changes(table.drop(columns=["change", "change_of"]))
+    figure = head_changes(table)
+    np.testing.assert_allclose(offsets(figure, "behaviour")[:, 1], [0.3, -0.02 * np.sqrt(2)], rtol=1e-9)
+    np.testing.assert_allclose(offsets(figure, "spectrum")[:, 1], [0.3, 0.04 * np.sqrt(2)], rtol=1e-9)
+    names = {label.get_text() for label in part(figure, "changed head")}
+    assert names == {"L1H2 ind", "L1H2 D_head", "L1H0 prev", "L0H1 D_head"}
+    assert {label.get_text() for label in part(head_changes(table, highlight=1), "changed head")} == {
+        "L1H2 ind",
+        "L1H2 D_head",
+    }
+    (band,) = part(figure, "floor")
+    assert (band.get_y(), band.get_height()) == (-0.02, 0.04)
+    assert figure.axes[0].get_title(loc="left") == "tuned less base"
+    assert "not drawn, no change beyond noise and floor: 3" in said(figure)
+    with pytest.raises(ValueError, match="no column spectrum_change, spectrum_of: give a table of compare_heads"):
+        head_changes(table.drop(columns=["spectrum_change", "spectrum_of"]))
     with pytest.raises(ValueError, match="highlight is -1"):
         head_changes(table, highlight=-1)
 
@@ -127,8 +190,11 @@ def test_the_command_prints_the_top_changes_and_writes_the_table(tmp_path):
     assert lines[0] == "tuned (b) against base (a): 5 heads compared"
     assert "left out, in one table only: 1 heads of a, 0 of b" in lines
     assert "left out, prev: no value in a" in lines
-    assert "D_head: null" in lines
-    assert lines[-2].split()[:3] == ["L0H1", "D_head", "2"]
+    assert "behaviour: 0 of 5 heads changed by 0.02 or more and beyond their band" in lines
+    (at,) = (place for place, line in enumerate(lines) if line.startswith("spectrum: 1 of 5 heads changed"))
+    assert lines[at + 1] == "band: twice the sd of D_head: null"
+    assert lines[at + 3].split()[:2] == ["L0H1", "D_head"]
+    assert lines[at + 4].startswith("Random heads: D_head ")
     assert len(read_table(tmp_path / "c.parquet")) == 5
     done = run("compare", tmp_path / "base.parquet", tmp_path / "c.parquet")
     assert done.exit_code == 2

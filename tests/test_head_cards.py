@@ -115,6 +115,13 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     cloud = re.search(r'class="cloud" d="([^"]*)"', body)
     assert cloud is not None
     assert cloud[1].count("M") == 16 * NULL_DRAWS
+    ratio = float(values.imag.abs().sum() / values.abs().sum())
+    text = section(card, "Eigenvalues").text
+    assert f"D_head (sum |Im l| / sum |l|) {ratio:.3f}, of {NULL_DRAWS} null draws " in text
+    of_draws = float(re.search(r"null draws ([.\d]+);", text)[1])
+    # Means of 30 and of 20 draws of one null, whose sd is 0.08: each is within 0.03 of it. The head itself has less.
+    assert of_draws == pytest.approx(heads().set_index("name").loc["L1H0", "D_head_null_mean"], abs=0.06)
+    assert "%" not in text  # a share of eigenvalues beside D_head would be read as D_head
     assert section(card, "Phase by frequency").body.count('class="im"') == 8
     weights = model().run_with_cache(prompt[None])[1]["blocks.1.attn.hook_pattern"][0, 0]
     found = section(card, "Attention on the prompt")
@@ -122,6 +129,12 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert len(found.text.splitlines()) == 4
     # The caller's model is as it was: no hook is left.
     assert not any(point.fwd_hooks for point in model().hook_dict.values())
+
+
+def test_eigenvalues_that_are_rounding_have_no_ratio():
+    unknown = heads().assign(D_head=np.nan)
+    unknown.attrs = heads().attrs
+    assert "D_head" not in section(tls.head_card(unknown, "L1H0", model=model()), "Eigenvalues").text
 
 
 def test_a_table_of_some_layers_is_enough_beside_the_model():

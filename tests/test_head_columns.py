@@ -87,7 +87,7 @@ DENSE = ("gpt2", "neox", "llama", "qwen3", "gemma3")
 
 
 def dense_spectral_columns(w_q, w_k):
-    """The spectral columns of one head from M itself, d x d, as DESIGN section 4 spells them."""
+    """The spectral columns of one head from M itself, d x d, as the texts of the columns define them."""
     k = w_q.shape[1]
     m = w_q @ w_k.T
     size = np.linalg.norm(m)

@@ -1,4 +1,4 @@
-"""The rules of the house: floors, file sizes, what an import loads, the public names, the lowest versions.
+"""The rules of the house: floors, file sizes, what is tracked, what an import loads, the public names, the versions.
 
 CONTRIBUTING.md explains them.
 """
@@ -6,6 +6,7 @@ CONTRIBUTING.md explains them.
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ ENTRANCES = {"__init__", "__main__"}
 
 KNOW_TRANSFORMER_LENS = {"models", "spectral_rope", "studies"}
 LONGEST_FILE = 400
+LARGEST_TRACKED = 1_000_000  # bytes
+LARGER: set[str] = set()  # models and results that may be larger, by their path; none is
 MOST_LOADED_LINES = 6_000
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
@@ -97,6 +100,8 @@ def faults(path: Path, source: str) -> Iterator[str]:
             yield f"{place}:{line}: {room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS.get(other)}): not down"
         if other == "studies" and room != "studies":
             yield f"{place}:{line}: the core imports a study"
+    if room not in {"studies", *WHOLE_PACKAGE} and "tlspectral.studies" in source:
+        yield f"{place}: names a module of a study: say what is meant"
     for name, line in imported(path, source):
         if name.split(".")[0] == "transformer_lens" and room not in KNOW_TRANSFORMER_LENS:
             yield f"{place}:{line}: only {', '.join(sorted(KNOW_TRANSFORMER_LENS))} may import transformer_lens"
@@ -119,6 +124,7 @@ def test_every_file_keeps_the_rules():
         ("spectra.py", "from . import operators\n", "not down"),
         ("spectra.py", "from . import tables\n", "not down"),
         ("history/measure.py", "from tlspectral.studies.common import train\n", "the core imports a study"),
+        ("rotary.py", '"""As in `tlspectral.studies.common`."""\n', "names a module of a study"),
         ("spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "not down"),
         ("operators/factored.py", "from ..detectors import detect_heads\n", "not down"),
         ("operators/factored.py", "import tlspectral\n", "whole package"),
@@ -158,6 +164,31 @@ def test_the_drawing_is_that_of_the_imports():
     for room in TopologicalSorter(below).static_order():  # raises CycleError, with the circle
         found[room] = 1 + max((found[other] for other in below.get(room, ())), default=-1)
     assert found == FLOORS
+
+
+def tracked(*options: str) -> list[str]:
+    """Paths that git tracks in this clone."""
+    root = PACKAGE.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        pytest.skip(f"{root} is no clone, or git is not installed: nothing says what is tracked")
+    # The owner of a clone may be another user, as in a container; git then asks for leave by name.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z", *options]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    return [path for path in listed.split("\0") if path]
+
+
+def test_no_cache_and_no_product_of_a_build_is_tracked():
+    """What .gitignore names, the folders that tools write among it, is in no commit."""
+    assert tracked()
+    ignored = (PACKAGE.parent / ".gitignore").read_text(encoding="utf-8").split()
+    assert {".cache/", "__pycache__/", "build/", "dist/", "out/"} <= set(ignored)
+    assert tracked("--cached", "--ignored", "--exclude-per-directory=.gitignore") == []
+
+
+def test_no_large_file_is_tracked_but_those_that_are_listed():
+    root = PACKAGE.parent
+    sizes = {path: (root / path).lstat().st_size for path in tracked() if (root / path).exists()}
+    assert {path: size for path, size in sizes.items() if size > LARGEST_TRACKED and path not in LARGER} == {}
 
 
 HEAVY = ["torch", "transformers", "transformer_lens", "pandas", "matplotlib", "pyarrow", "statsmodels"]

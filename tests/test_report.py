@@ -132,7 +132,8 @@ def test_the_tables_say_what_the_table_says():
     table["D_head_null_pct"] = [0.0] * 5 + [1.0] * 3 + [0.5] * 4
     text = Structure(report(table)).text()
     best = table.nlargest(1, "ind").iloc[0]
-    row = f"{best['name']} {best['ind']:.3f} ± {best['ind_se']:.4f} {best['D_head']:.3f} {best['D_head_null_pct']:.3f}"
+    row = f"{best['name']} {best['ind']:.3f} ± {best['ind_se']:.4f} {best['D_head']:.3f} "
+    row += f"{best['D_head_null_mean']:.3f} {best['D_head_null_pct']:.3f}"
     assert row in text
     assert re.search(r"D_head \S+ \S+ ± \S+ 5 4 3 ", text)
     assert "8 of 12 5 below, 3 above" in text

@@ -221,7 +221,10 @@ def test_detectors_and_composition_see_the_spectral_model():
 
 
 def explicit_parts(spectral, index, q, k):
-    """C and D of DESIGN's parts by pair, [batch, heads, pos, pos, pairs], in complex numpy, before the score scale."""
+    """The halves even (C) and odd (D) in the offset by pair, before the score scale, in complex numpy.
+
+    Both are [batch, heads, pos, pos, pairs].
+    """
     view, geometry = attention_view(spectral.base), spectral.spectral_geometry(index)
     raw, own = view.raw(index), view.rotary(index)
 

@@ -260,8 +260,8 @@ class HeadMetrics:
     `spectral_radius` = max |l|, in units of M. `prin_angle_*`: degrees between the column spaces of W_Q and W_K.
     `singular_values` [heads, k], k = min(d_head, n), in units of M. NaN where a number has no meaning.
 
-    None of them says what a head does: a random M has dir_frac about 0.707 and D_head about 0.6, so read them against
-    the matched null. Biases, RoPE phase and per-token norms lie outside M.
+    None of them says what a head does: a random M has dir_frac about 0.707 and D_head about 0.61 at d_head 64, so read
+    them against the matched null. Biases, RoPE phase and per-token norms lie outside M.
     """
 
     status: list[str]

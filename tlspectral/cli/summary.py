@@ -26,12 +26,12 @@ def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
-    parts = [_provenance(heads)]
+    parts = [_provenance(heads), *random_heads(heads)]
     for name, title in detectors:
         scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
         if len(scored):
-            columns = [name, f"{name}_se", "D_head", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
-            parts.append(f"{title} heads, by {name}\n{_rows(scored, columns)}")
+            spectrum = ["D_head", "D_head_null_mean", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
+            parts.append(f"{title} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
     if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
         parts.append("No detector scores in this table.")
     columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
@@ -49,23 +49,29 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 
 def changes(comparison: "pd.DataFrame", top: int) -> str:
-    """Text of `compare`: the models, the heads that changed most, and what was left out."""
+    """Text of `compare`: the models, what was left out, and by family the heads that changed most."""
     attrs = comparison.attrs
     alone, columns = attrs["left_out"]["heads"], attrs["left_out"]["columns"]
     lines = [f"{attrs['b']['model']} (b) against {attrs['a']['model']} (a): {len(comparison)} heads compared"]
     if any(alone.values()):
         lines.append(f"left out, in one table only: {alone['a']} heads of a, {alone['b']} of b")
     lines += [f"left out, {name}: {reason}" for name, reason in columns.items()]
-    ranked = comparison.dropna(subset=["change"]).sort_values("change_rank", kind="stable").head(top)
-    if ranked.empty:
+    if not attrs["bands"]:
         return "\n".join([*lines, "No column has a band: the tables have neither a null nor detector scores."])
-    lines.append("change: |b - a| / band, of the column in which the head changed most; the band is twice the sd of")
-    of_columns = set(ranked["change_of"])
-    lines.append("; ".join(f"{name}: {kind}" for name, kind in attrs["bands"].items() if name in of_columns))
-    shown = ranked[["name", "change_of", "change"]].copy()
-    for part in ("a", "b", "diff", "band"):
-        shown[part] = [row[f"{row['change_of']}_{part}"] for _, row in ranked.iterrows()]
-    return "\n".join([*lines, shown.to_string(index=False, float_format=lambda value: f"{value:.4g}")])
+    for family in ("behaviour", "spectrum"):
+        changed = comparison.dropna(subset=[f"{family}_rank"]).sort_values(f"{family}_rank", kind="stable")
+        counted = f"{len(changed)} of {len(comparison)} heads"
+        lines.append(f"{family}: {counted} changed by {attrs['floor']:g} or more and beyond their band")
+        if changed.empty:
+            continue
+        ranked = changed.head(top)
+        kinds = [f"{name}: {attrs['bands'][name]}" for name in ranked[f"{family}_of"].unique()]
+        lines.append(f"band: twice the sd of {'; '.join(kinds)}")
+        shown = ranked[["name", f"{family}_of"]].set_axis(["name", "column"], axis=1)
+        for part in ("a", "b", "diff", "band"):
+            shown[part] = [row[f"{row[f'{family}_of']}_{part}"] for _, row in ranked.iterrows()]
+        lines.append(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    return "\n".join(lines)
 
 
 def _provenance(heads: "pd.DataFrame") -> str:
@@ -97,6 +103,15 @@ def _provenance(heads: "pd.DataFrame") -> str:
     if attrs.get("rotary_valid_up_to") is not None:
         lines.append(f"rotary angles valid up to {attrs['rotary_valid_up_to']} tokens")
     return "\n".join(lines)
+
+
+def random_heads(heads: "pd.DataFrame") -> list[str]:
+    """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
+    from tlspectral.tables.null_band import null_band
+
+    bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
+    values = ", ".join(f"{column} {band[0]:.3f}" for column, band in bands.items() if band is not None)
+    return [f"Random heads: {values} (the heads' own singular values, random directions; medians)"] if values else []
 
 
 def self_check(attrs: dict[Any, Any]) -> str:

@@ -15,7 +15,7 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import changes, read_heads, summary
+from tlspectral.cli.summary import changes, random_heads, read_heads, summary
 
 
 def _further(function: str) -> Any:
@@ -88,18 +88,21 @@ def plane(
 def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="Parquet file written by tlspectral.")],
     tuned: Annotated[Path, typer.Argument(metavar="TUNED", help="The same of the changed model.")],
-    top: Annotated[int, typer.Option(min=1, help="Heads to list.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Heads of each list.")] = 10,
     output: TableOutput = None,
 ) -> None:
-    """Print the heads that differ most between two models of one shape, in units of what noise explains.
+    """Print the heads that differ most between two models of one shape: in behaviour, and in their spectrum.
+
+    Listed are differences of 0.02 or more that noise does not explain.
 
     Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
     """
     require_table_file(output)
     from tlspectral import compare_heads
 
-    comparison = compare_heads(read_heads(base), read_heads(tuned))
-    typer.echo(changes(comparison, top))
+    first = read_heads(base)
+    comparison = compare_heads(first, read_heads(tuned))
+    typer.echo("\n".join([changes(comparison, top), *random_heads(first)]))
     deliver(comparison, output, None)
     if output is not None:
         typer.echo(str(output))

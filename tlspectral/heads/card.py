@@ -115,7 +115,7 @@ def head_card(
     if model is not None:
         require_table_of(model, heads)
         view = attention_view(model)
-        sections.append(_eigenvalues(view, pair, int(heads.attrs.get("seed") or 0)))
+        sections.append(_eigenvalues(view, pair, heads))
         if frequencies is None and view.layer(pair[0]).rotary is not None:
             of_all = frequency_table(model)
             frequencies = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
@@ -143,18 +143,22 @@ def null_cloud(
         return torch.linalg.eigvals(singular_values[:k, None] * blocks)
 
 
-def _eigenvalues(view: AttentionView, pair: tuple[int, int], seed: int) -> Section:
+def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
     spectrum = qk_operators(view.model)[pair].spectrum()
-    cloud = null_cloud(view.layer(pair[0]), spectrum.singular_values, seed).flatten().numpy()
+    cloud = null_cloud(view.layer(pair[0]), spectrum.singular_values, int(heads.attrs.get("seed") or 0))
     values = spectrum.eigenvalues.numpy()
-    complex_share = float((np.abs(values.imag) > 1e-9 * np.abs(values).max(initial=0.0)).mean())
     name = head_name(*pair)
+    (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
+    ratio = ""
+    if pd.notna(row.get("D_head")):  # NaN where the eigenvalues are rounding
+        of_draws = float((cloud.imag.abs().sum(1) / cloud.abs().sum(1)).mean())
+        ratio = f"D_head (sum |Im l| / sum |l|) {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
     return Section(
         "Eigenvalues",
         f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey). Values on hover.",
-        eigenvalue_drawing(values, cloud, name),
-        f"{len(values)} eigenvalues, {complex_share:.0%} of them complex; largest modulus {np.abs(values).max():.3g}, "
-        f"of {NULL_DRAWS} null draws {np.abs(cloud).max():.3g}",
+        eigenvalue_drawing(values, cloud.flatten().numpy(), name),
+        f"{len(values)} eigenvalues l; {ratio}largest modulus {np.abs(values).max():.3g}, of null draws "
+        f"{float(cloud.abs().max()):.3g}",
     )
 
 

@@ -46,19 +46,36 @@ COMPARED_COLUMNS = (
 )
 """The columns of which `compare_heads` gives the difference."""
 
+RANKED_COLUMNS = {
+    "behaviour": ("prev", "dup", "ind"),
+    "spectrum": (
+        "dir_frac", "D_head", "lam_mass", "henrici", "content_pos_frac", "rope_imag_frac", "hi_freq_dir",
+    ),
+}
+"""The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
+
+CHANGE_FLOOR = 0.02
+"""The least difference by which `compare_heads` ranks a head, in attention or in the share that a column is."""
+
 _BANDED = (*NOISE_COLUMNS, "prev", "dup", "ind")
 _ONE_IN_TWENTY = (
     "That a larger difference comes from training: one head in twenty is outside where rounding is all there is."
 )
 _CHANGE = (
     COLUMNS["name"],
-    Column("change_rank", "Rank of the head by change, 1 for the largest; missing where change is NaN.", "count",
-        range="1 .. heads"),
-    Column("change", "Largest |difference| / band of the head over the columns that have a band; inf for a change "
-        "where the band is 0, NaN without a band.", "bands", range="0 .. inf",
-        does_not_establish="That the head works otherwise. Bands of different columns may come from different noise "
-        "(attrs['bands'])."),
-    Column("change_of", "Column that change is of.", "label", range="any column with a band"),
+    Column("change_rank", "Rank of the head by the better of behaviour_rank and spectrum_rank, then by the other; "
+        "missing where both are. Rows are in this order.", "count", range="1 .. heads",
+        does_not_establish="That a change of behaviour and one of the spectrum are of equal weight."),
+    *(column for family, unit in (("behaviour", "attention probability"), ("spectrum", "share")) for column in (
+        Column(f"{family}_of", f"Column of {family} with the largest difference of the head, of those that exceed "
+            f"their band and are at least {CHANGE_FLOOR}; missing where none does.", "label",
+            range=", ".join(RANKED_COLUMNS[family])),
+        Column(f"{family}_change", f"That difference, table b less table a; NaN where {family}_of is missing.", unit,
+            range="-1 .. 1", does_not_establish="That the head works otherwise. A head without a change may differ in "
+            "what was not measured, or in columns without a band."),
+    )),
+    *(Column(f"{family}_rank", f"Rank of the head by |{family}_change|, 1 for the largest; missing where it is NaN.",
+        "count", range="1 .. heads") for family in RANKED_COLUMNS),
 )
 
 

@@ -58,7 +58,7 @@ def head_history(
             checkpoints, each a name or path for `load_model`, a TransformerBridge or HookedTransformer, or a pair
             (label, checkpoint), in which the checkpoint may also be a function that loads a model. Labels are training
             steps, which have to rise, or names. A name that ends in `step{N}` or `checkpoint-{N}` is step N; others
-            are labels as they are. `hub_checkpoints`, `folder_checkpoints` and `training_checkpoints` make such pairs.
+            are labels as they are. `hub_checkpoints` and `folder_checkpoints` make such pairs.
         revisions: of one hub model: how its branches or tags are named, with `{step}` where the training step stands,
             such as `"step{step}"` (Pythia), `"step{step}-tokens{tokens}B"` or `"stage1-step{step}-tokens{tokens}B"`
             (OLMo). See `hub_checkpoints`.

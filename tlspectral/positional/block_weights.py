@@ -9,7 +9,7 @@ part.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -220,12 +220,6 @@ def _scored(
     }
     table = rows[keys].reset_index(drop=True)
     return table.assign(**{name: value.numpy() for name, value in values.items()}), before, scores
-
-
-def require_mode(mode: str) -> None:
-    """Refuse an unknown mode. Raises ValueError."""
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}; not {mode!r}")
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:

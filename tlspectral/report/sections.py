@@ -91,10 +91,11 @@ def _detector_table(heads: pd.DataFrame, name: str, title: str) -> str:
             f'<td class="meter">{_meter(row[name], chance)}</td>'
             f'<td class="number">{row[name]:.3f}{error}</td>'
             f'<td class="number">{_number(row.get("D_head"))}</td>'
+            f'<td class="number">{_number(row.get("D_head_null_mean"))}</td>'
             f'<td class="number">{_number(row.get("D_head_null_pct"))}</td></tr>'
         )
     score = '<th scope="col" colspan="2" class="number">score <small>± se</small></th>'
-    titles = _titles("head") + score + _titles("D_head", "null pct", look=_NUMBER)
+    titles = _titles("head") + score + _titles("D_head", "null mean", "null pct", look=_NUMBER)
     return f"<div>{head}{_table(titles, rows)}</div>"
 
 
@@ -114,7 +115,10 @@ def detector_note(heads: pd.DataFrame) -> str:
     """Sentences about the detectors and their prompts, as far as the table records them."""
     if not _has_detectors(heads):
         return "This table was made without detectors: it says nothing of what the heads attend to."
-    beside = "null pct: share of the null's draws at or below the head's D_head."
+    beside = (
+        "D_head: sum of |Im l| over sum of |l|, l the eigenvalues; null mean: the same of random heads with the head's "
+        "singular values; null pct: share of these at or below the head's."
+    )
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
         return f"This table does not say what its detectors ran on. {beside}"

@@ -59,17 +59,22 @@ _SPECTRUM = (
     Column("rank", "Number of singular values above max(d_model, d_head) x eps(stored dtype) x the largest.", _COUNT,
         range="0 .. d_head", source="FP 3, with a tolerance tied to the stored dtype", also_known_as="numerical rank",
         does_not_establish="Full rank is what rounding alone gives: it says nothing about how many directions matter."),
-    Column("dir_frac", "Antisymmetric share of M's norm: ||M_A|| / ||M||. 0 is symmetric, 1 antisymmetric.", _SHARE,
-        range="0 .. 1", source="FP eq. 2",
+    Column("dir_frac",
+        "Norm of M's antisymmetric part over M's: ||M_A|| / ||M||. 0 is symmetric, 0.71 random, 1 antisymmetric.",
+        _SHARE, range="0 .. 1", source="FP eq. 2",
         also_known_as="Saponati et al. (2025) symmetry score = 1 - 2 dir_frac^2 (their code returns 1 - dir_frac^2); "
         "Jamil & Kapadia (2026) routing/filtering ratio = ||M_A|| / ||M_S||, a monotone transform",
-        does_not_establish="A random M already has about 1/sqrt(2) = 0.707: a high value is not a directional head "
-        "until it is read against its null. Under RoPE, M is the content at offset 0 only."),
-    Column("D_head", "Directionality of the spectrum: sum |Im l| / sum |l|. 0 is a real spectrum, 1 an imaginary one.",
+        does_not_establish="A share of M: norms of parts do not add up, their squares do. A random M of any "
+        "d_head has sqrt((1 - 1/d_model) / 2), which is 0.70 at d_model 64 and 0.71 from 200 on: a high value is not a "
+        "directional head until it is read against its null. Under RoPE, M is the content at offset 0 only."),
+    Column("D_head",
+        "Imaginary parts of the eigenvalues over their moduli: sum |Im l| / sum |l|. 0 is a real spectrum, about 0.61 "
+        "random (d_head 64), 1 an imaginary one.",
         _SHARE, range="0 .. 1", source="FP eq. 3", also_known_as="complex / Schur directionality",
-        does_not_establish="A random M has about 0.61 at d_head 64 (more with larger d_head, less where s is "
-        "concentrated), so compare with D_head_null_mean. Meaningless where lam_mass is near 0. A rotational "
-        "spectrum does not show that the head uses position."),
+        does_not_establish="How many eigenvalues are complex. A random M has 0.51 to 0.56 at d_head 16, 0.56 to 0.60 "
+        "at 32, 0.59 to 0.61 at 64, 0.61 to 0.62 at 128 and 0.62 to 0.63 at 256 where s is flat or falls by a factor "
+        "of up to 30, less where few s dominate, so compare with D_head_null_mean. Meaningless where lam_mass is near "
+        "0. A rotational spectrum does not show that the head uses position."),
     Column("lam_mass", "Reliability of D_head: sum |l| / sum s. Near 0 the core is nilpotent and D_head is rounding.",
         _SHARE, range="0 .. 1", source="this package (FP's code computes it, its tables leave it out)",
         does_not_establish="A healthy lam_mass does not make D_head unusual: that is what the null is for."),

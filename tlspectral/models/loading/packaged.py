@@ -1,7 +1,7 @@
-"""The tiny checkpoints of this package, made by `tlspectral.studies.fingerprint.packaged_models`.
+"""The tiny checkpoints of this package, read from its files.
 
-Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, how it was made and
-its SHA-256.
+Each is a safetensors file, with TransformerLens' names and shapes, and a json file with its config, the command that
+made it and its SHA-256.
 """
 
 import hashlib
@@ -65,8 +65,8 @@ def bridge_from_weights(
     and their biases are put in that order, which changes no score.
 
     Args:
-        config: the fields of `tlspectral.studies.common.TransformerConfig` (the newer ones, `rotary_adjacent_pairs` and
-            `unembed_bias`, may be left out), and `model_name`.
+        config: the `config` of a record, with `model_name`. The fields are TransformerLens', but for two that may be
+            left out: `rotary_adjacent_pairs` (whether columns 2t and 2t + 1 are a pair; True) and `unembed_bias`.
         weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
         device, dtype: of the model's parameters.
     """

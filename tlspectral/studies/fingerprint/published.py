@@ -45,7 +45,7 @@ _STRENGTHS = (10.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedTables:
-    """The constrained two-layer runs, with the columns of `tlspectral.studies.fingerprint.constrained`.
+    """The published two-layer runs that were trained with a penalty on a part of their heads.
 
     Attributes:
         evaluations: `arm, strength, seed, step, ce_pred, ce_unpred, prev_best, ind_best, penalty`, losses in nats.
@@ -65,9 +65,9 @@ def published_heads(name: str) -> pd.DataFrame:
         name: one of `PUBLISHED_HEADS`.
 
     Returns:
-        DataFrame with `layer, head`, the spectral columns and detector scores that DESIGN and `tlspectral.tables` name
-        alike, and for some models effects of ablations in nats: `dCE_sym`, `dICL_sym` (M_A removed, corpus and
-        induction loss), `dCE_anti` (M_S removed), `dInd_rope`, `dCE_rope` (rope phase removed). `attrs` hold
+        DataFrame with `layer, head`, the spectral columns and detector scores of the release under the names of
+        `analyze_heads`, and for some models effects of ablations in nats: `dCE_sym`, `dICL_sym` (M_A removed, corpus
+        and induction loss), `dCE_anti` (M_S removed), `dInd_rope`, `dCE_rope` (rope phase removed). `attrs` hold
         source and licence.
 
     Raises:
