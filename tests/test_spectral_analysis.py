@@ -24,8 +24,8 @@ from tlspectral.operators import qk_operators, verify_scores
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
-from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import induction_loss
 
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")

@@ -15,13 +15,13 @@ from tlspectral.models.attention import AttentionView, RawAttention, attention_v
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_weights import Mode
-from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
 from tlspectral.positional.measure import require_settings, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt, require_frequencies
 from tlspectral.positional.scores import block_means
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.selection import Head, Heads
+from tlspectral.studies.positional_symbolic.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
 from tlspectral.tables import named
 
 
