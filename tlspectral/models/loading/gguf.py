@@ -1,7 +1,7 @@
 """De-quantised copies of GGUF files, whole or in parts, kept in the user's cache folder as float32 checkpoint folders.
 
-De-quantising takes half a minute for 135 million weights. A copy is written to a temporary folder and then renamed, so
-it is complete or absent. If two processes convert the same file, one copy stays.
+De-quantising takes half a minute for 135 million weights. A copy is written to a folder of this process and then
+renamed, so it is complete or absent. If two processes convert the same file, one copy stays.
 """
 
 import contextlib

@@ -160,7 +160,7 @@ def test_a_job_that_is_behind_does_not_replace_what_another_has_finished(tmp_pat
     def other_finishes(step, heads):
         if step == 5:
             whole.append(train_canonical(TASK, RUNS, SHORT, state=file))
-        if step == 12:  # killed, after it has saved step 10
+        if step == 10:  # killed, after it has saved that step
             raise Stopped
 
     with pytest.raises(Stopped):
