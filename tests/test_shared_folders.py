@@ -150,6 +150,20 @@ def test_a_part_that_another_job_stored_first_stays_and_is_taken(tmp_path, error
     assert not folder.write("part0", table_of(11))
 
 
+def test_a_part_of_another_model_that_was_stored_first_is_noted(tmp_path):
+    folder, failures = open_parts(tmp_path, {}), {}
+
+    def make():
+        folder.write("part0", table_of(10))
+        return table_of(0)
+
+    def refuse(table):
+        raise IncompatibleCheckpoint("part0 is of another model")
+
+    assert finished([WorkPart("part0", make, refuse)], folder, failed=failures.__setitem__) == {}
+    assert failures["part0"].message == "part0 is of another model"
+
+
 # --- unfinished files ---
 
 

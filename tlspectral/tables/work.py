@@ -209,23 +209,22 @@ def _made(
     part: WorkPart, folder: PartFolder | None, goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | PartFailure]:
     """Make and store a part, unless another job has stored it by then; its table is taken even where making fails."""
-    made = None
     try:
         table = stored_table(part, folder)
-        if table is None:
-            made = part.make(*prepared)
+        if table is not None:
+            return part.name, table
+        table = part.make(*prepared)
     except Exception as error:
-        table = None
-        with suppress(Exception):  # the first error is what is to be said
+        with suppress(Exception):  # the first error is the one to report
             table = stored_table(part, folder)
-        if table is None:
-            if not goes_on:
-                raise
-            return part.name, PartFailure.of(error)
-    if made is not None:
-        table = made if folder is None or folder.write(part.name, made) else stored_table(part, folder)
-    assert table is not None
-    return part.name, table
+            if table is not None:
+                return part.name, table
+        if not goes_on:
+            raise
+        return part.name, PartFailure.of(error)
+    if folder is None or folder.write(part.name, table):
+        return part.name, table
+    return _made(part, folder, goes_on, *prepared)  # another job has stored other numbers first: they are read
 
 
 def _made_by_workers(
