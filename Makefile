@@ -32,7 +32,7 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_posit
 # pass where it is not installed. A new file of tests is run until it is named here.
 WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparison_changes exclusion html_summary \
 	notebooks nulls parts plot_* plots release report report_browser required_tables rotary shape_checks \
-	spectra_* stats_* table_texts tables work)) \
+	shared_folders spectra_* stats_* table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
 	history_questions plot_* printed_pvalues published replication stats_*)) \
 	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \

@@ -55,6 +55,13 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     if Path(path).suffix.lower() == ".csv":
         _write_csv(df, Path(path))
         return
+    data = table_bytes(df, attrs_for_pandas=attrs_for_pandas)
+    with naming_file(path), whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
+    """Return what `write_table` writes to a parquet file: equal bytes for equal tables. Raises ValueError too."""
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
     frame = df.copy(deep=False)
@@ -79,8 +86,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
-    with naming_file(path), whole_file(path) as partial:
-        partial.write_bytes(_with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode()))
+    return _with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode())
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
