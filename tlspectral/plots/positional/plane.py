@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import (
     GREY,
