@@ -210,9 +210,11 @@ def test_logits_of_other_positions_are_never_computed():
 
 def test_named_tasks_are_the_losses():
     model = shared("bridge", "llama")
-    assert tls.evaluate(model, "induction").per_sequence.tolist() == tls.induction_loss(model).per_sequence.tolist()
+    assert (
+        tls.evaluate(model, "induction").per_sequence.tolist() == tls.tasks.induction_loss(model).per_sequence.tolist()
+    )
     task = tls.tasks.induction(n_sequences=5, segment_length=6, seed=3)
-    expected = tls.induction_loss(model, n_sequences=5, segment_length=6, seed=3)
+    expected = tls.tasks.induction_loss(model, n_sequences=5, segment_length=6, seed=3)
     assert tls.evaluate(model, task).per_sequence.tolist() == expected.per_sequence.tolist()
 
 

@@ -187,9 +187,9 @@ _CHECK = (
 
 ABLATION_SWEEP = Table("ablation_sweep", "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
     (*_HEAD, *_SWEEP))
-SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.summarize_sweep`", _SUMMARY)
+SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.ablation.summarize_sweep`", _SUMMARY)
 BAND_EFFECTS = Table("band_effects",
-    "`tls.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
+    "`tls.ablation.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
     (*_HEAD, *_BANDS, _KIND))
 CHECK_HEAD_TYPES = Table("check_head_types", "`tlspectral.ablation.check_head_types`", _CHECK)
 TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS, CHECK_HEAD_TYPES)
