@@ -194,7 +194,33 @@ def test_positions_are_those_of_each_prompt():
     assert predicted_positions(lengths, 5, None).tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 1, 1], [0, 1, 2, 3, 4]]
     assert predicted_positions(lengths, 5, [0, -1]).tolist() == [[0, 3], [0, 1], [0, 4]]
     assert predicted_positions(torch.tensor([5, 5]), 5, slice(1, -1)) == slice(1, 4)
+    assert predicted_positions(lengths, 5, slice(-2, None)).tolist() == [[2, 3], [0, 1], [3, 4]]
+    assert predicted_positions(lengths, 5, slice(-3, -1)).tolist() == [[1, 2], [0, 1], [2, 3]]  # one of prompt 1
+    assert predicted_positions(lengths, 5, slice(0, -1)).tolist() == [[0, 1, 2, 3], [0, 1, 1, 1], [0, 1, 2, 3]]
+    assert predicted_positions(lengths, 5, slice(None, None, -2)).tolist() == [[3, 1, 3], [1, 1, 1], [4, 2, 0]]
     assert predicted_positions(lengths, 5, torch.tensor([[1], [0], [-2]])).tolist() == [[1], [0], [3]]
+
+
+def test_a_slice_means_the_positions_that_a_list_means():
+    model = shared("bridge", "llama")
+
+    def margin_before_the_last(logits, tokens, mask):
+        return logits[:, 0, 3] - logits[:, 0, 5]
+
+    with torch.no_grad():
+        rows = [model(torch.tensor([prompt]), return_type="logits")[0, -2] for prompt in PROMPTS]
+    for predict in (slice(-2, None), [-2, -1], slice(-2, -1)):
+        score = tls.evaluate(model, tls.Task(PROMPTS, margin_before_the_last, predict=predict))
+        expected = [float(row[3] - row[5]) for row in rows]
+        np.testing.assert_allclose(score.per_sequence, expected, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize("predict", [None, -1, [0, 1], slice(-3, -1)], ids=str)
+def test_a_loss_at_positions_without_targets_is_refused(predict):
+    """The loss of other positions would be that of wrong tokens."""
+    task = tls.Task(PROMPTS, tls.tasks.next_token_loss, predict=predict)
+    with pytest.raises(ValueError, match=r"give predict=slice\(start, -1\)"):
+        tls.evaluate(shared("bridge", "llama"), task)
 
 
 def test_logits_of_other_positions_are_never_computed():

@@ -17,7 +17,7 @@ def next_token_loss(
 ) -> Float64[Tensor, "rows"]:
     """Return the mean next-token cross-entropy of each sequence in nats, over its real tokens.
 
-    `logits` are those of the last positions but one: `predict=slice(start, -1)`.
+    `logits` are those of the positions from one on to the last but one: `predict=slice(start, -1)`, start 0 or more.
     """
     n_scored = logits.shape[1]
     targets, counted = tokens[:, -n_scored:], mask[:, -n_scored:]
