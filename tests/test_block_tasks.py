@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import joblib
 import numpy as np
@@ -261,3 +261,20 @@ def test_what_is_no_prompt_is_refused_in_our_words():
     with pytest.raises(ValueError, match="swaps are 'kept', 'all' or pairs"):
         tls.positional_symbolic(model, prompt, swaps="some", **QUIET)
     assert tls.positional_symbolic(model, prompt, swaps="all", **QUIET).attrs["n_swaps"] == 10
+
+
+@pytest.mark.parametrize("answer", [-1, 97])
+def test_an_answer_that_is_no_id_of_the_model_is_refused(answer):
+    """-1 would be read as the last id of the vocabulary."""
+
+    class Wrong(Marks):
+        def draw(self, seed):
+            draw = super().draw(seed)
+            questions = tuple(replace(question, answer=answer) for question in draw.questions)
+            return replace(draw, questions=questions, choices=(answer,) * len(questions))
+
+    model = zoo.shared("bridge", "llama")
+    with pytest.raises(ValueError, match=f"token ids are 0 to 96; found {answer}"):
+        task_answers(model, Wrong(), draws=1)
+    with pytest.raises(ValueError, match=f"token ids are 0 to 96; found {answer}"):
+        tls.evaluate(model, Wrong().task(draws=1))

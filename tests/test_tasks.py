@@ -152,6 +152,58 @@ def test_what_is_no_prompt_is_refused(prompts, error, said):
         tls.evaluate(shared("bridge", "llama"), tls.Task(prompts, last_margin))
 
 
+REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (torch.where(REPEATED == 7, 999, REPEATED), "token ids are 0 to 96; found 1 to 999"),
+        (torch.where(REPEATED == 7, -7, REPEATED), "token ids are 0 to 96; found -7 to 6"),
+        (torch.cat([REPEATED[:, :1], zoo.prompt(2, 64).tile(1, 2)], dim=1), "has 129 tokens, and the model's context"),
+    ],
+    ids=["too large", "negative", "past the context"],
+)
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
+        lambda model, tokens: tls.detect_heads(model, tokens=tokens),
+        lambda model, tokens: tls.edge_effects(model, "L1H1", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
+        lambda model, tokens: tls.tasks.language_loss(model, tokens),
+        lambda model, tokens: tls.detect_heads(model, prompts=tokens),
+        lambda model, tokens: tls.relative_position_kernel(model, tokens=tokens),
+        lambda model, tokens: tls.verify_scores(model, tokens),
+        lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
+        lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
+            model
+        ),
+    ],
+    ids=[
+        *(
+            "induction",
+            "detectors",
+            "edges",
+            "sweep",
+            "bands",
+            "in context",
+            "language",
+            "prompts",
+            "kernels",
+            "scores",
+        ),
+        *("attribution", "blocks"),
+    ],
+)
+def test_ids_that_the_model_cannot_read_are_refused_everywhere(measure, tokens, said):
+    """A rotary model runs past its context without an error, and an id that it does not have ends in an IndexError."""
+    with pytest.raises(ValueError, match=said):
+        measure(shared("bridge", "llama"), tokens)
+
+
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
