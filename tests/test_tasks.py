@@ -84,6 +84,17 @@ def test_strings_are_tokenised_as_by_the_model(tmp_path):
         tls.evaluate(model, tls.logit_difference(texts, "w3 w4", "w5"))
 
 
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+def test_text_past_the_context_is_refused_and_not_cut(tmp_path, backend):
+    """`to_tokens` cuts a text at the context without a word. Such a text is refused before the model runs."""
+    model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True), backend=backend)
+    fits = " ".join(["w4"] * (zoo.CONTEXT - len(model.to_tokens("w4")[0]) + 1))
+    assert len(tls.evaluate(model, tls.logit_difference([fits], "w3", "w5")).per_sequence) == 1
+    for text in (f"{fits} w4", "w4 " * 200_000):
+        with pytest.raises(ValueError, match=rf"has \d+ tokens, and the model's context is {zoo.CONTEXT}"):
+            tls.evaluate(model, tls.logit_difference(["w3", text], "w3", "w5"))
+
+
 def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
     """So that answers of each prompt may be closed over, however the model is run."""
     monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 5)  # one prompt at a time

@@ -20,7 +20,7 @@ _FORMS = (
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the ids of prompts, each from position 0 on, on the CPU, and their lengths.
 
-    Prompts are strings, tokenised as by `model.to_tokens`; token ids [sequences, pos], or [pos] of one prompt; a list
+    Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one prompt; a list
     of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and `attention_mask`.
 
     Raises:
@@ -79,7 +79,8 @@ def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
 def _tokenised(view: AttentionView, prompt: str) -> Int[Tensor, "pos"]:
     if getattr(view.model, "tokenizer", None) is None:
         raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
-    return view.model.to_tokens(prompt)[0].cpu().long()
+    # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
+    return view.model.to_tokens(prompt, truncate=False)[0].cpu().long()
 
 
 def _row(prompt: Any) -> Int[Tensor, "pos"]:
