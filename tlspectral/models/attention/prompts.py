@@ -20,8 +20,9 @@ _FORMS = (
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the ids of prompts, each from position 0 on, on the CPU, and their lengths.
 
-    Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one prompt; a list
-    of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and `attention_mask`.
+    Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
+    prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
+    `attention_mask`.
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
