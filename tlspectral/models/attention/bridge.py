@@ -81,10 +81,14 @@ def context_length(model: Any) -> int:
 
 
 def stated_context(config: Any) -> int | None:
-    """Return the longest prompt that a Hugging Face config states, None where it states none (BLOOM)."""
+    """Return the longest prompt that a Hugging Face config states, None where it states none (BLOOM).
+
+    MPT's positions end at `max_seq_len`, also where its config holds another `max_position_embeddings`: the smaller one
+    of the two counts.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
+    return min((int(length) for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:

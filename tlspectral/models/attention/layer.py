@@ -64,6 +64,7 @@ class OutputFactors:
 
     w_v: Float64[Tensor, "kv_heads d_model d_head"]
     w_o: Float64[Tensor, "heads d_head d_model"]
+    storage_dtype: torch.dtype
     digest: str = field(repr=False)
 
     __repr__ = one_line
@@ -180,7 +181,8 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
     """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
-    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), digest_of([raw.w_v, raw.w_o]))
+    w_v = _fold(raw.w_v, None, raw.norm)[0]
+    return OutputFactors(w_v, _double(raw.w_o), raw.w_v.dtype, digest_of([raw.w_v, raw.w_o]))
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
