@@ -27,7 +27,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
 
     Returns:
         DataFrame `layer, head, copying, positivity`: the share of the d_head eigenvalues with positive real part (a
-        count, in steps of 1/d_head), and `sum Re l / sum |l|` of the same. NaN for a head that writes nothing.
+        count, in steps of 1/d_head), and `sum Re l / sum |l|` of the same. NaN for a head that writes nothing. `attrs`
+        hold where the model came from, with hashes of its weights.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
@@ -43,7 +44,9 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return named(pd.concat(tables, ignore_index=True), COPYING_SCORES)
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs = dict[Any, Any](view.origin())
+    return named(table, COPYING_SCORES)
 
 
 def copying_of_layer(
