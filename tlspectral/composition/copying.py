@@ -34,7 +34,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
     Returns:
         DataFrame `layer, head, copying, positivity`: of the eigenvalues above rounding, the share with a positive real
         part (a count), and `sum Re l / sum |l|` of all. NaN for a head that writes nothing or whose P is nilpotent:
-        sum |l| is below 1e-6 ||P||, and what is computed is rounding.
+        sum |l| is below 1e-6 ||P||, and what is computed is rounding. `attrs` hold where the model came from, with
+        hashes of its weights.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
@@ -50,7 +51,9 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return named(pd.concat(tables, ignore_index=True), COPYING_SCORES)
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs = dict[Any, Any](view.origin())
+    return named(table, COPYING_SCORES)
 
 
 def copying_of_layer(

@@ -78,7 +78,8 @@ def detect_heads(
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
         prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
         prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
-        keys, averaged over the queries that have any. `attrs` hold L, the number of sequences, the opening token,
+        keys, averaged over the queries that have any. `attrs` hold where the model came from, with hashes of its
+        weights, L, the number of sequences, the opening token,
         `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
         between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance`
         is a dictionary by score, and `n_counted` says how many sequences have a query for it.
@@ -93,6 +94,34 @@ def detect_heads(
     What it does not establish: on random sequences, what the head does on text; on any, that the model needs it.
     """
     view = attention_view(model)
+    table = measured_detectors(
+        view,
+        n_sequences=n_sequences,
+        segment_length=segment_length,
+        tokens=tokens,
+        prompts=prompts,
+        pattern=pattern,
+        exclude_special=exclude_special,
+        seed=seed,
+        show_progress=show_progress,
+    )
+    table.attrs = {**view.origin(), **table.attrs}
+    return table
+
+
+def measured_detectors(
+    view: AttentionView,
+    *,
+    n_sequences: int,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    prompts: Any = None,
+    pattern: Pattern | None = None,
+    exclude_special: bool = False,
+    seed: int,
+    show_progress: bool,
+) -> pd.DataFrame:
+    """Return the table of `detect_heads` without where the model came from. Arguments and errors are the same."""
     if prompts is not None:
         from tlspectral.models.attention.prompts import packed_prompts
 

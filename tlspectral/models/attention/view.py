@@ -1,6 +1,5 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from tlspectral.models.attention.layer import (
 from tlspectral.models.attention.norms import Normalization
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, send_captures_by_name, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
+from tlspectral.tables.origin import recorded_weights
 
 
 class _ForwardStopped(Exception):
@@ -244,18 +244,20 @@ class AttentionView:
         return digest_of([self.embedding(), w_u, norm.gain])
 
     def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
-        """Return `source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
+        """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
-        The hash is that of a head table. It is left out for a model of which no head table can be made.
+        A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
+        There are none for a model of which no head table can be made.
         """
-        chosen = list(range(self.n_layers) if layers is None else layers)
         try:
             ends = self.ends_digest()
-            digests = [layer_digest(self.raw(index)) + ends for index in chosen]
+            digests = {
+                index: layer_digest(self.raw(index)) + ends
+                for index in (range(self.n_layers) if layers is None else layers)
+            }
         except (UnsupportedArchitecture, BadWeights):
-            return self.source
-        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
-        return {**self.source, "weights_sha256": digest, "weights_layers": len(chosen)}
+            return {**self.source, "n_layers": self.n_layers}
+        return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     def position_embedding(self) -> Tensor | None:
         """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
