@@ -71,7 +71,7 @@ def work(options: argparse.Namespace) -> int:
         start, raised = time.process_time(), Counter[str]()
         (options.output / group.name).mkdir(exist_ok=True)
         try:
-            model = group.build(calls)
+            model = calls.settled(group.build(calls))
         except Exception as error:
             store(options.output / group.name / "build.npz", outcome(error))
             print(f"{group.name}: {type(error).__name__} when it was built", flush=True)

@@ -107,6 +107,17 @@ class Calls:
             function(*given, **settings)
             return function(*given, **settings)
 
+    def settled(self, model: Any) -> Any:
+        """A model on which no item depends on the ones before it.
+
+        A HookedTransformer keeps the ALiBi of its longest prompt, and the scores of a shorter one are then rounded
+        otherwise. So it reads the longest prompt at once.
+        """
+        if getattr(getattr(model, "cfg", None), "positional_embedding_type", "") == "alibi":
+            with torch.no_grad():
+                model(tokens_for(model, 1, model.cfg.n_ctx))
+        return model
+
     # --- settings that are values of the library ---
 
     def blocks(self, model: Any, lengths: tuple[int, ...] = LENGTHS, seed: int = 1) -> Any:
