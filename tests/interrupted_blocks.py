@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import torch
 import zoo
@@ -101,6 +102,12 @@ def interrupted_by_a_thread(kind, count):
             armed = False
             raise KeyboardInterrupt
 
+    def enter_often(enter):  # a function: Python 3.13 handles signals between a loop and the `try` around it
+        nonlocal armed
+        armed = True
+        while armed:
+            enter(inside)
+
     def send():
         draws = random.Random(0)
         while not done.is_set():
@@ -115,12 +122,8 @@ def interrupted_by_a_thread(kind, count):
     sender.start()
     for turn in range(count):
         enter = blocks.high if kind == "moments" or turn % 5 == 0 else blocks.low
-        try:
-            armed = True
-            while armed:
-                enter(inside)
-        except KeyboardInterrupt:
-            pass
+        with suppress(KeyboardInterrupt):
+            enter_often(enter)
         leaks += blocks.left(handler)
         if leaks:
             break
