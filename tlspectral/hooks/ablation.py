@@ -1,7 +1,6 @@
 """`ablate`: remove a part of some heads' query-key operators while a model runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, get_args
@@ -20,6 +19,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
@@ -29,7 +29,7 @@ from tlspectral.selection import Heads, Symbol, chosen_part
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
-@contextmanager
+@uninterrupted
 def ablate(
     model: Any,
     heads: Heads,
@@ -68,7 +68,7 @@ def ablate(
     Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to a part of the
     scores: the operator on tokens with a 1 appended. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks
     of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
-    act like one on both; on the same head they need not add up.
+    act like one on both; on the same head they need not add up. Ctrl-C leaves nothing on the model.
 
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the targets read: their
     queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
@@ -135,22 +135,23 @@ def ablate(
         1.7
     """
     with exclusive(attention_view(model).model, block=True):
-        hooks = ablation_hooks(
-            model,
-            heads,
-            part,
-            frequencies=frequencies,
-            include_bias=include_bias,
-            replace=replace,
-            reference=reference,
-            seed=seed,
-            window=window,
-            sinks=sinks,
-            blocks=blocks,
-            into=into,
-            input=input,
-            shared=shared,
-        )
+        with interruptible():
+            hooks = ablation_hooks(
+                model,
+                heads,
+                part,
+                frequencies=frequencies,
+                include_bias=include_bias,
+                replace=replace,
+                reference=reference,
+                seed=seed,
+                window=window,
+                sinks=sinks,
+                blocks=blocks,
+                into=into,
+                input=input,
+                shared=shared,
+            )
         with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
             yield model
 
@@ -222,7 +223,7 @@ def ablation_hooks(
     return hooks
 
 
-@contextmanager
+@uninterrupted
 def _generating_without_cache(model: Any) -> Iterator[None]:
     """Let `model.generate` and `model.generate_stream` ignore `use_past_kv_cache` inside the context.
 

@@ -1,7 +1,6 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
+from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -28,7 +28,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, send_captures_by_name, user_hooks
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.tables.origin import recorded_weights
 
@@ -56,6 +56,8 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
+        from tlspectral.models.attention.captures import send_captures_by_name
+
         send_captures_by_name()
         return self.__dict__
 
@@ -353,17 +355,18 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
         yield chunk.cpu().double()
 
 
-@contextmanager
+@uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
     """Set a model to evaluation mode until the context ends, for this thread alone."""
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
     with exclusive(model):
         training = [module for root in roots for module in root.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
+        with undoing(_set_training, training, True):
+            _set_training(training, False)
             yield
-        finally:
-            for module in training:
-                module.training = True
+
+
+def _set_training(modules: Iterable[Any], training: bool) -> None:
+    for module in modules:
+        module.training = training
