@@ -151,7 +151,9 @@ def ablate(
             input=input,
             shared=shared,
         )
-        with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them.
+        patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
+        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
             yield model
 
 

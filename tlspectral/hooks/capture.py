@@ -222,7 +222,7 @@ class HeadCapture:
                 + (
                     "this bridge computes attention itself, and its output is not that of causal attention over this "
                     "run's own keys; look for a key/value cache (run with use_past_kv_cache=False), padding, or "
-                    "another hook on z, or ablate on another backend"
+                    "another hook or open block that edits these heads, or ablate on another backend"
                     if delegated
                     else "the z of this run is not that of its own scores and values; enter the block after all hooks "
                     "that edit scores, patterns, values or z of this layer (attention sinks are not modelled)"
