@@ -20,7 +20,6 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
     softcapped,
-    unmasked,
 )
 from tlspectral.models.attention.threads import Hook
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
@@ -169,7 +168,7 @@ class HeadCapture:
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
         rebuilt, scores = self.capped(self.raw_scores(query, key, rotation)), self.selected(scores, heads_axis=1)[:1]
-        visible = unmasked(scores)
+        visible = self.visible(scores)
         off = scores.to(rebuilt) - rebuilt
         if self.layer.alibi is not None:
             off = off - self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads][:, None].to(off)
@@ -201,6 +200,10 @@ class HeadCapture:
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
         return self.selected(captured, heads_axis=2, heads=self.key_heads(captured)).transpose(1, 2).to(like)
+
+    def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Return which of the layer's scores are of keys that the query sees."""
+        return self.view.unmasked(self.layer.layer, scores)
 
     def causal_mask(self, scores: Tensor) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention."""

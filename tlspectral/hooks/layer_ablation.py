@@ -15,7 +15,6 @@ from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.replacement import Replacement
-from tlspectral.models.attention import unmasked
 from tlspectral.models.attention.threads import Hook
 from tlspectral.rotary import widened
 
@@ -79,9 +78,9 @@ class LayerAblation(HeadCapture):
             return widened(self.replaced_z(selected)) - widened(selected)
         if "scores" not in self.names:
             return self._weights_of_run(z)[-1]
-        scores, edited = (widened(self.taken(point)) for point in ("scores", "edited"))
-        values = self.values(self.taken("value"), scores)
-        before, after = (key_weights(each, unmasked(each)) @ values for each in (scores, edited))
+        scores = [self.taken(point) for point in ("scores", "edited")]
+        values = self.values(self.taken("value"), widened(scores[0]))
+        before, after = (key_weights(widened(each), self.visible(each)) @ values for each in scores)
         self.require_own_z(self.selected(z, heads_axis=2), before.transpose(1, 2), delegated=False)
         return (after - before).transpose(1, 2)
 
@@ -100,9 +99,10 @@ class LayerAblation(HeadCapture):
         if first:  # else the scores may be edited, and the edit is to be kept
             self.require_own_scores(scores, query, key, rotation)
         if self.reach is not None:
-            limited = self.reach.limited(self.selected(scores, heads_axis=1))
+            selected = self.selected(scores, heads_axis=1)
+            limited = self.reach.limited(selected, self.visible(selected))
             return self.with_replaced(scores, limited, heads_axis=1)
-        allowed = self.selected(unmasked(scores), heads_axis=1)
+        allowed = self.selected(self.visible(scores), heads_axis=1)
         difference = self._difference(query, key, rotation, allowed)
         if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits by other hooks are kept here too.

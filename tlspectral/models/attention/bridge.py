@@ -150,6 +150,14 @@ def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
     return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
 
 
+def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
+    """Return the score of a masked key in scores of one type; some models mask by -inf instead."""
+    wrapped: Any = getattr(model.blocks[layer].attn, "original_component", None)
+    if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of the model's type is added
+        return torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
+    return torch.finfo(stored).min
+
+
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
     """Run the model on `tokens` and return its key/value cache; None where it keeps none (native models)."""
     _, cache = model(tokens, return_type="logits_and_cache", use_cache=True)

@@ -182,6 +182,10 @@ class AttentionView:
         cos, sin = (per_pair(table, unchanged) for table in tables)
         return turned_further(cos, sin, geometry.theta - unchanged.theta)
 
+    def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+        return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
+
     def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention, without padding."""
         return bridge.causal_mask(self.model, index, n_positions)
