@@ -220,17 +220,22 @@ class HeadCapture:
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
         if not bool(((off <= allowed_error * size.clamp_min(size.mean())) | blind).all()):
+            if delegated:
+                raise self.not_of_own_keys("output")
             raise EditNotHonored(
-                f"layer {self.layer.layer}: "
-                + (
-                    "this bridge computes attention itself, and its output is not that of causal attention over this "
-                    "run's own keys; look for a key/value cache (run with use_past_kv_cache=False), padding, or "
-                    "another hook or open block that edits these heads, or ablate on another backend"
-                    if delegated
-                    else "the z of this run is not that of its own scores and values; enter the block after all hooks "
-                    "that edit scores, patterns, values or z of this layer (attention sinks are not modelled)"
-                )
+                f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; enter the "
+                "block after all hooks that edit scores, patterns, values or z of this layer (attention sinks are not "
+                "modelled)"
             )
+
+    def not_of_own_keys(self, what: str) -> EditNotHonored:
+        """Return the error for a layer that delegates its attention and does not give the heads' own."""
+        return EditNotHonored(
+            f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
+            "not that of causal attention over this run's own keys; look for a key/value cache (run with "
+            "use_past_kv_cache=False), padding, or another hook or open block that edits these heads, or ablate on "
+            "another backend"
+        )
 
 
 def key_weights(scores: Tensor, visible: Tensor) -> Tensor:
