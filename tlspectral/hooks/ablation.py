@@ -11,7 +11,7 @@ from torch import Tensor
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
 from tlspectral.hooks.blocks import block_places
-from tlspectral.hooks.edge_reach import check_edge, refuse_order
+from tlspectral.hooks.edge_reach import check_edge, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.lone_targets import LoneTarget
@@ -74,10 +74,11 @@ def ablate(
     queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
     the norm behind an attention held at its scale in the run, and taken out of the targets' input, their own norms
     taken again. Only the direct path is cut: what layers in between made of the part stays. Blocks on one target act
-    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads, which
-    `tlspectral.hooks.heads_reached` names. `shared=False` edits a key or value for the target alone, which the model
-    cannot do: a counterfactual, labelled so there. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here
-    with a part of a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
+    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads: a warning
+    names those that are no targets, and `tlspectral.hooks.heads_reached` all of them. `shared=False` edits a key or
+    value for the target alone, which the model cannot do: a counterfactual, labelled so there. Source: path patching
+    (Goldowsky-Dill et al. 2023, section 2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the
+    mediated phase ablation to future work.
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
@@ -152,7 +153,9 @@ def ablate(
                 input=input,
                 shared=shared,
             )
-        with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them.
+        patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
+        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
             yield model
 
 
@@ -207,7 +210,7 @@ def ablation_hooks(
             ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
             ablation.reach, ablation.replacement, ablation.blocks = reach, written.get(index), places
             ablations.append(ablation)
-    if targets is None or input is None:
+    if targets is None or into is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
     if not ablations or not targets:
         return []
@@ -215,6 +218,8 @@ def ablation_hooks(
     require_writes(view, range(min(sources), max(targets)))
     run = EdgeRun(sources, max(targets))
     kind = EdgeTarget if shared else LoneTarget
+    if shared:
+        warn_of_other_heads(model, into, input)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()

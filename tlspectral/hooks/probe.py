@@ -18,7 +18,7 @@ from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import head_writes, require_sum_of_writes
 from tlspectral.rotary import widened
 
-Route = Literal["scores", "z", "query", "key", "value"]
+Route = Literal["scores", "pattern", "z", "query", "key", "value"]
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
         if route == "z":
             return activation + 1.0
         edited = activation.clone()
-        if route == "scores":
+        if route in ("scores", "pattern"):
             edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
             return edited
         # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.

@@ -19,7 +19,6 @@ from tlspectral.models.attention.layer import (
     require_even_scale,
     softcapped,
     stored_bytes,
-    unmasked,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
@@ -44,6 +43,5 @@ __all__ = [
     "softcapped",
     "stated_context",
     "stored_bytes",
-    "unmasked",
     "vocabulary_chunks",
 ]

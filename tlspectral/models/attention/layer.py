@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
@@ -215,14 +215,6 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
     """Return scaled scores under a softcap (Gemma 2); as they are for None."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
-
-
-def unmasked(scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Return which of a model's masked scores are of keys that the query sees.
-
-    Masks are -inf or the lowest number of the scores' own type.
-    """
-    return scores > torch.finfo(scores.dtype).min / 2
 
 
 def digest_of(values: Iterable[Tensor | None]) -> str:

@@ -3,7 +3,7 @@
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -96,12 +96,15 @@ class HookOfThread:
 
 
 @uninterrupted
-def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+def hooks_on(
+    model: Any, points: Mapping[str, Any], hooks: Iterable[Hook], *, ahead: Collection[str] = ()
+) -> Iterator[None]:
     """Put hooks on a model until the context ends, for this thread alone.
 
     It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
     raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs.
+    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs. At
+    the points named in `ahead` they act before the hooks that are there, elsewhere after them.
 
     Raises:
         EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
@@ -112,8 +115,8 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
     with exclusive(model), undoing(_take_off, placed):
         for name, hook in hooks:
             point = points[name]
-            point.add_hook(HookOfThread(model, hook), level=level)
-            handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
+            point.add_hook(HookOfThread(model, hook), level=level, prepend=name in ahead)
+            handle = point.fwd_hooks[0 if name in ahead else -1]
             placed.append((name, point, handle))
         yield
         lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]

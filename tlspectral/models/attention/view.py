@@ -171,6 +171,21 @@ class AttentionView:
         """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
         return self._reader.delegates_attention(self.model, index)
 
+    def reweighs(self, index: int) -> bool:
+        """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
+        return bool(getattr(self.model.blocks[index].attn.original_component, "accepts_pattern_fn", False))
+
+    def expect_edited_pattern(self, index: int, expected: bool) -> None:
+        """Let hooks edit the pattern that a wrapped attention hands on next, or no longer, without a warning.
+
+        TransformerLens 4 warns that attention does not follow the edit.
+        """
+        attention = self.model.blocks[index].attn
+        if not expected:
+            attention.__dict__.pop("_fire_post_hoc_hook", None)
+        elif hasattr(attention, "_fire_post_hoc_hook"):
+            attention.__dict__["_fire_post_hoc_hook"] = _fired
+
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
@@ -183,6 +198,10 @@ class AttentionView:
         unchanged = self._reader.read_attention(self.model, index).rotary
         cos, sin = (per_pair(table, unchanged) for table in tables)
         return turned_further(cos, sin, geometry.theta - unchanged.theta)
+
+    def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+        return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
 
     def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention, without padding."""
@@ -316,6 +335,10 @@ class AttentionView:
                 f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {self.n_ctx}; give shorter "
                 "prompts"
             )
+
+
+def _fired(point: Callable[[Tensor], Tensor], activation: Tensor, hook_label: str) -> Tensor:
+    return point(activation)
 
 
 def attention_view(model: Any) -> AttentionView:
