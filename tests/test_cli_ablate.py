@@ -103,7 +103,11 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("--heads", "L5H1", "--prompts", "LINES", "--correct", "a"), "the wrong answers are missing: give --wrong"),
         (("--heads", "L5H1", "--prompts", "WHOLE", "--correct", "a"), "the correct answers are given twice"),
         (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
-        (("--heads", "L5H1", "--prompts", "NOTHING"), "holds no prompt: write one per line"),
+        (("--heads", "L5H1", "--prompts", "NOTHING"), "found a .csv with 1 rows and the columns text"),
+        (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
+        (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
+        (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
+        (("--heads", "L5H1", "--prompts", "BINARY"), "is no text in UTF-8: found byte 0x93 at position 1; expected"),
     ],
 )
 def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monkeypatch, arguments, said):
@@ -112,7 +116,11 @@ def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monke
     (tmp_path / "cells.csv").write_text("prompt,correct,wrong\nw5,w6,w7\nw8,w9,\n")
     (tmp_path / "whole.csv").write_text("prompt,correct,wrong\nw5,w6,w7\n")
     (tmp_path / "nothing.csv").write_text("text\nw5\n")
-    files = {"LINES": lines, **{name.upper(): tmp_path / f"{name}.csv" for name in ("cells", "whole", "nothing")}}
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "open.csv").write_text('prompt\n"w5 w6\n')
+    (tmp_path / "wide.csv").write_text("prompt\nw5\n", encoding="utf-16")
+    (tmp_path / "binary.csv").write_bytes(b"p\x93\x00")
+    files = {"LINES": lines, **{file.stem.upper(): file for file in tmp_path.glob("*.csv")}}
     done = run("tiny", *(files.get(argument, argument) for argument in arguments))
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())

@@ -179,6 +179,7 @@ def test_outputs_are_replaced_on_the_device(replace, device):
     assert torch.equal(logits[1], logits[3])
 
 
+@pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gptj", "olmo2"])
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 def test_edges_are_taken_out_on_the_device(name, what, device):

@@ -99,7 +99,7 @@ def band_effects(
                 progress.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
-        "model": view.source["model"],
+        **view.origin(),
         "task": sequences.name,
         "sequences": len(sequences.tokens),
         "by": by,

@@ -1,5 +1,6 @@
 """The command that removes a part of some heads: `ablate`."""
 
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,19 +191,32 @@ def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[s
     """Return the prompts of a file, and the correct and the wrong answer of all or of each.
 
     Raises:
-        ValueError: no prompt, an empty cell, or answers that are missing or given twice.
+        ValueError: no text in UTF-8, no CSV, no prompt, an empty cell, or answers that are missing or given twice.
     """
+    from tlspectral.models.text import file_text
+
+    text = StringIO(file_text(path), newline=None)
     columns: dict[str, list[str]]
     if path.suffix.lower() == ".csv":
         import pandas as pd
 
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        try:
+            frame = pd.read_csv(text, dtype=str, keep_default_na=False)
+        except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+            raise ValueError(
+                f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
+                "column prompt and, if they differ, correct and wrong, as many cells in each line, and closed quotes"
+            ) from error
         columns = {str(name): frame[name].tolist() for name in frame if name in ("prompt", "correct", "wrong")}
+        found = f"a .csv with {len(frame)} rows and the columns {', '.join(map(str, frame)) or 'none'}"
     else:
-        with path.open(encoding="utf-8-sig") as lines:
-            columns = {"prompt": [line.rstrip("\n") for line in lines if line.strip()]}
+        columns = {"prompt": [line.rstrip("\n") for line in text if line.strip()]}
+        found = "no line with text"
     if not columns.get("prompt"):
-        raise ValueError(f"{path} holds no prompt: write one per line, or a .csv with a column prompt")
+        raise ValueError(
+            f"{path} holds no prompt: write one per line, or a .csv with a column prompt and a row per prompt; found "
+            f"{found}"
+        )
     for name, cells in columns.items():
         if "" in cells:
             raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")

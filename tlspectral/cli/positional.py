@@ -73,6 +73,7 @@ def positional(
     from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
 
     heads = None if table is None else read_heads(table)
+    scored = task if prompts is None else PromptFile(str(prompts))
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
@@ -86,7 +87,7 @@ def positional(
     for way in _MODES[mode]:
         profile = tlspectral.positional_symbolic_profile(
             loaded,
-            task if prompts is None else PromptFile(str(prompts)),
+            scored,
             n_pairs=pairs,
             n_blocks=blocks,
             queries=queries,

@@ -15,7 +15,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
-from tlspectral.detectors.sequences import chance_level, detector_offsets, repeated_sequences, segment_length_of
+from tlspectral.detectors.sequences import (
+    chance_level,
+    detector_offsets,
+    given_sequences,
+    repeated_sequences,
+    segment_length_of,
+)
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
@@ -72,20 +78,50 @@ def detect_heads(
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
         prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
         prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
-        keys, averaged over the queries that have any. `attrs` hold L, the number of sequences, the opening token,
+        keys, averaged over the queries that have any. `attrs` hold where the model came from, with hashes of its
+        weights, L, the number of sequences, the opening token,
         `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
         between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance`
         is a dictionary by score, and `n_counted` says how many sequences have a query for it.
 
     Raises:
-        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, `tokens` beside
-            `prompts`, or a pattern of another shape, without a mark, or with a key after its query.
+        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, that the model does not
+            have or that are longer than its context, `tokens` beside `prompts`, or a pattern of another shape, without
+            a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern.
 
     What it does not establish: on random sequences, what the head does on text; on any, that the model needs it.
     """
     view = attention_view(model)
+    table = measured_detectors(
+        view,
+        n_sequences=n_sequences,
+        segment_length=segment_length,
+        tokens=tokens,
+        prompts=prompts,
+        pattern=pattern,
+        exclude_special=exclude_special,
+        seed=seed,
+        show_progress=show_progress,
+    )
+    table.attrs = {**view.origin(), **table.attrs}
+    return table
+
+
+def measured_detectors(
+    view: AttentionView,
+    *,
+    n_sequences: int,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    prompts: Any = None,
+    pattern: Pattern | None = None,
+    exclude_special: bool = False,
+    seed: int,
+    show_progress: bool,
+) -> pd.DataFrame:
+    """Return the table of `detect_heads` without where the model came from. Arguments and errors are the same."""
     if prompts is not None:
         from tlspectral.models.attention.prompts import packed_prompts
 
@@ -96,8 +132,10 @@ def detect_heads(
     else:
         if tokens is None:
             tokens = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
-        length, names = _segment_length(view, tokens), (*DETECTORS, "prev_first")
-        sequences = even_rows(tokens.cpu())
+            sequences = even_rows(tokens)
+        else:
+            sequences = given_sequences(view, tokens, at_least=2)
+        length, names = segment_length_of(tokens), (*DETECTORS, "prev_first")
         attrs = {"n_sequences": len(tokens), "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
     names = names if pattern is None else (*names, "pattern")
     marks = None
@@ -145,19 +183,6 @@ def split_half_reliability(
         varies = len(even) > 2 and np.ptp(even) > 0 and np.ptp(odd) > 0
         reliability[name] = float(pd.Series(even).corr(pd.Series(odd), method="spearman")) if varies else None
     return reliability
-
-
-def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
-    length = segment_length_of(tokens)
-    if length is None or len(tokens) < 2:
-        from tlspectral.models.attention.prompts import refuse_padding
-
-        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
-        raise ValueError(
-            "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "
-            f"then the same segment again; found shape {tuple(tokens.shape)}. Other text goes to prompts="
-        )
-    return length
 
 
 def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:

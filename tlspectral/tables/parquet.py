@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -119,13 +120,20 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), or a newer version of
-            this package wrote it. Damage is found by checksum, down to a single bit; files of version 0.1.0 have none.
+        ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), its metadata fit no
+            table, or a newer version of this package wrote it. Damage is found by checksum, down to a single bit; files
+            of version 0.1.0 have none. Nor is a table read that would take more than 1 GiB of memory and 500 times the
+            size of its file, which no table of measured numbers does.
     """
     described, table = _open(path)
-    frame = table.to_pandas()
-    frame.attrs = described["provenance"]
-    remember(frame.attrs.get("table"), described.get("columns"))
+    try:
+        frame = table.to_pandas()
+        frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
+        remember(frame.attrs.get("table"), described.get("columns"))
+    except MemoryError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise what they please where metadata are not of their making
+        raise _unreadable(path, error) from error
     return frame
 
 
@@ -154,10 +162,17 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         digest = metadata.get(_DIGEST_KEY, b"")
         if hashlib.sha256(_with_digest(data, digest, _NO_DIGEST)).hexdigest().encode() != digest:
             raise _damaged(path, "its checksum differs")
+    from tlspectral.tables.memory import require_memory
+
     try:
+        require_memory(path, data, file)
         return described, file.read()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    return ValueError(f"{path}: its metadata cannot be read ({error!r}): write the table again")
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
@@ -182,10 +197,8 @@ def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) ->
         described = json.loads(metadata[_KEY])
         version = described["format"]
         known = isinstance(version, int) and isinstance(described["provenance"], dict)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: its tlspectral metadata cannot be read ({error!r}): write the table again"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if known and version > _FORMAT:
         raise ValueError(
             f"{path} has table format {version}; this version of tlspectral reads up to {_FORMAT}: upgrade tlspectral"

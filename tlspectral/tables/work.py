@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import joblib
 import numpy as np
@@ -16,7 +16,8 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 from tqdm.auto import tqdm
 
-from tlspectral.tables.parts import PartFolder
+if TYPE_CHECKING:
+    from tlspectral.tables.parts import PartFolder
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PartFailure:
 
 def finished_parts(
     parts: Iterable[WorkPart],
-    folder: PartFolder | None = None,
+    folder: "PartFolder | None" = None,
     *,
     description: str,
     unit: str,
@@ -161,7 +162,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def stored_table(part: WorkPart, folder: PartFolder | None) -> pd.DataFrame | None:
+def stored_table(part: WorkPart, folder: "PartFolder | None") -> pd.DataFrame | None:
     """Read a part that the folder has, and check it; None if there is none. Raises IncompatibleCheckpoint."""
     table = None if folder is None else folder.read(part.name)
     if table is not None and part.check is not None:
@@ -171,7 +172,7 @@ def stored_table(part: WorkPart, folder: PartFolder | None) -> pd.DataFrame | No
 
 def _missing(
     parts: Iterable[WorkPart],
-    folder: PartFolder | None,
+    folder: "PartFolder | None",
     names: list[str],
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, PartFailure], None] | None,
@@ -194,7 +195,7 @@ def _missing(
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool
+    parts: Iterable[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
@@ -206,7 +207,7 @@ def _made_here(
 
 
 def _made(
-    part: WorkPart, folder: PartFolder | None, goes_on: bool, *prepared: Any
+    part: WorkPart, folder: "PartFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | PartFailure]:
     """Make and store a part, unless another job has stored it by then; its table is taken even where making fails."""
     try:
@@ -228,7 +229,7 @@ def _made(
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
+    parts: list[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     """Yield parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
@@ -245,7 +246,7 @@ def _made_by_workers(
 
 
 def _made_there(
-    part: WorkPart, folder: PartFolder | None, goes_on: bool, packed: np.ndarray | None, token: str
+    part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | PartFailure]:
     if packed is None:
         return _made(part, folder, goes_on)

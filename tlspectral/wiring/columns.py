@@ -14,9 +14,11 @@ EDGE_EFFECTS = Table("edge_effects", "`tls.edge_effects`", (
     Column("target", "The head that reads.", "label", range="heads"),
     Column("target_layer", COLUMNS["layer"].meaning + " Of the target.", "index", range="1 .. layers - 1"),
     Column("target_head", COLUMNS["head"].meaning + " Of the target.", "index", range="0 .. heads - 1"),
-    Column("input", "What of the target is computed without the source: its queries (q), keys (k) or values (v). Heads "
-        "that share the target's keys and values get the same edit: read_together in df.attrs.", "label",
-        range="q, k, v"),
+    Column("input", "What of the target is computed without the source: its queries (q), keys (k) or values (v).",
+        "label", range="q, k, v"),
+    Column("reached", "The heads whose input changes with the edge, by name: the target, those that share its keys or "
+        "values, and all of a layer whose query/key norm runs over all heads (OLMo 2). An effect on a task is that of "
+        "all of them, one on attention is the target's.", "label", range="heads, with commas between them"),
     Column("attention", "Attention of the target to what score in df.attrs names, in the intact model, mean over "
         "queries and sequences. NaN where the sequences have no such keys.", "probability", range="0 .. 1",
         does_not_establish="That the target acts on it."),

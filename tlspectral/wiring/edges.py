@@ -66,7 +66,7 @@ def edge_effects(
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
         targets: heads that read, in any form of `ablate`.
         input: what of the target is computed without the source. Heads that share keys or values all get the edit;
-            `attrs["read_together"]` names them.
+            the column `reached` names them.
         sources: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
             `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
         score: the attention that is measured. `"prev"`, `"dup"` and `"ind"` are those of `detect_heads` on repeated
@@ -87,10 +87,10 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per source and target, sorted by target, then source: `source, layer, head, target,
-        target_layer, target_head, input, attention` (intact)`, delta, delta_stderr, k_composition`; with a control
-        `control_delta, control_delta_stderr, pvalue, qvalue`. A source in the target's layer or behind has no row.
-        `attrs` hold model and settings; `norm_behind_held`: layers of sources with a norm behind the attention (Gemma 2
-        and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        target_layer, target_head, input, reached, attention` (intact)`, delta, delta_stderr, k_composition`; with a
+        control `control_delta, control_delta_stderr, pvalue, qvalue`. A source in the target's layer or behind has no
+        row. `attrs` hold model and settings; `norm_behind_held`: layers of sources with a norm behind the attention
+        (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head that does not exist.
@@ -149,6 +149,13 @@ def edge_effects(
     if plan.draws:
         corrected = scipy.stats.false_discovery_control(table["pvalue"])
         table.insert(list(table).index("pvalue") + 1, "qvalue", corrected)
+    reached = {
+        (layer, head): ", ".join(heads_reached(model, (layer, head), input).heads)
+        for layer, heads in by_layer.items()
+        for head in heads
+    }
+    targets = zip(table["target_layer"], table["target_head"], strict=True)
+    table.insert(list(table).index("input") + 1, "reached", [reached[target] for target in targets])
     below = range(max(by_layer))
     table.attrs = {
         **view.origin(),
@@ -158,11 +165,6 @@ def edge_effects(
         **plan.settings,
         "n_sequences": len(sequences.tokens),
         "tokens_sha256": sequences.digest,
-        "read_together": {
-            head_name(layer, head): list(heads_reached(model, (layer, head), input).heads)
-            for layer, heads in by_layer.items()
-            for head in heads
-        },
         "norm_behind_held": [layer for layer in below if view.behind(layer)[1].kind != "none"],
     }
     return named(table, EDGE_EFFECTS)

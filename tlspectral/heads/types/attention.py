@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tlspectral.detectors.targets import weighted_attention
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped, unmasked
+from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped
 from tlspectral.models.attention.scores import (
     pattern_tolerance,
     rebuilt_scores,
@@ -126,8 +126,7 @@ def _fixed(view: AttentionView, index: int, n_positions: int, captured: dict[str
     names, layer = view.hook_names(index), view.layer(index)
     pattern, residual = captured[names["pattern"]].cpu(), captured[names["residual"]].cpu().double()
     if "scores" in names:
-        scores = captured[names["scores"]].cpu()
-        hidden = ~unmasked(scores).all(1, keepdim=True)
+        hidden = ~view.unmasked(index, captured[names["scores"]]).cpu().all(1, keepdim=True)
     else:
         hidden = ~view.causal_mask(index, n_positions).cpu()[None, None]
     rebuilt = rebuilt_scores(view, index, captured).total
