@@ -86,7 +86,9 @@ class Calls:
         if name in self.tls.__all__:
             return getattr(self.tls, name)
         homes = self._homes.get(name, [])
-        for among in ([home for home in homes if home.split(".")[1] not in ("plots", "studies")], homes):
+        of_core = [home for home in homes if home.split(".")[1] not in ("plots", "studies")]
+        measured = [home for home in homes if home.split(".")[1] != "plots" and ".figures" not in home]
+        for among in (of_core, measured, homes):
             if len(among) == 1:
                 return getattr(import_module(among[0]), name)
         raise Absent(f"{name}: {len(homes)} definitions in this tree")
@@ -113,7 +115,7 @@ class Calls:
         A HookedTransformer keeps the ALiBi of its longest prompt, and the scores of a shorter one are then rounded
         otherwise. So it reads the longest prompt at once.
         """
-        if getattr(getattr(model, "cfg", None), "positional_embedding_type", "") == "alibi":
+        if type(model).__name__ == "HookedTransformer" and model.cfg.positional_embedding_type == "alibi":
             with torch.no_grad():
                 model(tokens_for(model, 1, model.cfg.n_ctx))
         return model
