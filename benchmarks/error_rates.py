@@ -36,6 +36,7 @@ from null_tables import (
 )
 
 from tlspectral.ablation import summarize_sweep
+from tlspectral.detectors import detect_heads
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
@@ -293,6 +294,17 @@ def edges(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     yield row("edge_effects, pvalue", "freshly initialised models", "8 edges a model", np.array(pvalues) <= LEVEL)
 
 
+def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """P of `detect_heads` for the heads of fresh models: eight a model, which share sequences."""
+    found = [
+        detect_heads(fresh_model(int(seed)), n_sequences=16, null_draws=19, seed=int(seed))
+        for seed in rng.integers(2**31, size=tables // 8)
+    ]
+    for score in ("prev", "dup", "ind"):
+        pvalues = pd.concat(found)[f"{score}_p"].to_numpy()
+        yield row(f"detect_heads, {score}_p", "freshly initialised models", "8 heads a model", pvalues <= LEVEL)
+
+
 def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     """List what is measured; each takes a generator of its own and the number of tables."""
     found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
@@ -305,7 +317,7 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     # New measurements stand behind: the generators of those before keep their seeds.
     for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
-    return [*found, edges]
+    return [*found, edges, detectors]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:
