@@ -13,7 +13,7 @@ from tlspectral.cli import app
 from tlspectral.cli.describe import PASSES, _makers
 from tlspectral.tables import read_table
 
-TABLES = ["directions", "heads", "kernel_prediction", "kernels", "types"]
+TABLES = ["directions", "heads", "kernel_prediction", "kernels"]
 
 
 def run(*arguments):
@@ -45,7 +45,6 @@ def test_a_folder_has_every_table_and_a_page(folder):
     read = tables["directions"][["layer", "head"]].drop_duplicates()
     assert {f"L{layer}H{head}" for layer, head in read.itertuples(index=False)} == strongest
     assert set(tables["directions"]["kind"]) == {"qk", "ov"}
-    assert set(tables["types"]["name"]) == set(heads["name"])
     assert "L0H3" in (folder / "report.html").read_text(encoding="utf-8")
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         frequency_table,
         head_card,
         head_directions,
-        head_types,
         weight_noise_band,
     )
     from tlspectral.history import head_history
@@ -54,7 +53,6 @@ _ROOMS = {
         "frequency_table",
         "head_card",
         "head_directions",
-        "head_types",
         "weight_noise_band",
     ),
     "history": ("head_history",),
@@ -92,7 +90,6 @@ __all__ = [
     "head_card",
     "head_directions",
     "head_history",
-    "head_types",
     "induction_loss",
     "k_composition",
     "language_loss",

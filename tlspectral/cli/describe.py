@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 STRONGEST = 2
 """Heads of each detector whose directions are read."""
-PASSES = {"heads": 45, "kernels": 6, "kernel_prediction": 6, "types": 65, "directions": 16, "positional": 30}
+PASSES = {"heads": 45, "kernels": 6, "kernel_prediction": 6, "directions": 16, "positional": 30}
 """About what each table costs on SmolLM2-135M, in passes of 1,024 tokens: a pass took 2.5 CPU seconds."""
 
 
@@ -32,7 +32,7 @@ def describe(
 ) -> None:
     """Make all tables about a model that need no sweep, and one page about it.
 
-    FOLDER gets heads, kernels, kernel_prediction, types, directions (of the two strongest heads of each detector) and,
+    FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector) and,
     for a model with a tokenizer, positional, each as .parquet when it is finished; then report.html. The same command
     continues there, and refuses a folder of another model or seed. Without a head table the command stops. Any other
     table that cannot be made of this model is named at the end, and the exit status is then 1.
@@ -83,7 +83,6 @@ def _makers(model: Any, seed: int, *, show_progress: bool) -> "dict[str, Callabl
         "heads": partial(tlspectral.analyze_heads, model, **shown),
         "kernels": partial(tlspectral.relative_position_kernel, model),
         "kernel_prediction": partial(kernel_prediction, model),
-        "types": partial(tlspectral.head_types, model, **shown),
     }
     if getattr(model, "tokenizer", None) is not None:
         profile = partial(tlspectral.positional_symbolic_profile, model, BindingTask("plain", 16), queries=3, draws=2)

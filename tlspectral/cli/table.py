@@ -38,7 +38,6 @@ def show(
 def report(
     table: TableFile,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")],
-    types: Annotated[list[Path] | None, _further("head_types")] = None,
     kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
     positional: Annotated[list[Path] | None, _further("positional_symbolic")] = None,
     sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
@@ -59,7 +58,7 @@ def report(
     from tlspectral.tables import read_table
 
     heads = read_heads(table)
-    given = {"types": types, "kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges,
+    given = {"kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges,
              "directions": directions}  # fmt: skip
     further = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
     write_report(heads, output, **further)

@@ -1,4 +1,4 @@
-"""Head table, types, directions and card of heads, frequency table, weight-rounding noise, comparison of two tables.
+"""Head table, directions and card of heads, frequency table, weight-rounding noise, comparison of two tables.
 
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import weight_noise_band, weight_noise_draws
-    from tlspectral.heads.types import head_types
 
 _HOMES = {
     "HeadCard": "card",
@@ -25,7 +24,6 @@ _HOMES = {
     "frequency_table": "frequencies",
     "head_card": "card",
     "head_directions": "directions",
-    "head_types": "types",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
 }
@@ -38,7 +36,6 @@ __all__ = [
     "frequency_table",
     "head_card",
     "head_directions",
-    "head_types",
     "weight_noise_band",
     "weight_noise_draws",
 ]

@@ -57,7 +57,6 @@ def head_card(
     heads: pd.DataFrame,
     head: Head,
     *,
-    types: Given = None,
     kernels: Given = None,
     prediction: Given = None,
     frequencies: Given = None,
@@ -83,7 +82,7 @@ def head_card(
     Args:
         heads: table of `analyze_heads` or `tables.join`.
         head: "L16H0", (16, 0) or a table row.
-        types, kernels, prediction, frequencies, positional, sweep, edges, directions: tables of `head_types`,
+        kernels, prediction, frequencies, positional, sweep, edges, directions: tables of
             `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
             `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables, of this head
             or of more.
@@ -120,7 +119,7 @@ def head_card(
             of_all = frequency_table(model)
             frequencies = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
     given: dict[str, Given] = {
-        "types": types, "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
+        "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
         "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
     }  # fmt: skip
     sections += Evidence(heads, given).sections(pair)

@@ -44,7 +44,6 @@ def report(
     heads: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,
     *,
-    types: Given = None,
     kernels: Given = None,
     prediction: Given = None,
     frequencies: Given = None,
@@ -71,7 +70,7 @@ def report(
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
-        types, kernels, prediction, frequencies, positional, sweep, edges, directions: tables of `head_types`,
+        kernels, prediction, frequencies, positional, sweep, edges, directions: tables of
             `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
             `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables. What is not
             given is not on the cards. Kernels are also drawn for the heads that lead a detector.
@@ -89,7 +88,7 @@ def report(
     """
     table = _checked(heads)
     given: dict[str, Given] = {
-        "types": types, "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
+        "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
         "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
     }  # fmt: skip
     page = Page(_page(table, Evidence(table, given), kernels))
