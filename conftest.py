@@ -3,6 +3,7 @@
 One thread is the faster choice on tiny matrices, and several test processes share the cores.
 """
 
+import contextlib
 import functools
 import gc
 import os
@@ -77,6 +78,23 @@ def pytest_collection_finish():
     hypothesis.find(hypothesis.strategies.just(True), bool)
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def file_size_limit():
+    """A context in which no file grows beyond some bytes: a write stops in the middle, as on a full disk."""
+    resource = pytest.importorskip("resource")
+
+    @contextlib.contextmanager
+    def limited(size):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture

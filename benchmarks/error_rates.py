@@ -35,8 +35,10 @@ from null_tables import (
     without_layers,
 )
 
-from tlspectral.ablation import summarize_sweep
-from tlspectral.detectors import detect_heads
+from tlspectral.ablation import ablation_sweep, summarize_sweep
+from tlspectral.ablation.controls import head_sets
+from tlspectral.detectors import detect_heads, repeated_sequences
+from tlspectral.models.attention import attention_view
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
@@ -50,6 +52,7 @@ from tlspectral.studies.fingerprint.statistics import (
 )
 from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
+from tlspectral.tasks import control_test
 from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
@@ -287,11 +290,48 @@ def pairings(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generato
 
 def edges(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """`edge_effects(control="random")` of fresh models, whose heads write in random directions: eight edges a model."""
-    pvalues: list[float] = []
+    found = []
     for seed in rng.integers(2**31, size=tables // 8):
         given = {"control": "random", "seed": int(seed), "show_progress": False}
-        pvalues += list(edge_effects(fresh_model(int(seed)), [(1, 0), (1, 3)], **given)["pvalue"])
-    yield row("edge_effects, pvalue", "freshly initialised models", "8 edges a model", np.array(pvalues) <= LEVEL)
+        found.append(edge_effects(fresh_model(int(seed)), [(1, 0), (1, 3)], **given))
+    edges_of_all = pd.concat(found)
+    for name in ("pvalue", "control_p"):
+        wrong = edges_of_all[name] <= LEVEL
+        yield row(f"edge_effects, {name}", "freshly initialised models", "8 edges a model", wrong.to_numpy())
+
+
+def random_parts(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`control_p` of an effect from the law of its control effects, and of parts of the heads of fresh models."""
+    for draws in (5, 19, 39):
+        drawn = differences(rng, "heavy tails", (tables, draws + 1)) + rng.standard_t(3, (tables, 1))
+        pvalues = control_test(drawn[:, 0], drawn[:, 1:])[1]
+        yield row("control_p", "effect and control of one law", f"{draws} draws", pvalues <= LEVEL)
+    for part in ("symmetric", "antisymmetric", "rope_phase"):
+        found: list[float] = []
+        for seed in rng.integers(2**31, size=max(1, tables // 24)):
+            model = fresh_model(int(seed))
+            tokens = repeated_sequences(attention_view(model), 8, 16, seed=int(seed))
+            given = {"tokens": tokens, "control": "random", "draws": 19, "seed": int(seed), "show_progress": False}
+            found += list(ablation_sweep(model, part, **given)["control_p"])
+        yield row(
+            f"ablation_sweep, control_p, {part}", "freshly initialised models", "19 draws", np.array(found) <= LEVEL
+        )
+
+
+def random_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`control_p` of four heads chosen at random beside random sets, where few heads have most of the effect."""
+    layers, heads = shape
+    wrong = []
+    for _ in range(tables):
+        effects = np.exp(3 * column(rng, 1, shape, likeness)[0])
+        chosen: dict[int, list[int]] = {}
+        for place in rng.choice(layers * heads, 4, replace=False):
+            chosen.setdefault(int(place) // heads, []).append(int(place) % heads)
+        own = [(layer, head) for layer in chosen for head in chosen[layer]]
+        sets = head_sets(dict.fromkeys(chosen, heads), chosen, 19, rng)
+        delta, *drawn = (sum(effects[layer, head] for layer, head in one) for one in [own, *sets])
+        wrong.append(control_test(np.array([delta]), np.array([drawn]))[1].item() <= LEVEL)
+    yield row("control_p of four heads, random_head_sets", likeness.name, size_of(shape), wrong)
 
 
 def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
@@ -317,7 +357,9 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     # New measurements stand behind: the generators of those before keep their seeds.
     for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
-    return [*found, edges, detectors]
+    found += [edges, random_parts]
+    found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
+    return [*found, detectors]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

@@ -1,213 +1,194 @@
-"""Mutation sample: small mistakes put into the arithmetic, one at a time, and the tests that have to notice them.
+"""Mutation sample: small mistakes put into the core, one at a time, and the tests that have to notice them.
 
-    python benchmarks/mutants.py -o out/mutants.csv
+    python benchmarks/mutants.py collect --tree . --contexts out/contexts.sqlite
+    python benchmarks/mutants.py run --tree . --contexts out/contexts.sqlite -o out/mutants.jsonl --count 300
+    python benchmarks/mutants.py report out/mutants.jsonl
 
-A mutant swaps an operator, a comparison, a sign or a small constant in one place of a file. It is caught if the tests
-of that file fail. The mutants are drawn with a fixed seed from all places of a file, so that two versions of the tests
-meet the same mutants as long as the file computes the same. Annotations and messages are left alone. A mutant may
-compute the same function as the original; those that survive have to be read.
+A mutant swaps an operator, a comparison, a sign, a small constant or two returns in one place, or deletes a statement
+or a raise. Annotations and messages are left alone. They are drawn with a seed from all files of the core in proportion
+to their lines; more of them begin with the same ones. A mutant meets the tests that run its lines (`mutant_tests.py`),
+the fastest first, until one fails: it is killed. A test that kills is also run on the same file without the mistake,
+and does not count if it fails there too. Tests that would take longer than the limit together are left out, and a run
+that takes more than three times the limit is a kill.
+
+`--suite fast` takes the tests of `make test`, those not marked slow; `--suite all` goes on with the slow ones where
+these find nothing, so that its report says both. Processes that tests start do not see the mistake. A run that was
+stopped goes on where it stopped; results of another source or seed are refused. A mutant may compute the same function
+as the original; those that survive have to be read.
 """
 
 import argparse
-import ast
-import csv
+import hashlib
+import json
 import os
-import random
-import resource
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(os.environ.get("MUTANTS_ROOT", Path(__file__).parents[1]))
-TESTS = {
-    "spectra": ["test_spectra_*"],
-    "nulls": ["test_nulls"],
-    "rotary": ["test_rotary"],
-    "hooks.parts": ["test_hook_parts", "test_hook_operators"],
-    "operators.verification": ["test_verification"],
-    "positional.scores": ["test_positional_scores", "test_positional_keys"],
-}
-_LIMIT = 400  # CPU seconds; a mutant that takes more is caught
-_SWAPPED: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Div,
-    ast.Pow: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.MatMult: ast.Mult,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
+import mutant_tests
+from mutations import Mutant, core_files, drawn, mutated, room_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def mutations(tree: ast.Module) -> Iterator[tuple[int, str, Callable[[], None]]]:
-    """Line, description and the change, for every place of a module that can be changed."""
-    left_alone = {id(inner) for node in ast.walk(tree) for part in _texts(node) for inner in ast.walk(part)}
-    for node in ast.walk(tree):
-        if id(node) in left_alone:
-            continue
-        if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPPED:
-            yield node.lineno, _change(node.op), _swap(node, "op")
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
-            yield node.lineno, _change(node.ops[0]), _swap(node, "ops")
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            yield node.lineno, "sign dropped", lambda node=node: setattr(node, "op", ast.UAdd())
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            other = _other(node.value)
-            yield node.lineno, f"{node.value} -> {other}", lambda node=node, to=other: setattr(node, "value", to)
+def collect(options: argparse.Namespace) -> None:
+    """Store which tests run which lines."""
+    given = options.files or [
+        path
+        for folder in ("tests", "tlspectral/studies")
+        for path in sorted((options.tree / folder).rglob("test_*.py"))
+    ]
+    for slow in (False, True) if options.suite == "all" else (False,):
+        mutant_tests.collect(options.tree, options.contexts, given, slow=slow)
 
 
-def _texts(node: ast.AST) -> Iterator[ast.AST]:
-    """Annotations and messages below a node."""
-    for field in ("annotation", "returns"):
-        if isinstance(part := getattr(node, field, None), ast.AST):
-            yield part
-    if isinstance(node, ast.Raise | ast.JoinedStr):
-        yield node
+def digest(tree: Path) -> str:
+    """A hash of the source of the core."""
+    return hashlib.sha256(b"".join((tree / file).read_bytes() for file in core_files(tree))).hexdigest()[:16]
 
 
-def _change(operator: ast.AST) -> str:
-    return f"{type(operator).__name__} -> {_SWAPPED[type(operator)].__name__}"
+def stored(path: Path, head: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results that a file holds, made if it is not there. Raises SystemExit for those of other work."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(head) + "\n")
+    found, *rows = (json.loads(line) for line in path.read_text().splitlines())
+    if found != head:
+        raise SystemExit(f"{path} holds results of {found}, not of {head}: name another file")
+    return rows
 
 
-def _other(value: Any) -> Any:
-    if isinstance(value, bool):
-        return not value
-    return value + 1 if isinstance(value, int) else value * 2 + (value == 0)
-
-
-def _swap(node: Any, field: str) -> Callable[[], None]:
-    def change() -> None:
-        if field == "op":
-            node.op = _SWAPPED[type(node.op)]()
-        else:
-            node.ops[0] = _SWAPPED[type(node.ops[0])]()
-
-    return change
-
-
-def _file(module: str) -> Path:
-    return ROOT / "tlspectral" / f"{module.replace('.', '/')}.py"
-
-
-def drawn(module: str, count: int, seed: int) -> list[tuple[int, int, str]]:
-    """Number, line and description of the mutants of a module, in the order of its syntax tree."""
-    found = [(line, said) for line, said, _ in mutations(ast.parse(_file(module).read_text(encoding="utf-8")))]
-    numbers = sorted(random.Random(f"{seed} {module}").sample(range(len(found)), min(count, len(found))))
-    return [(number, *found[number]) for number in numbers]
-
-
-def run_tests(module: str, number: int | None) -> int:
-    """Exit status of the tests of a module with one mutant in it, None for none; in a process of its own."""
-    if number is not None:
-        tree = ast.parse(_file(module).read_text(encoding="utf-8"))
-        list(mutations(tree))[number][2]()
-        _import_changed(_file(module), ast.unparse(ast.fix_missing_locations(tree)))
-    import pytest
-
-    tests = [str(path) for pattern in TESTS[module] for path in sorted(ROOT.glob(f"tests/{pattern}.py"))]
-    return int(
-        pytest.main(
-            [
-                "-x",
-                "-q",
-                "--no-header",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-                "-W",
-                "ignore::pytest.PytestAssertRewriteWarning",
-                *tests,
-            ]
-        )
+def run(options: argparse.Namespace) -> None:
+    """Draw mutants, run the tests of each and store how it went, until the count or the budget is reached."""
+    if not options.contexts.exists():
+        raise SystemExit(f"{options.contexts} does not exist: make it with the command collect")
+    head = {"core": digest(options.tree), "seed": options.seed, "suite": options.suite, "limit": options.limit}
+    head |= {} if options.only == "*" else {"only": options.only}
+    rows = stored(options.output, head)
+    spent, known = sum(row["cpu"] for row in rows), {(row["file"], row["number"]) for row in rows}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    mutant_tests.preload()
+    mutants = islice(
+        (one for one in drawn(options.tree, options.seed) if fnmatch(one.file, options.only)), options.count
     )
+    waiting = iter([mutant for mutant in mutants if (mutant.file, mutant.number) not in known])
+    sound: dict[tuple[str, ...], bool] = {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running: set[Future[dict[str, Any]]] = set()
+        while True:
+            while len(running) < options.jobs and spent < 3600 * options.hours and (mutant := next(waiting, None)):
+                running.add(pool.submit(tried, mutant, options, sound))
+            if not running:
+                break
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                row = future.result()
+                spent += row["cpu"]
+                with options.output.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                by = row["fast"] if row["fast"] != "survived" else row.get("slow", row["fast"])
+                print(f"{row['file']}:{row['line']}: {row['change']}: {by} {row['test']}", flush=True)
+    print(f"{spent:.0f} CPU s in all")
+    print(*report_lines(options.output), sep="\n")
 
 
-def _import_changed(file: Path, source: str) -> None:
-    """Let a file be imported as another source, by whichever loader the tests use."""
-    real = SourceFileLoader.get_data
+def tried(mutant: Mutant, options: argparse.Namespace, sound: dict[tuple[str, ...], bool]) -> dict[str, Any]:
+    """The row of a mutant: `fast` and `slow` say whether these tests killed it, `test` which did."""
+    place = mutant.place
+    row = {"file": mutant.file, "number": mutant.number, "line": place.line, "change": place.change}
+    row |= {"test": "", "cpu": 0.0, "tests": 0, "ran": 0}
+    contexts = mutant_tests.opened(options.contexts)
+    tests = mutant_tests.tests_of(contexts, mutant.file, place.first, place.last, in_function=place.in_function)
+    for kind in ("fast", "slow") if options.suite == "all" else ("fast",):
+        of_kind = [test for test in tests if test.slow == (kind == "slow")]
+        chosen = mutant_tests.within(of_kind, options.limit)
+        row |= {"tests": row["tests"] + len(of_kind), "ran": row["ran"] + len(chosen)}
+        # Few tests first: most mutants are killed by one of them, and each further file of tests has to be imported.
+        row[kind] = "survived"
+        for batch in (chosen[:15], chosen[15:]):
+            if row[kind] == "survived":
+                row[kind], row["test"], cpu = killed(mutant, batch, options, sound)
+                row["cpu"] += cpu
+        if row[kind] != "survived":
+            break
+    return row
 
-    def get_data(self: SourceFileLoader, path: str) -> bytes:
-        if Path(self.path) != file:
-            return real(self, path)
-        if str(path).endswith(".pyc"):
-            raise OSError("a mutant has no compiled file")
-        return source.encode()
 
-    SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
+def killed(
+    mutant: Mutant, tests: list[mutant_tests.Test], options: argparse.Namespace, sound: dict[tuple[str, ...], bool]
+) -> tuple[str, str, float]:
+    """Run tests until one fails that does not fail on the same file without the mistake: outcome, test, CPU seconds."""
+    spent = 0.0
+    sources = [mutated(options.tree, mutant.file, number) for number in (mutant.number, None)]
+    while tests:
+        ended, test, cpu = mutant_tests.run(options.tree, mutant.file, sources[0], tests, 3 * options.limit)
+        spent += cpu
+        if ended == "passed":
+            break
+        # Where tests could not be collected, one test of each file shows whether they can be without the mistake.
+        by_file = {one.node.split("::")[0]: one for one in tests}
+        guilty = [one for one in tests if one.node == test] or list(by_file.values())
+        key = (mutant.file, *(one.node for one in guilty))
+        if ended == "failed" and key not in sound:
+            again = mutant_tests.run(options.tree, mutant.file, sources[1], guilty, 3 * options.limit)
+            spent += again.cpu
+            sound[key] = again.ended == "passed"
+        if ended == "timeout" or sound[key]:
+            return "killed" if ended == "failed" else "timeout", test, spent
+        tests = [one for one in tests if one not in guilty]
+    return "survived", "", spent
 
 
-def passes(module: str, number: int | None) -> bool:
-    """Whether the tests pass, in a fork of this process."""
-    child = os.fork()
-    if child == 0:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        status = 1
-        resource.setrlimit(resource.RLIMIT_CPU, (_LIMIT, _LIMIT))
-        try:
-            sys.dont_write_bytecode = True
-            status = run_tests(module, number)
-        finally:
-            os._exit(min(status, 1))
-    _, status = os.waitpid(child, 0)
-    return status == 0
+def survived(row: dict[str, Any]) -> bool:
+    """Whether no test killed a mutant."""
+    return {row["fast"], row.get("slow", "survived")} == {"survived"}
+
+
+def report_lines(path: Path) -> Iterator[str]:
+    """Kills per room and in all, and the mutants that survived."""
+    head, *rows = (json.loads(line) for line in path.read_text().splitlines())
+    yield f"core {head['core']}, seed {head['seed']}, suite {head['suite']}"
+    rooms = sorted({room_of(row["file"]) for row in rows})
+    for room in (*rooms, "in all"):
+        chosen = [row for row in rows if room in (room_of(row["file"]), "in all")]
+        fast = sum(row["fast"] != "survived" for row in chosen)
+        both = sum(not survived(row) for row in chosen)
+        said = f"{room}: {both} of {len(chosen)} killed"
+        yield f"{said}, {fast} by fast tests ({fast / max(both, 1):.0%})" if head["suite"] == "all" else said
+    for row in rows:
+        if survived(row):
+            ran = f"{row['ran']} of {row['tests']} tests ran"
+            yield f"survived: {row['file']}, line {row['line']}: {row['change']} ({ran})"
 
 
 def main() -> None:
-    """Draw the mutants, run the tests of each, and print which survive."""
+    """Read the arguments, and collect, run or report."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--per-module", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("-o", "--output", type=Path)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("collect", help="store which tests run which lines of the core")
+    command.add_argument("files", type=Path, nargs="*", help="files of tests; all if none is named")
+    command.set_defaults(call=collect)
+    command = commands.add_parser("run", help="draw mutants and run their tests")
+    command.set_defaults(call=run)
+    command.add_argument("-o", "--output", type=Path, required=True, help="file of results, a line per mutant")
+    command.add_argument("--count", type=int, default=300, help="mutants that are drawn")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--only", default="*", help="pattern of files, such as 'tlspectral/hooks/*'")
+    command.add_argument("--jobs", type=int, default=1)
+    command.add_argument("--limit", type=float, default=60, help="seconds of tests per mutant and kind of tests")
+    command.add_argument("--hours", type=float, default=6, help="CPU hours in all, those of earlier runs too")
+    for command in commands.choices.values():
+        command.add_argument("--tree", type=lambda path: Path(path).resolve(), default=ROOT, help="a source tree")
+        command.add_argument("--contexts", type=Path, required=True, help="file of contexts, outside of the tree")
+        command.add_argument("--suite", choices=("fast", "all"), default="fast")
+    command = commands.add_parser("report", help="print kills per room, and what survived")
+    command.add_argument("output", type=Path)
+    command.set_defaults(call=lambda options: print(*report_lines(options.output), sep="\n"))
     options = parser.parse_args()
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    os.chdir(ROOT)
-    # Loaded once, before the forks. Nothing of the package itself may be loaded here.
-    import pandas  # noqa: F401
-    import transformers  # noqa: F401
-    from transformer_lens.model_bridge import sources  # noqa: F401
-
-    asked = [(module, *mutant) for module in TESTS for mutant in drawn(module, options.per_module, options.seed)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for module, sound in zip(TESTS, pool.map(lambda module: passes(module, None), TESTS), strict=True):
-            if not sound:
-                raise SystemExit(f"the tests of {module} fail without a mutant")
-        survived = list(pool.map(lambda mutant: passes(mutant[0], mutant[1]), asked))
-    caught = Counter(module for (module, *_), alive in zip(asked, survived, strict=True) if not alive)
-    for module in TESTS:
-        print(f"{module}: {caught[module]} of {sum(mutant[0] == module for mutant in asked)} caught")
-    for (module, _, line, said), alive in zip(asked, survived, strict=True):
-        if alive:
-            print(f"  survived: {module}, line {line}: {said}")
-    print(f"{sum(caught.values())} of {len(asked)} caught")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        with options.output.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["module", "line", "change", "caught"])
-            writer.writerows(
-                [m, line, said, not alive] for (m, _, line, said), alive in zip(asked, survived, strict=True)
-            )
+    options.call(options)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,9 @@ def recorded(model, points, tokens=None, layers=None):
     return {key: seen[name] for key, name in wanted.items() if name in seen}
 
 
-def observed(backend, name):
-    """Where an ablation shows: the pattern, or z in a bridge that leaves attention to the wrapped module."""
-    return "z" if backend == "bridge" and name in DELEGATED else "pattern"
-
-
-def heads_first(activation, point):
-    return activation.transpose(1, 2) if point == "z" else activation
+def delegated(backend, name):
+    """Whether the bridge leaves attention to the wrapped module, so that z is edited and the pattern handed on."""
+    return backend == "bridge" and name in DELEGATED
 
 
 def allowed_keys(name, layer, length):

@@ -63,13 +63,6 @@ def traces() -> pd.DataFrame:
     return table.sample(frac=1, random_state=0, ignore_index=True)
 
 
-def projections(**extra) -> pd.DataFrame:
-    generator = np.random.default_rng(9)
-    table = pd.DataFrame({"kind": ["query"] * 4 + ["key"] * 5, "position": [*range(4), *range(5)]}).assign(**extra)
-    table[["x", "y"]] = generator.normal(size=(9, 2))
-    return table
-
-
 def joined() -> pd.DataFrame:
     generator = np.random.default_rng(10)
     table = head_scores()

@@ -130,6 +130,8 @@ def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, 
     pattern = pattern / pattern.sum(-1, keepdim=True)
     values = before[0, "value"]
     value = values[:, :, view.layer(0).kv_head(head) if values.shape[2] != view.n_heads(0) else head]
+    torch.testing.assert_close(during[0, "pattern"][:, head], pattern, atol=NOISE, rtol=0)
+    assert not during[0, "pattern"][:, head, ~seen_pairs].any()
     # float32, measured 4e-7 on z of size 1; one key too many moves it by tenths.
     torch.testing.assert_close(during[0, "z"][:, :, head], pattern @ value, atol=NOISE, rtol=0)
     others = [other for other in range(view.n_heads(0)) if other != head]

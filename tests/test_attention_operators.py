@@ -6,7 +6,7 @@ import zoo
 from attention_models import LAYER_NORM, every_model, fresh, poke
 from zoo import shared
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import attention_view, layer_digest
 
 
 def compatible(name):
@@ -167,12 +167,12 @@ def test_storage_dtype_is_the_models_and_the_factors_are_float64(dtype):
 def test_digest_tells_weights_apart():
     model = fresh("bridge", "qwen2")
     view = attention_view(model)
-    first = [view.layer(index).digest for index in range(2)]
-    assert first == [attention_view(shared("bridge", "qwen2")).layer(index).digest for index in range(2)]
+    first = [layer_digest(view.raw(index)) for index in range(2)]
+    assert first == [layer_digest(attention_view(shared("bridge", "qwen2")).raw(index)) for index in range(2)]
     assert first[0] != first[1]
     poke(model.blocks[0].attn.original_component.k_proj.bias, 0.25)
-    assert view.layer(0).digest != first[0]
-    assert view.layer(1).digest == first[1]
+    assert layer_digest(view.raw(0)) != first[0]
+    assert layer_digest(view.raw(1)) == first[1]
 
 
 def test_facts_that_break_the_bilinear_form_are_told():

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import joblib
 import numpy as np
@@ -142,13 +142,24 @@ def test_a_file_of_another_form_is_refused(tmp_path):
     line = {"blocks": ["a\n", "b\n", "c\n"], "questions": [[0, "a", " b"]]}
     for text, message in (
         ("", "has no lines"),
-        ("{}", "line 1 is not of the form"),
-        ("nothing", "line 1 is not of the form"),
+        ("{}", "line 1: found nothing, without 'blocks' and 'questions'; expected .*questions"),
+        ('{"blocks": ["a"], "prefix": ""}', "line 1: found 'blocks' and 'prefix', without 'questions'; expected"),
+        ("nothing", "line 1: found no JSON, Expecting value.*; expected"),
+        ("[" * 10**5, "line 1: found no JSON"),
+        (f"{json.dumps(line)}\n[1]", "line 2: found a list; expected"),
+        (json.dumps({**line, "prefix": 3}), "line 1: found the prefix 3"),
+        (json.dumps({**line, "blocks": "abc"}), "line 1: found blocks 'abc'"),
+        (json.dumps({**line, "choices": [["a"]]}), r"line 1: found choices \[\['a'\]\]"),
+        (json.dumps({**line, "questions": 3}), "line 1: found questions 3"),
+        (json.dumps({**line, "questions": [[0, "a"]]}), r"line 1: found the question \[0, 'a'\]"),
+        (json.dumps({**line, "questions": [[3, "a", "b"]]}), "line 1: questions are about different blocks"),
+        ("\0", "is no text in UTF-8: found byte 0x00 at position 0"),
         (f"{json.dumps(line)}\n{json.dumps({**line, 'blocks': ['a'] * 4})}", r"lines have \[3, 4\] blocks"),
     ):
         file.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as refusal:
             PromptFile(str(file))
+        assert str(file) in str(refusal.value)
 
 
 # --- a task of one's own ---
@@ -261,3 +272,20 @@ def test_what_is_no_prompt_is_refused_in_our_words():
     with pytest.raises(ValueError, match="swaps are 'kept', 'all' or pairs"):
         tls.positional_symbolic(model, prompt, swaps="some", **QUIET)
     assert tls.positional_symbolic(model, prompt, swaps="all", **QUIET).attrs["n_swaps"] == 10
+
+
+@pytest.mark.parametrize("answer", [-1, 97])
+def test_an_answer_that_is_no_id_of_the_model_is_refused(answer):
+    """-1 would be read as the last id of the vocabulary."""
+
+    class Wrong(Marks):
+        def draw(self, seed):
+            draw = super().draw(seed)
+            questions = tuple(replace(question, answer=answer) for question in draw.questions)
+            return replace(draw, questions=questions, choices=(answer,) * len(questions))
+
+    model = zoo.shared("bridge", "llama")
+    with pytest.raises(ValueError, match=f"token ids are 0 to 96; found {answer}"):
+        task_answers(model, Wrong(), draws=1)
+    with pytest.raises(ValueError, match=f"token ids are 0 to 96; found {answer}"):
+        tls.evaluate(model, Wrong().task(draws=1))

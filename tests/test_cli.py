@@ -218,7 +218,7 @@ def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
     done = run("analyze", "a", "b", "-o", tmp_path / "out")
     assert done.exit_code == 1
     assert done.stderr == "b: BadWeights: no weights\n"
-    last = f"{tmp_path}/out/heads: 1 of 2 models failed, see {tmp_path}/out/failures.parquet"
+    last = f"{tmp_path}/out/heads: 1 of 2 models failed, see {tmp_path}/out/failures"
     assert done.stdout.splitlines()[-1] == last
 
 

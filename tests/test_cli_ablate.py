@@ -32,25 +32,34 @@ def lines(tmp_path):
 
 def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, tmp_path):
     answers = ["--correct", "w20", "--wrong", "w21"]
-    options = ["--heads", "L0H1,L-1H0", "--control", "random", "--device", "cpu", "--dtype", "float64"]
+    options = ["--heads", "L0H1,L-1H0", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
     done = run(folder, "--prompts", lines, *answers, *options, "-o", tmp_path / "sweep.parquet")
     assert done.exit_code == 0, done.output
     model = tlspectral.load_model(folder, dtype="float64")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
     expected = tlspectral.ablation_sweep(
-        model, "rope_phase", heads=["L0H1", "L-1H0"], task=task, control="random", show_progress=False
+        model, "rope_phase", heads=["L0H1", "L-1H0"], task=task, control="random", draws=3, show_progress=False
     )
     sweep = read_table(tmp_path / "sweep.parquet")
     pd.testing.assert_frame_equal(sweep, expected)
     assert "value of the logit difference and its change delta (intact " in done.stdout
     assert "over 3 sequences" in done.stdout
-    shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 1)[1]), sep=r"\s+")
-    assert {"value", "delta", "delta_stderr", "delta_p", "control_delta"} <= set(shown)
+    assert "control: 3 random parts of equal size a head; control_excess: " in done.stdout
+    assert "no finer than 0.25" in done.stdout
+    shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 2)[2]), sep=r"\s+")
+    assert {"value", "delta", "delta_stderr", "delta_p", "control_delta", "control_excess", "control_p"} <= set(shown)
     assert shown["delta"].is_monotonic_increasing  # the greatest harm to a logit difference first
     measured = {
         name: delta for name, delta in zip(["L0H1", f"L{model.cfg.n_layers - 1}H0"], sweep["delta"], strict=True)
     }
     assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals
+
+
+def test_the_control_of_an_output_is_other_heads(folder):
+    done = run(folder, "--heads", "L0H1", "--part", "output", "--control", "random", "--draws", "2")
+    assert done.exit_code == 0, done.output
+    assert "control: 2 other heads of the layer a head; " in done.stdout
+    assert "no finer than 0.33" in done.stdout
 
 
 def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
@@ -94,7 +103,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("--heads", "L5H1", "--part", "symetric"), "did you mean 'symmetric'?"),
         (("--heads", "L5H1", "--task", "langage"), "did you mean 'language'?"),
         (("--heads", "L5H1", "--control", "mean"), "'mean' is none of random"),
-        (("--heads", "L5H1", "--control", "random", "--part", "output"), "output is no part of the scores"),
+        (("--heads", "L5H1", "--draws", "19"), "--draws: is of --control random: give that too"),
         (("--heads", "L5H1", "-o", "sweep.tsv"), "sweep.tsv: a table is a .parquet or .csv file"),
         (("--heads", "L5H1", "--prompts", "none.txt"), "No such file or directory: 'none.txt'"),
         (("none.parquet",), "none.parquet does not exist"),
@@ -103,7 +112,11 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("--heads", "L5H1", "--prompts", "LINES", "--correct", "a"), "the wrong answers are missing: give --wrong"),
         (("--heads", "L5H1", "--prompts", "WHOLE", "--correct", "a"), "the correct answers are given twice"),
         (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
-        (("--heads", "L5H1", "--prompts", "NOTHING"), "holds no prompt: write one per line"),
+        (("--heads", "L5H1", "--prompts", "NOTHING"), "found a .csv with 1 rows and the columns text"),
+        (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
+        (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
+        (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
+        (("--heads", "L5H1", "--prompts", "BINARY"), "is no text in UTF-8: found byte 0x93 at position 1; expected"),
     ],
 )
 def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monkeypatch, arguments, said):
@@ -112,7 +125,11 @@ def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monke
     (tmp_path / "cells.csv").write_text("prompt,correct,wrong\nw5,w6,w7\nw8,w9,\n")
     (tmp_path / "whole.csv").write_text("prompt,correct,wrong\nw5,w6,w7\n")
     (tmp_path / "nothing.csv").write_text("text\nw5\n")
-    files = {"LINES": lines, **{name.upper(): tmp_path / f"{name}.csv" for name in ("cells", "whole", "nothing")}}
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "open.csv").write_text('prompt\n"w5 w6\n')
+    (tmp_path / "wide.csv").write_text("prompt\nw5\n", encoding="utf-16")
+    (tmp_path / "binary.csv").write_bytes(b"p\x93\x00")
+    files = {"LINES": lines, **{file.stem.upper(): file for file in tmp_path.glob("*.csv")}}
     done = run("tiny", *(files.get(argument, argument) for argument in arguments))
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())

@@ -61,9 +61,17 @@ def test_positional_writes_what_the_library_measures(table, tmp_path):
         assert repr(expected) in done.output
         assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
         assert f"im_share against s_pos over frequencies, swaps by {mode}" in done.output
-        for figure in ("plane", "heatmaps", "plane_by_query", "histograms", "agreement", "frequencies"):
+        for figure in ("plane", "exclusion_plane"):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
+    drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
+    assert drawn.exit_code == 0, drawn.output
+    for figure in ("heatmaps", "plane_by_query", "histograms", "exclusion_heatmap", "agreement", "frequencies"):
+        for mode in ("prompt", "key"):
+            assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
+    empty = run("study", "positional-figures", tmp_path)
+    assert empty.exit_code == 2
+    assert "holds no heads_prompt.parquet" in empty.stderr
 
 
 @pytest.fixture

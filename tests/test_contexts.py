@@ -24,6 +24,17 @@ def test_a_config_without_a_length_leaves_that_of_transformer_lens():
     assert attention_view(model).n_ctx == model.cfg.n_ctx
 
 
+def test_the_shorter_of_two_stated_lengths_is_the_context(tmp_path):
+    """MPT has positions for `max_seq_len` tokens, whatever `max_position_embeddings` its config holds beside it."""
+    model = zoo.hf_model("mpt")
+    model.config.max_seq_len, model.config.max_position_embeddings = 64, 2048
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert attention_view(loaded).n_ctx == 64
+    found = detect_heads(loaded, n_sequences=4)
+    assert found.attrs["segment_length"] == 31  # [BOS, r, r] of 63 tokens
+
+
 @zoo.needs_hooked
 @pytest.mark.parametrize("name", ["qwen3", "llama", "mistral", "phi"])
 def test_a_hooked_transformer_has_the_context_of_the_config(folder, name):

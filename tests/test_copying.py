@@ -71,6 +71,50 @@ def test_a_head_that_copies_or_negates(sign):
     assert table.loc[[0, 2, 3], "positivity"].abs().max() < 0.9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("factor", ["v_proj", "o_proj"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_head_of_lower_rank_that_copies_all_it_reads(sign, factor, dtype):
+    """W_V and W_O of rank 5 of 12: the other seven eigenvalues are rounding of storage, of either sign."""
+    generator = torch.Generator().manual_seed(3)
+    basis = torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.float64)).Q[:, :5]
+
+    def plant(model):
+        model.to(dtype)
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+        model.model.norm.weight.fill_(1.0)
+        layer = model.model.layers[0]
+        layer.input_layernorm.weight.fill_(1.0)
+        values = layer.self_attn.v_proj.weight[:12].double()
+        layer.self_attn.o_proj.weight[:, 12:24] = (sign * values).T.to(layer.self_attn.o_proj.weight)
+        # Of the two factors one is whole, so that the rank is that of the other alone.
+        lower = basis @ (basis.T @ values)
+        if factor == "v_proj":
+            layer.self_attn.v_proj.weight[:12] = lower.to(layer.self_attn.v_proj.weight)
+        else:
+            layer.self_attn.o_proj.weight[:, 12:24] = (sign * lower).T.to(layer.self_attn.o_proj.weight)
+
+    table = tls.copying_scores(edited("llama", plant))
+    assert table.loc[1, "copying"] == float(sign > 0)
+    # Measured: 1e-16 in float64, 2e-3 in bfloat16, from the factors' own rounding; a random head is below .9.
+    assert table.loc[1, "positivity"] == pytest.approx(sign, abs=1e-2)
+
+
+def test_a_head_whose_circuit_is_nilpotent_has_no_copying():
+    """W_O W_U W_E W_V of rank 1 and trace 0: its only eigenvalue is 0, and what eigvals gives is rounding."""
+    first, second = torch.linalg.qr(torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()).Q.T
+
+    def plant(model):
+        model.double()
+        layer = model.model.layers[1]
+        read, write = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+        read[:12] = first[:, None] * read[0].clone()
+        write[:, :12] = write[:, :1].clone() * second
+
+    table = tls.copying_scores(edited("llama", plant))
+    assert table.loc[4, ["copying", "positivity"]].isna().all()
+
+
 def test_a_head_that_writes_nothing_has_no_copying():
     def silence(model):
         model.model.layers[1].self_attn.o_proj.weight[:, :12] = 0  # head 0

@@ -186,6 +186,7 @@ def test_the_table_says_how_it_was_made():
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["head"].tolist() == [0, 1, 2, 3] * 2
     assert table.attrs == {
+        **attention_view(shared("bridge", "llama")).origin(),
         "n_sequences": 7,
         "segment_length": 10,
         "bos": 0,

@@ -22,9 +22,9 @@ import tlspectral as tls
 from tlspectral.ablation.bands import band_effects
 from tlspectral.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
-from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.selection import BLOCK_PARTS
 from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spectral
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 # Grouped keys; query/key norm per head and over heads; softcap and windows; ALiBi; attention that is delegated, with
 # local windows; a quarter of the columns rotated; rope in some layers; learned positions; the other backend.
@@ -179,6 +179,7 @@ def test_outputs_are_replaced_on_the_device(replace, device):
     assert torch.equal(logits[1], logits[3])
 
 
+@pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gptj", "olmo2"])
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 def test_edges_are_taken_out_on_the_device(name, what, device):

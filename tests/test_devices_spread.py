@@ -58,6 +58,7 @@ def spread(name):
 
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 @pytest.mark.parametrize("name", ["llama", "gptneo", "gemma2", "qwen3"])
 @pytest.mark.usefixtures("_device")
 def test_a_model_on_two_devices(name):

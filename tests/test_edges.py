@@ -271,8 +271,39 @@ def test_hooks_that_edit_the_pattern_are_refused_and_the_model_is_unchanged():
 
 
 def test_heads_that_share_keys_are_named():
-    table = tls.edge_effects(shared("bridge", "llama"), "L1H1", tokens=None, show_progress=False)
-    assert table.attrs["read_together"] == {"L1H1": ["L1H0", "L1H1"]}
+    table = tls.edge_effects(shared("bridge", "llama"), ["L1H1", "L1H2"], tokens=None, show_progress=False)
+    reached = {"L1H1": "L1H0, L1H1", "L1H2": "L1H2, L1H3"}
+    assert table["reached"].tolist() == table["target"].map(reached).tolist()
     assert table.attrs["norm_behind_held"] == []
     held = tls.edge_effects(shared("bridge", "gemma2"), "L1H1", sources="L0H0", show_progress=False)
     assert held.attrs["norm_behind_held"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "reached"),
+    [
+        ("llama", "q", "L1H1"),
+        ("llama", "v", "L1H0, L1H1"),
+        ("gpt2", "k", "L1H1"),
+        ("olmo2", "q", "L1H0, L1H1, L1H2, L1H3"),  # a query/key norm over all heads
+    ],
+)
+def test_the_column_of_reached_heads_is_what_changes_in_a_run(name, what, reached):
+    model = shared("bridge", name)
+    view = attention_view(model)
+    table = tls.edge_effects(model, "L1H1", input=what, effect="task", sources="L0H1", show_progress=False)
+    assert table["reached"].tolist() == [reached]
+    tokens = repeated(view)
+    values = read_from(model, 1, what, removed_from_stream(model, "bridge", [(0, 1)], "output", tokens), tokens)
+    columns, names = columns_of(view, 1, 1, what, values), view.hook_names(1)
+
+    def patch(captured, hook):
+        edited = captured.clone()
+        edited[:, :, columns] = values[:, :, columns]
+        return edited
+
+    point = names[{"q": "query", "k": "key", "v": "value"}[what]]
+    _, before = grabbed(view, tokens, [names["z"]])
+    _, after = grabbed(view, tokens, [names["z"]], [(point, patch)])
+    changed = (before[names["z"]] != after[names["z"]]).any(-1).any(1).any(0).nonzero().flatten().tolist()
+    assert reached == ", ".join(f"L1H{head}" for head in changed)

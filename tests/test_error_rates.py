@@ -159,10 +159,15 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
 
 def test_what_is_recommended_keeps_its_level(tables, results):
     """1,000 tables: standard error 0.7 %; the largest of thirty such rates lies near 6.5 %."""
-    recommended = results["test"].str.contains(r"layers=|interval_jackknife|triage|rank_correlation|sum, interval")
+    recommended = results["test"].str.contains(
+        r"layers=|interval_jackknife|triage|rank_correlation|sum, interval|control_p"
+    )
     together = results["heads"] == tables.DEPTH.name
     assert results.loc[recommended & ~together, "rate"].max() < 0.07
     assert results.loc[results["test"].str.contains("layers=") & together, "rate"].max() < 0.07
+    # No p is below 1 / (1 + draws): five draws never reach .05.
+    of_draws = results[results["test"] == "control_p"].set_index("size")["rate"]
+    assert of_draws["5 draws"] == 0 < of_draws["19 draws"]
     # What the papers print does not keep it: these are the cautions' reason.
     wrong = (results["test"] == "partial_spearman, hybrid") & (results["heads"] == tables.VERY_ALIKE.name)
     assert results.loc[wrong, "rate"].min() > 0.1

@@ -228,7 +228,7 @@ def test_a_long_prompt_is_refused(monkeypatch):
 
 def test_tables_of_other_weights_and_other_heads_are_refused():
     stranger = sweep_of()
-    stranger.attrs = {**heads().attrs, "weights_layers": 2, "weights_sha256": "f" * 64}
+    stranger.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
     for made in (lambda: tls.head_card(heads(), "L1H0", sweep=stranger), lambda: tls.report(heads(), sweep=[stranger])):
         with pytest.raises(ValueError, match="made from other weights than the sweeps"):
             made()

@@ -78,6 +78,14 @@ def test_unknown_wishes_are_refused_before_any_work(monkeypatch, arguments, said
         analyze(built("bridge", "llama"), **arguments)
 
 
+@pytest.mark.parametrize("null_blocks", ["shared", "fresh"])
+def test_draws_that_no_memory_holds_are_refused_with_what_they_would_take(null_blocks):
+    """12 x 12 numbers of 8 bytes a draw: 1,073 GiB for 10^9 draws, and 7,456,540 draws in 8 GiB."""
+    said = "1,000,000,000 draws .* blocks of 12 x 12 .* 1,072.9 GiB of memory: give null_draws of 7,456,540 at most"
+    with pytest.raises(ValueError, match=said):
+        analyze(built("bridge", "llama"), null_draws=10**9, null_blocks=null_blocks)
+
+
 @pytest.mark.parametrize("name", zoo.REFUSED)
 def test_architectures_without_the_operator_are_refused(name):
     try:

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ from tlspectral.hooks.edges import EdgeRun, _ledgers
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import Input, LayerReads
 
+# What the warning says has tests of its own, at the end.
+pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 GROUPED = [("bridge", "llama"), ("bridge", "gemma2"), ("bridge", "olmo2")]
 GROUPED += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 grouped_models = pytest.mark.parametrize(("backend", "name"), GROUPED)
@@ -544,6 +547,41 @@ def test_which_heads_an_edge_reaches():
     assert heads_reached(olmo, "L1H1", "v").heads == ("L1H0", "L1H1")
     with pytest.raises(ValueError, match="shared=False"):
         heads_reached(model, "L1H1", "q", shared=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "into", "what", "others"),
+    [
+        ("llama", "L1H1", "k", "L1H0"),
+        ("llama", ["L1H1", "L1H2"], "v", "L1H0, L1H3"),
+        ("llama", ["L1H1", "L1H0"], "k", None),
+        ("llama", "L1H1", "q", None),
+        ("gpt2", "L1H1", "k", None),
+        ("gptj", "L1H1", "v", None),
+        ("olmo2", "L1H1", "q", "L1H0, L1H2, L1H3"),  # a query/key norm over all heads
+        ("olmo2", ["L1H0", "L1H1"], "v", None),
+    ],
+)
+def test_a_warning_names_the_heads_that_are_reached_besides(name, into, what, others):
+    model = shared("bridge", name)
+
+    def said_by(enter):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            enter()
+        return [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+
+    def block():
+        with ablate(model, "L0H1", "output", into=into, input=what):
+            logits(model)
+            logits(model)
+
+    for enter in (block, lambda: ablation_hooks(model, "L0H1", "output", into=into, input=what)):
+        said = said_by(enter)
+        assert len(said) == (others is not None)
+        if others is not None:
+            assert f"cannot be edited alone: the edit also reaches {others} (" in said[0]
+    assert not said_by(lambda: ablation_hooks(model, [], "output", into=into, input=what))  # nothing is edited
 
 
 @grouped_models

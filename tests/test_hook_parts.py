@@ -60,7 +60,6 @@ class Case:
         return AttentionLayer(
             layer=0, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, norm=none, q_norm=q_norm, k_norm=k_norm,
             score_scale=self.scale, softcap=None, alibi=None, rotary=self.geometry, storage_dtype=torch.float64,
-            digest="",
         )  # fmt: skip
 
     def removal(self, part, pairs=None, include_bias=False):

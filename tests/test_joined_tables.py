@@ -6,7 +6,7 @@ import pytest
 import tlspectral as tls
 from tlspectral.tables import describe_columns, join, read_table, write_table
 
-ORIGIN = {"model": "tiny", "backend": "bridge", "weights_sha256": "a" * 64, "weights_layers": 2}
+ORIGIN = {"model": "tiny", "backend": "bridge", "weights_by_layer": {"0": "a" * 64, "1": "b" * 64}, "n_layers": 2}
 PAIRS = {"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1]}
 
 
@@ -55,6 +55,7 @@ def test_every_number_stands_in_the_row_of_its_head():
 
 def test_numbers_and_several_keys_are_spelled_into_the_names():
     table = pd.DataFrame({"layer": 0, "head": [0, 0, 1, 1], "frequency": [0, 1] * 2, "kind": "a b", "n": [1, 2, 3, 4]})
+    table.attrs = ORIGIN
     joined = join(heads().iloc[:2], table)
     assert list(joined)[4:] == ["a_b_frequency_0_n", "a_b_frequency_1_n"]
     assert joined["a_b_frequency_1_n"].dtype == "int64"  # nothing is missing, so nothing is converted
@@ -96,8 +97,9 @@ def test_a_joined_table_can_be_joined_and_reported():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (lambda: sweep(weights_sha256="b" * 64), "made from other weights than the rows of the table ablation_sweep"),
-        (lambda: sweep(weights_layers=1, model="other"), "of model tiny, the rows of .* are of model other"),
+        (lambda: sweep(weights_by_layer={"1": "c" * 64}), "other weights than the rows of the table ablation_sweep"),
+        (lambda: sweep(backend="hooked", model="other"), "of model tiny, the rows of .* are of model other"),
+        (lambda: sweep(n_layers=4), "of n_layers 2, the rows of .* are of n_layers 4"),
         (lambda: sweep().assign(layer=[9, 1, 0, 0]), "holds L9H1, which the table of heads lacks"),
         (lambda: pd.concat([sweep(), sweep()]), "two rows for L1H1 of one part"),
         (lambda: heads().drop(columns="name"), "has the column prev, which stands there already: .*other=table"),

@@ -82,12 +82,14 @@ def test_interrupted_conversion_leaves_nothing(gguf_file, monkeypatch):
 
 def test_what_a_killed_conversion_left_is_removed_later(gguf_file):
     file, _ = gguf_file
-    for name, age in (("old", 3 * 24 * 3600), ("running", 60)):
-        partial = gguf.cache_folder() / f".partial-{name}"
+    names = {"old": ".copy.another-machine-1-0123abcd.part", "running": ".copy.another-machine-2-0123abcd.part"}
+    for state, age in (("old", 3 * 24 * 3600), ("running", 60)):
+        partial = gguf.cache_folder() / names[state]
         partial.mkdir(parents=True)
+        (partial / "model.safetensors").touch()
         os.utime(partial, (time.time() - age,) * 2)
     load_model(file)
-    assert sorted(path.name for path in gguf.cache_folder().glob(".partial-*")) == [".partial-running"]
+    assert [path.name for path in gguf.cache_folder().glob(".*")] == [names["running"]]
 
 
 def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
@@ -117,9 +119,14 @@ def test_a_copy_with_its_record_gone_is_made_again(gguf_file):
     file, converted = gguf_file
     folder, _ = gguf.converted_folder(find_source(file))
     (folder / "gguf.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"cut off")
+    (folder / "mark").touch()
     gguf.converted_folder(find_source(file))
     assert len(converted) == 2
     assert (folder / "gguf.json").is_file()
+    assert (folder / "model.safetensors").stat().st_size > 1000
+    assert (folder / "mark").exists()  # the folder was not removed: another process may just have completed it
+    assert list(gguf.cache_folder().iterdir()) == [folder]
 
 
 def test_missing_packages_name_what_to_install(gguf_file, monkeypatch):

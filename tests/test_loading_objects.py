@@ -2,6 +2,7 @@
 
 import shutil
 
+import family_configs
 import pytest
 import tokenizer_kinds
 import torch
@@ -11,6 +12,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
+from tlspectral.models.loading.agreement import log_probabilities
 
 BACKENDS = ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)]
 
@@ -238,3 +240,30 @@ def test_a_folder_in_the_hubs_cache_names_its_commit_on_every_road(hub, tokenize
     for model in (cached, "maker/model", tls.load_model(cached), tls.load_model("maker/model")):
         assert tls.analyze_heads(model, **settings).attrs["commit"] == commit
     assert "commit" not in tls.load_model(shutil.copytree(cached, tmp_path / "elsewhere")).tlspectral_source
+
+
+@pytest.mark.parametrize("road", ["folder", "object"])
+def test_a_model_that_float64_cannot_run_is_not_blamed_on_its_config(tmp_path, road):
+    """GPT-OSS multiplies by its experts with a kernel of torch that has no float64."""
+    model = transformers.GptOssForCausalLM(family_configs.tiny_config("gpt_oss"))
+    if road == "folder":
+        model.save_pretrained(tmp_path)
+        config = (tmp_path / "config.json").read_text()
+    given = tmp_path if road == "folder" else model
+    message = "GptOssForCausalLM runs in float32 and not in float64, .*Double"
+    with pytest.raises(UnsupportedArchitecture, match=message) as said:
+        tls.load_model(given, dtype="float64")
+    assert "dtype='float32'" in str(said.value)
+    assert "config.json" not in str(said.value)
+    assert tls.load_model(given, dtype="float32").cfg.n_layers == 2
+    if road == "object":
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    else:
+        assert (tmp_path / "config.json").read_text() == config
+
+
+def test_a_model_that_runs_in_no_type_keeps_its_error(monkeypatch):
+    model = zoo.hf_model("llama").double()
+    monkeypatch.setattr(model.lm_head, "forward", lambda hidden: hidden @ hidden)  # no square matrix
+    with pytest.raises(RuntimeError, match=r"Expected size|must match|mat1"):
+        log_probabilities(model)

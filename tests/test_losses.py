@@ -173,9 +173,9 @@ def test_a_single_word_names_a_data_set(monkeypatch):
     [
         (None, "no tokenizer"),
         ("some text", "no tokenizer"),
-        (torch.zeros(2, 1, dtype=torch.long), r"found \(2, 1\)"),
-        (torch.zeros(2, 999, dtype=torch.long), "2 to 128 positions"),
-        (torch.full((2, 4), 97), "found 97 to 97"),
+        (torch.zeros(2, 1, dtype=torch.long), "row 0 has 1 real token, and nothing is predicted"),
+        (torch.zeros(2, 999, dtype=torch.long), "prompt 0 has 999 tokens, and the model's context is 128"),
+        (torch.full((2, 4), 97), "token ids are 0 to 96; found 97"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(given, said):

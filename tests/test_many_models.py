@@ -5,8 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import joblib
+import killed_jobs
 import numpy as np
 import pandas as pd
 import pyarrow.dataset
@@ -70,7 +72,9 @@ def test_every_model_has_the_same_schema_and_its_own_table(models, finished):
         differing = {name for name in alone.attrs if table.attrs[name] != alone.attrs[name]}
         assert differing == {"columns", "table"}  # these have the three columns more
         assert table.attrs["columns"].keys() == {"model", "revision", "commit", *alone}
-    assert sorted(file.name for file in finished.iterdir()) == ["heads", "settings.json"]  # no layers, no failures
+    assert sorted(file.name for file in finished.iterdir()) == ["failures", "heads", "layers", "settings.json"]
+    assert not list((finished / "layers").iterdir())
+    assert not list((finished / "failures").iterdir())
 
 
 def test_detectors_and_draws_do_not_change_the_schema(finished, tmp_path):
@@ -140,8 +144,11 @@ def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_pa
     assert failures["error"].tolist() == ["FileNotFoundError", "BadWeights"]
     assert failures["message"][0] == f"There is no folder or file {late}."
     assert "hub.py" in failures["raised_in"][0]
-    assert_described(failures, read_table(folder / "failures.parquet"))
-    pd.testing.assert_frame_equal(read_table(folder / "failures.parquet"), failures)
+    written = [read_table(file) for file in (folder / "failures").iterdir()]
+    assert_described(failures, *written)
+    written = pd.concat(written).set_index("model").loc[failures["model"]].reset_index()
+    pd.testing.assert_frame_equal(written, failures)
+    assert len(pd.read_parquet(folder / "failures")) == 2
     done = parts(folder)
     assert done == {name: content for name, content in parts(finished).items() if not name.startswith("gpt2")}
 
@@ -150,7 +157,7 @@ def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_pa
     analyzed.clear()
     assert analyze([late, models[0], cut_off, LOADED], folder).empty
     assert analyzed == [str(late), str(cut_off)]
-    assert not (folder / "failures.parquet").exists()
+    assert not list((folder / "failures").iterdir())
     after = parts(folder)
     assert len(after) == 4
     assert {name: after[name] for name in done} == done
@@ -241,13 +248,12 @@ def test_a_stopped_dataset_continues_at_the_layer(models, finished, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         analyze(models, folder)
     assert len(parts(folder)) == 1
-    (folder / "heads" / ".cut.0123.part.parquet").write_bytes(b"PAR1")  # what a kill in mid-file leaves
 
     seen.clear()
     assert analyze(models, folder).empty
     assert seen == [1]
     assert parts(folder) == parts(finished)
-    assert not (folder / "layers").exists()
+    assert not list((folder / "layers").iterdir())
 
 
 @pytest.mark.parametrize("shared_out", [True, False])
@@ -267,6 +273,107 @@ def test_configured_workers_take_models_that_are_loaded_and_layers_of_those_that
         expected = part_of(finished, model) if model in models else None
         if expected is not None:  # a model that is loaded by its backend's name is the same
             pd.testing.assert_frame_equal(table, read_table(expected), check_exact=True)
+
+
+# --- several jobs on one folder ---
+
+
+def test_a_job_leaves_what_another_is_writing(models, finished, tmp_path, monkeypatch):
+    """The other job runs from beginning to end while the first writes its first file."""
+    written, folder, others = Path.write_bytes, tmp_path / "many", []
+
+    def write(self, data):
+        done = written(self, data)
+        if not others and self.parent == folder:
+            others.append("begun")
+            assert analyze([*models, "no/such/model"], folder)["model"].tolist() == ["no/such/model"]
+        return done
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert analyze(["no/such/other", *models], folder)["model"].tolist() == ["no/such/other"]
+    assert others
+    assert parts(folder) == parts(finished)
+    failed = pd.concat(read_table(file) for file in (folder / "failures").iterdir())
+    assert sorted(failed["model"]) == ["no/such/model", "no/such/other"]
+
+
+def test_a_model_that_another_job_finishes_is_taken(models, finished, tmp_path, monkeypatch):
+    """The other job finishes all models, and removes the layers, while the first is in the middle of a model."""
+    real, folder, others = streamed._layer_table, tmp_path / "many", []
+
+    def layer_table(plan, view, index):
+        if index == 1 and not others:
+            others.append("begun")
+            assert analyze(models, folder).empty
+        return real(plan, view, index)
+
+    monkeypatch.setattr(streamed, "_layer_table", layer_table)
+    assert analyze(models, folder).empty
+    assert others
+    assert parts(folder) == parts(finished)
+    assert not list((folder / "layers").iterdir())
+
+
+def test_a_job_leaves_layers_of_models_that_it_does_not_have(models, tmp_path, monkeypatch):
+    real, folder, seen = streamed._layer_table, tmp_path / "many", []
+
+    def layer_table(plan, view, index):
+        seen.append(index)
+        if len(seen) == 2:
+            assert analyze([LOADED], folder).empty
+        return real(plan, view, index)
+
+    monkeypatch.setattr(streamed, "_layer_table", layer_table)
+    assert analyze(models[:1], folder).empty
+    assert seen == [0, 1]
+
+
+def test_a_failure_is_kept_until_its_own_model_succeeds(models, tmp_path, monkeypatch):
+    """Also where the model was given by a path at which there was nothing yet."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "many"
+    assert len(analyze(["late"], folder)) == 1
+    assert analyze([LOADED], folder).empty
+    (file,) = (folder / "failures").iterdir()
+    assert read_table(file)["model"].tolist() == ["late"]
+    shutil.copytree(models[1], tmp_path / "late")
+    assert analyze(["late"], folder).empty
+    assert not list((folder / "failures").iterdir())
+
+
+def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, finished, tmp_path, monkeypatch):
+    folder, write = tmp_path / "many", many_models.write_table
+
+    def finish_first(table, path, **options):
+        write(table, path, **options)
+        monkeypatch.undo()
+        assert analyze(models[:1], folder).empty
+        write(table, path, **options)  # and this job's failure comes last
+
+    def fail(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(many_models, "write_table", finish_first)
+    monkeypatch.setattr(many_models, "analyze_heads", fail)
+    assert analyze(models[:1], folder).empty
+    assert not list((folder / "failures").iterdir())
+    assert part_of(folder, models[0]).read_bytes() == part_of(finished, models[0]).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
+def test_eight_jobs_of_which_half_are_killed_make_the_dataset_of_one(models, tmp_path):
+    given = [*map(str, models), "no/such/model"]
+    assert len(analyze(given, tmp_path / "one")) == 1
+    program = [sys.executable, killed_jobs.__file__, "models", tmp_path / "many", *given]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 4, "too few were killed for a test"
+    whole, left = (
+        {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        for folder in (tmp_path / "one", tmp_path / "many")
+    )
+    assert {name: data for name, data in left.items() if name.suffix != ".part"} == whole
 
 
 _KILLED = """
@@ -292,7 +399,7 @@ def test_a_killed_dataset_continues_to_the_same_bytes(models, finished, tmp_path
     done = subprocess.run([sys.executable, "-c", _KILLED, folder, *models], check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(parts(folder)) == 1
-    assert len(list((folder / "layers").glob("*/L000.parquet"))) == 2
+    assert len(list((folder / "layers").glob("*/L000.parquet"))) == 1  # of the model that it was reading
     assert analyze(models, folder).empty
     assert parts(folder) == parts(finished)
 

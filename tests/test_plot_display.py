@@ -5,35 +5,31 @@ import pandas as pd
 import pytest
 import test_comparison_changes
 import test_plot_effects
-import test_plot_head_grid
-import test_plot_percentile_strip
 import test_plots
 from matplotlib.figure import Figure
-from positional_tables import head_scores, per_frequency, projections
+from positional_tables import head_scores, per_frequency
 from test_plot_attribution import terms
 from test_plot_positional_layout import FIGURES as POSITIONAL
 
 from tlspectral import plots
 from tlspectral.heads import compare_heads
 from tlspectral.plots.style import one_panel
+from tlspectral.studies.positional_symbolic import figures
 
 OFFSETS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": [*range(-3, 1)] * 2, "score": range(8)})
 ONE_PANEL = {
     "ablation_effects": lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax),
     "content_direction_plane": lambda **ax: plots.content_direction_plane(test_plots.heads(), **ax),
-    "frequency_grid": lambda **ax: plots.frequency_grid(per_frequency(), **ax),
-    "frequency_path": lambda **ax: plots.frequency_path(per_frequency(), (1, 1), **ax),
+    "frequency_grid": lambda **ax: figures.frequency_grid(per_frequency(), **ax),
+    "frequency_path": lambda **ax: figures.frequency_path(per_frequency(), (1, 1), **ax),
     "head_changes": lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax),
-    "head_grid": lambda **ax: plots.head_grid(test_plot_head_grid.table(), **ax),
     "qk_attribution": lambda **ax: plots.qk_attribution(terms(), **ax),
     "kernel": lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax),
-    "percentile_strip": lambda **ax: plots.percentile_strip(test_plot_percentile_strip.table(), **ax),
     "positional_symbolic_plane": lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax),
-    "rotary_plane": lambda **ax: plots.rotary_plane(projections(), **ax),
 }
 
 
-@pytest.mark.parametrize("name", plots.__all__)
+@pytest.mark.parametrize("name", {**dict.fromkeys(plots.__all__), **POSITIONAL})
 def test_a_notebook_shows_the_figure(name):
     figure = {**POSITIONAL, **ONE_PANEL}[name]()
     assert figure._repr_png_().startswith(b"\x89PNG")

@@ -31,6 +31,9 @@ def test_a_control_is_drawn_beside_the_effect():
     (axes,) = ablation_effects(controlled, HEADS).axes
     assert len(axes.containers) == 2
     assert axes.containers[1][0].get_xdata().tolist() == [0.0, 0.2]
+    assert axes.containers[1].get_label() == "random part of equal size removed"
+    (axes,) = ablation_effects(controlled.assign(part="output"), HEADS).axes
+    assert axes.containers[1].get_label() == "the same of other heads of the layer"
 
 
 @pytest.mark.parametrize("with_ablated", [False, True])

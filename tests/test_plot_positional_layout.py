@@ -6,35 +6,33 @@ import warnings
 
 import pytest
 from matplotlib.text import Annotation, Text
-from positional_tables import by_query, head_scores, joined, norms, per_frequency, projections, traces
+from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
 
 from tlspectral import plots
+from tlspectral.studies.positional_symbolic import figures
 
 FIGURES = {
     "positional_symbolic_plane": lambda: plots.positional_symbolic_plane(head_scores(), highlight=["L1H2"]),
-    "score_heatmaps": lambda: plots.score_heatmaps(head_scores()),
-    "score_histograms": lambda: plots.score_histograms(by_query()),
-    "plane_by_query": lambda: plots.plane_by_query(by_query()),
+    "score_heatmaps": lambda: figures.score_heatmaps(head_scores()),
+    "score_histograms": lambda: figures.score_histograms(by_query()),
+    "plane_by_query": lambda: figures.plane_by_query(by_query()),
     "frequency_profile": lambda: plots.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1), (2, 0)]),
-    "frequency_grid": lambda: plots.frequency_grid(per_frequency()),
-    "frequency_path": lambda: plots.frequency_path(per_frequency(), (1, 1)),
-    "frequency_norms": lambda: plots.frequency_norms(norms(), "L0H1"),
-    "attention_traces": lambda: plots.attention_traces(traces()),
-    "rotary_plane": lambda: plots.rotary_plane(projections()),
-    "score_agreement": lambda: plots.score_agreement(joined()),
+    "frequency_grid": lambda: figures.frequency_grid(per_frequency()),
+    "frequency_path": lambda: figures.frequency_path(per_frequency(), (1, 1)),
+    "frequency_norms": lambda: figures.frequency_norms(norms(), "L0H1"),
+    "attention_traces": lambda: figures.attention_traces(traces()),
+    "score_agreement": lambda: figures.score_agreement(joined()),
     "exclusion_plane": lambda: plots.exclusion_plane(head_scores()),
-    "exclusion_heatmap": lambda: plots.exclusion_heatmap(head_scores()),
-    "exclusion_histograms": lambda: plots.exclusion_histograms(by_query()),
-    "heads_over_tasks": lambda: plots.heads_over_tasks({"binding": head_scores(), "copying": head_scores()}),
+    "exclusion_heatmap": lambda: figures.exclusion_heatmap(head_scores()),
+    "exclusion_histograms": lambda: figures.exclusion_histograms(by_query()),
 }
 
 
 WORDS = {
     "frequency_norms": "rms over keys",
     "attention_traces": "mean attention per token",
-    "rotary_plane": "coordinate of the pair",
     "frequency_grid": "score 0 to 1 up",
-    **dict.fromkeys(("exclusion_plane", "exclusion_heatmap", "exclusion_histograms", "heads_over_tasks"), "0 symbolic"),
+    **dict.fromkeys(("exclusion_plane", "exclusion_heatmap", "exclusion_histograms"), "0 symbolic"),
 }
 
 

@@ -8,6 +8,7 @@ from matplotlib.text import Text
 from positional_tables import N_LAYERS, by_query, head_scores
 
 from tlspectral import plots
+from tlspectral.studies.positional_symbolic import figures
 
 
 def test_the_plane_shows_every_head_coloured_by_its_layer_or_another_column():
@@ -81,7 +82,7 @@ def test_the_correlation_is_said_with_its_null_and_only_where_the_table_has_it()
 
 def test_each_queried_block_has_its_plane():
     table = by_query()
-    figure = plots.plane_by_query(table)
+    figure = figures.plane_by_query(table)
     panels = figure.axes[:5]
     for query, axes in zip((0, 8, 16, 24, 32), panels, strict=True):
         rows = table[table["query"] == query]
@@ -94,3 +95,9 @@ def test_each_queried_block_has_its_plane():
         for layer, colour in zip(rows["layer"], dots.get_facecolors(), strict=True):
             colours.setdefault(layer, set()).add(to_hex(colour))
     assert all(len(found) == 1 for found in colours.values())  # one scale for all panels
+
+
+def test_the_exclusion_index_is_drawn_against_the_spread_of_the_logits():
+    table = head_scores()
+    dots = offsets(plots.exclusion_plane(table), "heads")
+    np.testing.assert_array_equal(dots, table[["exclusion_index", "logit_std"]])

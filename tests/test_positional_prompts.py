@@ -115,7 +115,7 @@ def test_a_tokenizer_that_merges_blocks_is_refused_with_the_border_and_the_token
 def test_a_prompt_beyond_the_context_is_refused(words):
     exact = zeros([40, 40, 43])
     assert len(exact.tokens()) == zoo.CONTEXT == len(exact.tokenized(words).tokens())
-    with pytest.raises(ValueError, match=r"129 tokens and the model's context 128"):
+    with pytest.raises(ValueError, match="prompt 0 has 129 tokens, and the model's context is 128"):
         zeros([40, 40, 44]).tokenized(words)
 
 

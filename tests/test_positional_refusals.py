@@ -60,7 +60,7 @@ def test_settings_without_a_meaning_are_refused(options, message):
 
 
 def test_prompts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="context 128"):
+    with pytest.raises(ValueError, match="context is 128"):
         measured(shared("bridge", "llama"), block_prompt((40, 40, 50)))
     with pytest.raises(ValueError, match=r"rotary frequencies or score scale change beyond 32"):
         measured(zoo.bridge("phi3_longrope"), block_prompt((10, 10, 10)))

@@ -295,6 +295,16 @@ def test_the_command_takes_further_tables_each_several_times(tmp_path):
     assert re.findall("<td[^>]*>([^<]*)", cards["L0H1"]) == ["output", "1.500", "rope_phase", "0.250"]
 
 
+def test_a_full_disk_names_the_page_and_leaves_the_older_one(tmp_path, file_size_limit):
+    path = tmp_path / "report.html"
+    report(heads(), path)
+    before = path.read_bytes()
+    with file_size_limit(1000), pytest.raises(OSError, match=str(path)):
+        report(heads(layers=5), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_table_without_detectors_says_so():
     table = heads()
     table[["prev", "dup", "ind"]] = np.nan

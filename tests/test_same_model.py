@@ -54,15 +54,16 @@ def test_a_model_knows_the_hash_of_its_own_table(name, layers):
     model = shared("bridge", name)
     table = analyzed(model, layers=layers)
     origin = attention_view(model).origin(layers)
-    assert origin["weights_sha256"] == table.attrs["weights_sha256"]
-    assert origin["weights_layers"] == table["layer"].nunique()
+    for key in ("weights_sha256", "weights_by_layer", "n_layers"):
+        assert origin[key] == table.attrs[key]
+    assert list(origin["weights_by_layer"]) == [str(layer) for layer in table["layer"].unique()]
     require_table_of(model, table)
 
 
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_a_table_of_other_weights_is_refused(layers):
     table = analyzed(shared("bridge", "llama"), layers=layers)
-    with pytest.raises(ValueError, match=f"head table was {OTHER} the loaded weights: its weights_sha256 is "):
+    with pytest.raises(ValueError, match=f"head table was {OTHER} the loaded weights: the hash of layer [01] is "):
         require_table_of(retrained(), table)
     # Names are asked where hashes cannot be compared.
     table.attrs["backend"] = "hooked"
@@ -195,10 +196,17 @@ def test_scores_of_a_prompt_are_compared_with_heads_of_the_same_weights():
         score_agreement(scores, table, draws=2)
 
 
-def test_a_table_of_some_layers_is_compared_by_name_with_a_table_of_all():
-    table = heads().query("layer == 1")
+def test_a_table_of_some_layers_is_compared_with_a_table_of_all():
+    table = analyzed(shared("bridge", "llama"), layers=[1])
+    assert require_same_model(table, attention_view(shared("bridge", "llama")).origin(), "the draws") == ""
     origin = attention_view(retrained()).origin()
-    require_same_model(table, origin, "the draws")
+    with pytest.raises(ValueError, match=f"{OTHER} the draws: the hash of layer 1 "):
+        require_same_model(table, origin, "the draws")
+
+
+def test_names_are_compared_where_a_table_has_no_hash():
+    table, origin = heads(), attention_view(retrained()).source
+    assert "no hash of the weights is known for the draws" in require_same_model(table, origin, "the draws")
     table.attrs["model"] = "one"
     with pytest.raises(ValueError, match="is of model one, the draws are of model other: use one model"):
         require_same_model(table, origin | {"model": "other"}, "the draws")

@@ -18,14 +18,14 @@ from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.heads import analyze_heads, frequency_table
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import attention_view, layer_digest
 from tlspectral.models.loading import load_model
 from tlspectral.operators import qk_operators, verify_scores
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
-from tlspectral.positional.traces import attention_traces, frequency_norms
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import induction_loss
 
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
@@ -167,7 +167,7 @@ def test_moved_frequencies_are_in_the_tables():
 @pytest.mark.parametrize("only", ["omega", "phase", "gain"])
 def test_the_digest_of_a_layer_knows_its_spectral_parameters(only):
     models = to_spectral(base("bridge", "llama")), moved("bridge", "llama", (only,))
-    digests = {attention_view(model).layer(1).digest for model in (base("bridge", "llama"), *models)}
+    digests = {layer_digest(attention_view(model).raw(1)) for model in (base("bridge", "llama"), *models)}
     assert len(digests) == 3
 
 

@@ -102,6 +102,16 @@ def test_only_a_spectral_model_is_saved(tmp_path):
         save_spectral(to_spectral(shared("bridge", "llama")), tmp_path / "none" / "spectral.safetensors")
 
 
+def test_a_full_disk_names_the_file_and_leaves_the_older_one(tmp_path, file_size_limit):
+    path = tmp_path / "spectral.safetensors"
+    save_spectral(moved(shared("bridge", "llama")), path)
+    before = path.read_bytes()
+    with file_size_limit(500), pytest.raises(OSError, match=str(path)):
+        save_spectral(moved(shared("bridge", "llama"), seed=1), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_missing_file_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_spectral(shared("bridge", "llama"), tmp_path / "none.safetensors")

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import os
 import subprocess
 import sys
@@ -132,12 +133,43 @@ def test_copies_files_and_threads():
             assert all(map(torch.equal, pool.map(lambda prompt: logits(spectral, prompt), prompts), wanted))
 
 
+def hooks_of(model):
+    """Hooks on every module: what torch.compile has to trace besides the model."""
+    return {
+        name: (list(module._forward_hooks.values()), list(module._forward_pre_hooks.values()))
+        for name, module in model.named_modules()
+    }
+
+
+def test_after_checkpointing_is_switched_off_no_hook_is_left():
+    spectral = to_spectral(zoo.hf_model("llama"))
+    before = hooks_of(spectral)
+    for _ in range(2):  # switched on twice it has one hook still
+        spectral.gradient_checkpointing_enable()
+    assert spectral(input_ids=zoo.prompt()).logits.requires_grad
+    assert hooks_of(spectral) != before
+    spectral.gradient_checkpointing_disable()
+    assert hooks_of(spectral) == before
+
+
+def test_a_hook_that_the_user_asked_for_outlasts_checkpointing():
+    spectral = to_spectral(zoo.hf_model("llama"))
+    spectral.enable_input_require_grads()
+    before = hooks_of(spectral)
+    spectral.gradient_checkpointing_enable()
+    spectral.gradient_checkpointing_disable()
+    assert hooks_of(spectral) == before
+
+
 COMPILED = """
 import torch, zoo
 from spectral_zoo import move
 from tlspectral.spectral_rope import to_spectral
 for model in [zoo.hf_model("llama"), *([zoo.hooked("llama")] if zoo.HAS_HOOKED else [])]:
     spectral = move(to_spectral(model))
+    if hasattr(spectral, "gradient_checkpointing_enable"):
+        spectral.gradient_checkpointing_enable()
+        spectral.gradient_checkpointing_disable()
     with torch.no_grad():
         compiled = torch.compile(spectral, fullgraph=True, backend="aot_eager")
         found, expected = (getattr(run(zoo.prompt()), "logits", run(zoo.prompt())) for run in (compiled, spectral))
@@ -209,6 +241,78 @@ def test_trained_weights_are_saved_beside(tmp_path):
         torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
     with pytest.raises(RuntimeError, match="weights that are trained too"):
         trained(spectral, tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch):
+    """Saved under relative names from one working directory, loaded from another, and after both were moved."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    zoo.hf_model("llama").save_pretrained("model")
+    spectral = move(to_spectral(transformers.AutoModelForCausalLM.from_pretrained("model")))
+    spectral.save_pretrained("runs/learned")
+    config = json.loads(Path("runs/learned/spectral_config.json").read_text())
+    assert config["base_model_name_or_path"] == "../../model"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for place in ("work", "moved"):
+        loaded = tls.load_model(tmp_path / place / "runs" / "learned")
+        assert loaded.tlspectral_source["base"]["model"] == str(tmp_path / place / "model")
+        with torch.no_grad():  # the bridge's rounding, 1e-6; learned rotations move logits by 0.05 and more
+            torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+        if place == "work":
+            (tmp_path / "work").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "model").rename(tmp_path / "moved" / "renamed")
+    with pytest.raises(FileNotFoundError) as error:
+        tls.load_model(tmp_path / "moved" / "runs" / "learned")
+    assert str(tmp_path / "moved" / "runs" / "learned") in str(error.value)
+    assert str(tmp_path / "moved" / "model") in str(error.value)
+
+
+def test_folders_of_earlier_versions_load_where_they_were_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zoo.hf_model("llama").save_pretrained("model")
+    spectral = move(to_spectral(transformers.AutoModelForCausalLM.from_pretrained("model")))
+    spectral.save_pretrained("learned")
+    old = {"base_model_name_or_path": "model", "revision": None}
+    Path("learned/spectral_config.json").write_text(json.dumps(old))
+    assert tls.load_model("learned").tlspectral_source["base"]["model"] == "model"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    with pytest.raises(ValueError, match=r"learned holds spectral parameters of model, which cannot be loaded: "):
+        tls.load_model(tmp_path / "learned")
+
+
+def test_the_base_of_an_earlier_save_is_not_used(tmp_path):
+    """Weights that were trained are saved beside; a later save to the folder names another base."""
+    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    trained_too = move(to_spectral(model, share_weights=False))
+    with torch.no_grad():
+        trained_too.model.embed_tokens.weight.mul_(2.0)
+    trained_too.save_pretrained(tmp_path / "learned")
+    spectral = move(to_spectral(model))
+    spectral.save_pretrained(tmp_path / "learned")
+    with torch.no_grad():  # the bridge's rounding, 1e-6; the other embedding moves logits by 0.1 and more
+        loaded = tls.load_model(tmp_path / "learned")(zoo.prompt())
+        torch.testing.assert_close(loaded, logits(spectral), rtol=0, atol=3e-5)
+    assert float((logits(trained_too) - logits(spectral)).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_full_disk_names_the_file_and_leaves_the_folder_as_it_was(tmp_path, file_size_limit, share):
+    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    spectral = move(to_spectral(model, share_weights=share))
+    spectral.save_pretrained(tmp_path / "learned")
+    before = {path: path.read_bytes() for path in (tmp_path / "learned").rglob("*") if path.is_file()}
+    move(spectral, seed=1)
+    # The spectral parameters fit into 10,000 bytes, the weights do not.
+    file = "learned/model.safetensors" if share else "learned/base"
+    with file_size_limit(1000 if share else 10_000), pytest.raises(OSError, match=str(tmp_path / file)):
+        spectral.save_pretrained(tmp_path / "learned")
+    after = {path: path.read_bytes() for path in (tmp_path / "learned").rglob("*") if path.is_file()}
+    assert after == before
+    assert not any(path.name.endswith(".part") for path in (tmp_path / "learned").rglob("*"))
 
 
 def test_a_base_without_a_name_has_to_be_given(tmp_path):

@@ -204,7 +204,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
     model, tokens = shared("bridge", "llama"), drawn()
     plain = sweep(model, "rope_phase", tokens=tokens)
     table = sweep(model, "rope_phase", tokens=tokens, control="random")
-    assert list(table) == [*COLUMNS, "control_delta", "control_delta_stderr"]
+    assert list(table) == [*COLUMNS, "control_delta", "control_delta_stderr", "control_excess", "control_p"]
     assert_described(table, sweep(model, "rope_phase", tokens=tokens, screen="gradient"))
     pd.testing.assert_frame_equal(table[COLUMNS], plain, rtol=0, atol=1e-6)
     monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21 * 5)

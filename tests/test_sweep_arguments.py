@@ -63,7 +63,7 @@ def test_layers_without_positions_are_left_out_of_a_phase_sweep():
     ("part", "options", "said"),
     [
         ("rotary_band", {}, "use ablate"),
-        ("output", {"control": "random"}, "no part of the scores"),
+        ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
         ("symmetric", {"heads": []}, "nothing to sweep"),
         ("symmetric", {"tokens": torch.zeros(2, 6, dtype=torch.long)}, r"\[BOS, r, r\]"),
         ("symmetric", {"task": "language"}, "no tokenizer"),

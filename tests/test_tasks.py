@@ -84,6 +84,17 @@ def test_strings_are_tokenised_as_by_the_model(tmp_path):
         tls.evaluate(model, tls.logit_difference(texts, "w3 w4", "w5"))
 
 
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+def test_text_past_the_context_is_refused_and_not_cut(tmp_path, backend):
+    """`to_tokens` cuts a text at the context without a word. Such a text is refused before the model runs."""
+    model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True), backend=backend)
+    fits = " ".join(["w4"] * (zoo.CONTEXT - len(model.to_tokens("w4")[0]) + 1))
+    assert len(tls.evaluate(model, tls.logit_difference([fits], "w3", "w5")).per_sequence) == 1
+    for text in (f"{fits} w4", "w4 " * 200_000):
+        with pytest.raises(ValueError, match=rf"has \d+ tokens, and the model's context is {zoo.CONTEXT}"):
+            tls.evaluate(model, tls.logit_difference(["w3", text], "w3", "w5"))
+
+
 def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
     """So that answers of each prompt may be closed over, however the model is run."""
     monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 5)  # one prompt at a time
@@ -152,6 +163,58 @@ def test_what_is_no_prompt_is_refused(prompts, error, said):
         tls.evaluate(shared("bridge", "llama"), tls.Task(prompts, last_margin))
 
 
+REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (torch.where(REPEATED == 7, 999, REPEATED), "token ids are 0 to 96; found 1 to 999"),
+        (torch.where(REPEATED == 7, -7, REPEATED), "token ids are 0 to 96; found -7 to 6"),
+        (torch.cat([REPEATED[:, :1], zoo.prompt(2, 64).tile(1, 2)], dim=1), "has 129 tokens, and the model's context"),
+    ],
+    ids=["too large", "negative", "past the context"],
+)
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
+        lambda model, tokens: tls.detect_heads(model, tokens=tokens),
+        lambda model, tokens: tls.edge_effects(model, "L1H1", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
+        lambda model, tokens: tls.tasks.language_loss(model, tokens),
+        lambda model, tokens: tls.detect_heads(model, prompts=tokens),
+        lambda model, tokens: tls.relative_position_kernel(model, tokens=tokens),
+        lambda model, tokens: tls.verify_scores(model, tokens),
+        lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
+        lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
+            model
+        ),
+    ],
+    ids=[
+        *(
+            "induction",
+            "detectors",
+            "edges",
+            "sweep",
+            "bands",
+            "in context",
+            "language",
+            "prompts",
+            "kernels",
+            "scores",
+        ),
+        *("attribution", "blocks"),
+    ],
+)
+def test_ids_that_the_model_cannot_read_are_refused_everywhere(measure, tokens, said):
+    """A rotary model runs past its context without an error, and an id that it does not have ends in an IndexError."""
+    with pytest.raises(ValueError, match=said):
+        measure(shared("bridge", "llama"), tokens)
+
+
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
@@ -194,7 +257,33 @@ def test_positions_are_those_of_each_prompt():
     assert predicted_positions(lengths, 5, None).tolist() == [[0, 1, 2, 3, 3], [0, 1, 1, 1, 1], [0, 1, 2, 3, 4]]
     assert predicted_positions(lengths, 5, [0, -1]).tolist() == [[0, 3], [0, 1], [0, 4]]
     assert predicted_positions(torch.tensor([5, 5]), 5, slice(1, -1)) == slice(1, 4)
+    assert predicted_positions(lengths, 5, slice(-2, None)).tolist() == [[2, 3], [0, 1], [3, 4]]
+    assert predicted_positions(lengths, 5, slice(-3, -1)).tolist() == [[1, 2], [0, 1], [2, 3]]  # one of prompt 1
+    assert predicted_positions(lengths, 5, slice(0, -1)).tolist() == [[0, 1, 2, 3], [0, 1, 1, 1], [0, 1, 2, 3]]
+    assert predicted_positions(lengths, 5, slice(None, None, -2)).tolist() == [[3, 1, 3], [1, 1, 1], [4, 2, 0]]
     assert predicted_positions(lengths, 5, torch.tensor([[1], [0], [-2]])).tolist() == [[1], [0], [3]]
+
+
+def test_a_slice_means_the_positions_that_a_list_means():
+    model = shared("bridge", "llama")
+
+    def margin_before_the_last(logits, tokens, mask):
+        return logits[:, 0, 3] - logits[:, 0, 5]
+
+    with torch.no_grad():
+        rows = [model(torch.tensor([prompt]), return_type="logits")[0, -2] for prompt in PROMPTS]
+    for predict in (slice(-2, None), [-2, -1], slice(-2, -1)):
+        score = tls.evaluate(model, tls.Task(PROMPTS, margin_before_the_last, predict=predict))
+        expected = [float(row[3] - row[5]) for row in rows]
+        np.testing.assert_allclose(score.per_sequence, expected, rtol=0, atol=NOISE)
+
+
+@pytest.mark.parametrize("predict", [None, -1, [0, 1], slice(-3, -1)], ids=str)
+def test_a_loss_at_positions_without_targets_is_refused(predict):
+    """The loss of other positions would be that of wrong tokens."""
+    task = tls.Task(PROMPTS, tls.tasks.next_token_loss, predict=predict)
+    with pytest.raises(ValueError, match=r"give predict=slice\(start, -1\)"):
+        tls.evaluate(shared("bridge", "llama"), task)
 
 
 def test_logits_of_other_positions_are_never_computed():

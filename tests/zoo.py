@@ -74,6 +74,8 @@ def _query_key_rows(name: str, config: PretrainedConfig, size: int) -> torch.Ten
     if name == "query_key_value":  # NeoX and BLOOM: heads outside, then query, key, value
         d_head = config.hidden_size // config.num_attention_heads
         return (feature // d_head) % 3 < 2
+    if config.model_type == "codegen":  # four parts, in each of them queries, values and keys
+        return (feature // (size // 12)) % 3 != 1
     if name == "qkv_proj":  # Phi-3: all queries, then keys, then values
         d_head = config.hidden_size // config.num_attention_heads
         return feature < size - config.num_key_value_heads * d_head

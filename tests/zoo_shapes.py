@@ -293,6 +293,20 @@ def _stablelm(qk_layernorm: bool) -> PretrainedConfig:
     return transformers.StableLmConfig(**{**LLAMA_SHAPE, "hidden_size": 64}, qk_layernorm=qk_layernorm)
 
 
+def _codegen() -> PretrainedConfig:
+    """Scores are divided by sqrt(d_head) after the mask, so that masked ones are the lowest number over 3.5."""
+    return transformers.CodeGenConfig(
+        **_SEQUENCE,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_positions=CONTEXT,
+        n_ctx=CONTEXT,
+        rotary_dim=8,
+        tie_word_embeddings=False,
+    )
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -347,6 +361,7 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "mpt_clipped": (lambda: _mpt(clip_qkv=100.0), "MptForCausalLM"),
     "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
+    "codegen": (_codegen, "CodeGenForCausalLM"),
     "stablelm": (lambda: _stablelm(qk_layernorm=False), "StableLmForCausalLM"),
     "stablelm_norms": (lambda: _stablelm(qk_layernorm=True), "StableLmForCausalLM"),
 }

@@ -20,6 +20,9 @@ CHUNK = 16
 # MKL's float32 eigenvalues are faster from this size on (1.7 times at 128, 1.5 to 1.8 up to 256), and slower up to 112.
 FLOAT32_FROM = 128
 
+# All blocks are kept at a time, in float64. 2^33 bytes are 262,144 draws of size 64, whose error of z is .002.
+_MOST_BYTES = 2**33
+
 # Draws of a head that are made in both precisions, and the share of the Monte-Carlo error that rounding may have there.
 COMPARED_DRAWS = 8
 ROUNDING_SHARE = 0.01
@@ -62,10 +65,17 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
     The block is that of the sign-fixed QR frame of an n x k Gaussian. With G its first k rows, the other n - k enter
     only through their Gram matrix, so their Bartlett triangle T stands for them (T_ii^2 ~ chi2(n - k - i), i = 0..,
     min(k, n - k) non-zero rows) and the block is G L^-T, L L^T = G^T G + T^T T. Raises ValueError unless 1 <= k <= n
-    and draws >= 0.
+    and draws >= 0, and for blocks of more than 8 GiB.
     """
     if not 1 <= k <= n or draws < 0:
         raise ValueError(f"a block needs 1 <= k <= n and draws >= 0, found k={k}, n={n}, draws={draws}")
+    most = _MOST_BYTES // (8 * k * k)
+    if draws > most:
+        raise ValueError(
+            f"{draws:,} draws of the null, blocks of {k} x {k} in float64, would take {8 * draws * k * k / 2**30:,.1f} "
+            f"GiB of memory: give null_draws of {most:,} at most (8 GiB); the error of z is about "
+            "sqrt((1 + z^2/2) / null_draws), and 300 are the default"
+        )
     rows = min(k, n - k)
     upper = torch.triu_indices(rows, k, offset=1)
     freedom = n - k - np.arange(rows)

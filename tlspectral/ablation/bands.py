@@ -23,7 +23,15 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
-from tlspectral.tasks import ScoredSequences, Task, intact_values, scored_sequences, standard_error, task_of
+from tlspectral.tasks import (
+    ScoredSequences,
+    Task,
+    control_test,
+    intact_values,
+    scored_sequences,
+    standard_error,
+    task_of,
+)
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -53,7 +61,7 @@ def band_effects(
         task, tokens, attention_mask: as in `ablation_sweep`.
         by: a column of the task's labels, such as where the answer stands: a row for each of its values, over the
             sequences that have it. Sets, and the RMS that they have, are those of all sequences.
-        draws: random sets per band.
+        draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
         seed: of the sets and of the task's sequences.
         show_progress: a bar over heads.
 
@@ -63,10 +71,12 @@ def band_effects(
         sorted from fast to slow), `delta` (score less intact
         score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was removed
         from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
-        and sequences, in squares), `random_delta_min, random_delta_max, random_score_rms`; `random_overlap`, the RMS of
+        and sequences, in squares), `random_delta_min, random_delta_max`; `control_excess`, |delta| less the mean of the
+        sets' |effects|; `control_p`, of "the band is one of the sets" (see `tasks.control_test`); `random_score_rms`;
+        `random_overlap`, the RMS of
         the band's own frequencies in a set over that of the band, mean over sets: near 1 a random set is almost the
         band itself and cannot serve as a control; `random_draws`, how many different sets of equal RMS were found: if
-        none, the other `random_` columns are NaN.
+        none, the other columns of the control are NaN.
 
     Raises:
         BadHead: a head that does not exist.
@@ -99,7 +109,7 @@ def band_effects(
                 progress.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
-        "model": view.source["model"],
+        **view.origin(),
         "task": sequences.name,
         "sequences": len(sequences.tokens),
         "by": by,
@@ -162,7 +172,7 @@ def _head_rows(
                 "delta": float(delta[inside].mean()),
                 "delta_stderr": standard_error(delta[inside]),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, random[:, inside]),
+                **_random_columns(products, chosen, sets, float(delta[inside].mean()), random[:, inside]),
             }
             for columns, inside in groups
         ]
@@ -173,19 +183,21 @@ def _random_columns(
     products: Float64[np.ndarray, "pairs pairs"],
     band: Bool[np.ndarray, "pairs"],
     sets: list[Bool[np.ndarray, "pairs"]],
+    delta: float,
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
-    names = ["delta", "delta_stderr", "delta_min", "delta_max", "score_rms", "overlap"]
+    names = [*(f"random_{name}" for name in ("delta", "delta_stderr", "delta_min", "delta_max"))]
+    names += ["control_excess", "control_p", "random_score_rms", "random_overlap"]
     if not sets:
-        return {f"random_{name}": np.nan for name in names} | {"random_draws": 0}
+        return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
     over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
     error = np.hypot(standard_error(deltas.mean(0)), over_sets)
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
-    values = [by_set.mean(), error, by_set.min(), by_set.max(), rms, overlap]
-    columns = {f"random_{name}": float(value) for name, value in zip(names, values, strict=True)}
-    return columns | {"random_draws": len(sets)}
+    (excess,), (pvalue,) = control_test(np.array([delta]), by_set[None])
+    values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]
+    return dict(zip(names, map(float, values), strict=True)) | {"random_draws": len(sets)}
 
 
 def equal_sets(

@@ -12,6 +12,17 @@ _HEAD = (COLUMNS["layer"], COLUMNS["head"])
 _METRIC = "of the metric; nat for a loss"
 _STAND_IN = "That heads without effect do nothing: others can stand in for them, and parts differ in size."
 
+_EXCESS = (
+    "|delta| less the mean over draws of |control effect|: positive where removing this changes the score more, in "
+    "either direction, than removing a random draw of the control does."
+)
+_EXCESS_NOT = "That the part helps: the sign of delta says that. Nor that it is beyond chance: see control_p."
+_CONTROL_P = (
+    "Share of control effects that are as large as delta in absolute value, (1 + those) / (1 + draws): the Monte-Carlo "
+    "p of 'this is one of the control's draws'. Small where removing this changes the score more than the control does."
+)
+_CONTROL_P_NOT = "More than its draws can: no p is below 1 / (1 + draws). It is not corrected for the number of rows."
+
 _SWEEP = (
     Column("part",
         "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
@@ -34,7 +45,8 @@ _SWEEP = (
         "Two-sided p of no effect, by flipping the signs of the differences of sequences: exact up to 13 sequences, "
         "from 9,999 seeded flips above.", "probability", range="1e-4 .. 1 above 13 sequences",
         also_known_as="sign-flip test",
-        does_not_establish="Significance of the largest of many heads: it is not corrected for the number of heads. "
+        does_not_establish="That the part does more than a random one: see control_p. "
+        "Significance of the largest of many heads: it is not corrected for the number of heads. "
         "Nor an exact level for skewed differences: with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %."),
     Column("score_rms",
         "Root mean square of what was removed from the scaled scores, before a softcap, over unmasked pairs of "
@@ -46,12 +58,19 @@ _SWEEP = (
     Column("control_delta",
         "As delta, with a random score part of equal size removed in place of the part: q O k^T of the head's own "
         "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; for content, position and "
-        "interaction the same numbers taken from other blocks. Mean over five draws. With control='random' only.",
+        "interaction the same numbers taken from other blocks; for output and long_range the same removed from another "
+        "head of the layer. Mean over draws in df.attrs. With control='random' only.",
         _METRIC, range="-inf .. inf", also_known_as="random-part control",
         does_not_establish="What no edit would do: it says what any edit of that size costs."),
     Column("control_delta_stderr",
-        "Standard error of control_delta, over draws and over sequences, in squares. With control='random' only.",
+        "Standard error of control_delta, over draws and over sequences, in squares. NaN for one draw. With "
+        "control='random' only.",
         _METRIC, range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
+    Column("control_excess", _EXCESS + " With control='random' only.", _METRIC, range="-inf .. inf",
+        does_not_establish=_EXCESS_NOT),
+    Column("control_p", _CONTROL_P + " With control='random' only.", "probability", range="1 / (1 + draws) .. 1",
+        also_known_as="Monte-Carlo test", does_not_establish=_CONTROL_P_NOT + " For output and long_range: that the "
+        "head is special in the model. It is compared with its layer, and with n heads there no p is below 1 / n."),
     Column("estimate",
         "First-order estimate of delta from one backward pass: sum of (dL/dS) D over the scores S, D the difference "
         "that removing the part makes. With screen='gradient' only.", _METRIC, range="-inf .. inf",
@@ -140,6 +159,11 @@ _BANDS = (
         does_not_establish="A bound: other sets may have less."),
     Column("random_delta_max", "Largest effect of a random set, mean over sequences.", _METRIC, range="-inf .. inf",
         does_not_establish="A bound: other sets may have more."),
+    Column("control_excess", _EXCESS + " The draws are the random sets. NaN if none were found.", _METRIC,
+        range="-inf .. inf", does_not_establish=_EXCESS_NOT),
+    Column("control_p", _CONTROL_P + " The draws are the random sets, random_draws of them. NaN if none were found.",
+        "probability", range="1 / (1 + random_draws) .. 1", also_known_as="Monte-Carlo test",
+        does_not_establish=_CONTROL_P_NOT + " Nor that the band is unusual where random_overlap is near 1."),
     Column("random_score_rms",
         "Root mean square of the contribution of a random set to the scaled scores, mean over sets.", "logit",
         range="within 10 % of score_rms", does_not_establish="That the sets are alike in anything but their size."),

@@ -21,6 +21,9 @@ from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.nulls import haar_frame
 from tlspectral.tasks import ScoredSequences, Scores
 
+WITHOUT_SCORES = ("output", "long_range")
+"""Parts that are no part of the scores: their control is other heads, not a random part of equal size."""
+
 
 @dataclass(frozen=True)
 class LayerEffects:
@@ -88,7 +91,7 @@ def layer_effects(
             scores = Scores(sequences, len(chosen))
             for batch in sequences.batches(view):
                 ablation = LayerAblation(view, folded, chosen, part, stacked=True, reach=reach, blocks=blocks)
-                if part not in ("output", "long_range"):
+                if part not in WITHOUT_SCORES:
                     ablation.alter = _alteration(
                         jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks
                     )

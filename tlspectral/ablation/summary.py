@@ -10,6 +10,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.ablation.columns import SUMMARIZE_SWEEP
+from tlspectral.ablation.effects import WITHOUT_SCORES
 from tlspectral.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.jackknife import jackknife
@@ -31,7 +32,8 @@ def summarize_sweep(
 
     `size_control` is `none` (effects as they are, in the unit of the metric, nats for a loss), `score_rms` (effect over
     the RMS removed, per unit of score: the fair comparison of parts that differ in size) or `random` (effect less that
-    of a random part of equal size; with `control="random"` alone). `statement` is one of
+    of a random part of equal size; with `control="random"` alone, and not for `output` and `long_range`, whose control
+    is other heads). `statement` is one of
 
     * `sum`: of the effects of all heads. Interval over sequences (t distribution), from the sums that `sweep.attrs`
       hold; where a table was cut or joined and they no longer fit, the widest that the heads' standard errors allow.
@@ -127,7 +129,7 @@ def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.nd
     size = joined["score_rms"].to_numpy(float)
     size = np.where(size > 0, size, np.nan)
     yield "score_rms", "delta_per_rms", delta / size, error / size
-    if "control_delta" in joined:
+    if "control_delta" in joined and joined["part"].iloc[0] not in WITHOUT_SCORES:
         above = delta - joined["control_delta"].to_numpy(float)
         yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_stderr"].to_numpy(float))
 

@@ -1,6 +1,7 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +14,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
-from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.controls import check_draws, effects_beside_heads
+from tlspectral.ablation.effects import WITHOUT_SCORES, layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.arguments import Reach, check_arguments
@@ -31,6 +33,7 @@ from tlspectral.tasks import (
     Score,
     ScoredSequences,
     Task,
+    control_test,
     intact_values,
     score_of,
     scored_sequences,
@@ -58,6 +61,7 @@ def ablation_sweep(
     sinks: int = 0,
     blocks: Any = None,
     control: Literal["random"] | None = None,
+    draws: int | None = None,
     screen: Literal["gradient"] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
@@ -90,8 +94,11 @@ def ablation_sweep(
             in every prompt of the task.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
-            that its RMS over unmasked pairs equals that of the part, sequence by sequence; five draws a head. Of parts
-            in blocks: the same numbers taken from other blocks, by a random cycle through all of them.
+            that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
+            numbers taken from other blocks, by a random cycle through all of them. Of `output` and `long_range`: the
+            same is removed from other heads of the layer, chosen at random, one at a time.
+        draws: random parts per head, None is five; for `output` and `long_range` other heads per head, None is all
+            (no more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
@@ -107,9 +114,10 @@ def ablation_sweep(
         sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
         softcap, over unmasked pairs, for parts in blocks of a query behind and a key in them; NaN for `output` and
         `long_range`). With a control `control_delta, control_delta_stderr`: mean over draws, and its error over draws
-        and sequences, in squares. With a screen `estimate` and `measured` (`"top"`, `"control"` or empty; `value` is
-        NaN where empty). `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of
-        estimate and effect on the random set.
+        and sequences, in squares; `control_excess`, |delta| less the mean of the draws' |effects|; `control_p`, of "the
+        part is one of the control's" (see `tasks.control_test`). With a screen `estimate` and `measured` (`"top"`,
+        `"control"` or empty; `value` is NaN where empty). `attrs` hold model and settings; with a screen
+        `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.
@@ -121,9 +129,11 @@ def ablation_sweep(
             without tokenizer on packaged text; a screen of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
-    `delta` beside `score_rms` and the control.
+    `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
+    random one is `control_p`.
     """
     removed = _checked_part(part, control, screen)
+    check_draws(draws)
     check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks, blocks=blocks)
     if screen is not None and (replace != "zero" or blocks is not None):
         raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
@@ -132,17 +142,18 @@ def ablation_sweep(
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
-    draws = CONTROL_DRAWS if control == "random" else 0
+    per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
     replacing = None if replace == "zero" else _reference_of(view, sequences, replace, reference, seed)
     places = None if blocks is None else block_places(view.model, blocks)
-    plan = _Plan(removed, sequences, draws, seed, reach, replacing, places)
+    plan = _Plan(removed, sequences, per_head, seed, reach, replacing, places)
     folder = None
     if checkpoint_dir is not None:
         settings = {
             "weights": view.weights_digest(),
             "tokens": sequences.digest,
             "task": sequences.name,
-            "control": control and {"kind": control, "draws": draws},
+            "control": control,
+            "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "screen": screen,
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
@@ -214,9 +225,21 @@ def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    if part in ("output", "long_range") and control is not None:
-        raise ValueError(f"{part!r} is no part of the scores, so there is no random score part of its size")
     return part  # pyright: ignore[reportReturnType]
+
+
+def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
+    """Return the random parts per head, or the most other heads that a head is compared with."""
+    if part not in WITHOUT_SCORES:
+        return draws or CONTROL_DRAWS
+    others = {layer: view.n_heads(layer) - 1 for layer in layers}
+    for layer, count in others.items():
+        if count == 0:
+            raise ValueError(
+                f"layer {layer}: the control of {part!r} is other heads of the layer, and there is one head: leave "
+                "control out"
+            )
+    return min(draws or max(others.values()), max(others.values()))
 
 
 def _reference_of(
@@ -276,11 +299,13 @@ def _layer_table(
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
+    beside_heads = plan.draws > 0 and plan.part in WITHOUT_SCORES
     replacement = None
     if plan.reference is not None:
         how, given, donors = plan.reference.how, plan.reference.sequences, plan.reference.donors
-        replacement = from_reference(intact.view, {layer: heads}, how, given, plan.seed, donors)[layer]
-    effects = layer_effects(
+        of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
+        replacement = from_reference(intact.view, {layer: of_heads}, how, given, plan.seed, donors)[layer]
+    effects = (effects_beside_heads if beside_heads else layer_effects)(
         intact,
         plan.sequences,
         layer,
@@ -309,11 +334,14 @@ def _layer_table(
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if plan.draws:
         controls = effects.controls - intact_value  # [heads, draws, sequences]
+        drawn = controls.mean(2)
         over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
-        over_draws = controls.mean(2).std(axis=1, ddof=1) / np.sqrt(plan.draws)
+        over_draws = drawn.std(axis=1, ddof=1) / np.sqrt(drawn.shape[1]) if drawn.shape[1] > 1 else np.nan
         table["control_delta"] = controls.mean((1, 2))
         table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
-        sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+        table["control_excess"], table["control_p"] = control_test(deltas.mean(1), drawn)
+        if not beside_heads:
+            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
         "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
         "intact_per_sequence": intact_value.tolist(),
@@ -341,6 +369,7 @@ def _assembled(
         "task": plan.sequences.name,
         "higher_is_better": plan.sequences.higher_is_better,
         **arguments,
+        "draws": plan.draws,
         **plan.edit,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),

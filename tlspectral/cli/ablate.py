@@ -1,5 +1,6 @@
 """The command that removes a part of some heads: `ablate`."""
 
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +68,16 @@ def ablate(
     correct: Annotated[str | None, typer.Option(help='Right answer to all prompts, one token such as " Mary".')] = None,
     wrong: Annotated[str | None, typer.Option(help="Wrong answer to all prompts, one token.")] = None,
     control: Annotated[
-        str | None, choice("--control", ("random",), "Also remove random parts of equal size: six times the work.")
+        str | None,
+        choice(
+            "--control",
+            ("random",),
+            "Also remove random parts of equal size; of output and long_range, other heads.",
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Random parts per head (5), or other heads of its layer (all). p needs 19 for .05."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE.")] = 5,
     matched: Annotated[int, typer.Option(min=0, help="Random other heads of the same layers.")] = 5,
@@ -105,8 +115,8 @@ def ablate(
     from tlspectral.selection import SWEPT_PARTS, chosen_part, head_pairs
 
     part = chosen_part(part, SWEPT_PARTS)
-    if part in ("output", "long_range") and control is not None:
-        raise typer.BadParameter(f"{part} is no part of the scores: it has no random part", param_hint="--control")
+    if control is None and draws is not None:
+        raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
     if (part == "long_range") != (window is not None):
         raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
     every = heads == "all"
@@ -129,6 +139,7 @@ def ablate(
         heads=chosen,
         task=scored,
         control=control,  # type: ignore[arg-type]
+        draws=draws,
         window=window,
         sinks=sinks,
         checkpoint_dir=folder,
@@ -158,6 +169,12 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         f"{sweep['part'].iloc[0]} removed, one head at a time; value of the {unit} and its change delta (intact "
         f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
+    if sweep.attrs.get("control"):
+        beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"
+        typer.echo(
+            f"control: {sweep.attrs['draws']} {beside} a head; control_excess: |delta| less their mean |effect|; "
+            f"control_p: whether delta is one of theirs, no finer than {1 / (1 + sweep.attrs['draws']):.2g}"
+        )
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
@@ -190,19 +207,32 @@ def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[s
     """Return the prompts of a file, and the correct and the wrong answer of all or of each.
 
     Raises:
-        ValueError: no prompt, an empty cell, or answers that are missing or given twice.
+        ValueError: no text in UTF-8, no CSV, no prompt, an empty cell, or answers that are missing or given twice.
     """
+    from tlspectral.models.text import file_text
+
+    text = StringIO(file_text(path), newline=None)
     columns: dict[str, list[str]]
     if path.suffix.lower() == ".csv":
         import pandas as pd
 
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        try:
+            frame = pd.read_csv(text, dtype=str, keep_default_na=False)
+        except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+            raise ValueError(
+                f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
+                "column prompt and, if they differ, correct and wrong, as many cells in each line, and closed quotes"
+            ) from error
         columns = {str(name): frame[name].tolist() for name in frame if name in ("prompt", "correct", "wrong")}
+        found = f"a .csv with {len(frame)} rows and the columns {', '.join(map(str, frame)) or 'none'}"
     else:
-        with path.open(encoding="utf-8-sig") as lines:
-            columns = {"prompt": [line.rstrip("\n") for line in lines if line.strip()]}
+        columns = {"prompt": [line.rstrip("\n") for line in text if line.strip()]}
+        found = "no line with text"
     if not columns.get("prompt"):
-        raise ValueError(f"{path} holds no prompt: write one per line, or a .csv with a column prompt")
+        raise ValueError(
+            f"{path} holds no prompt: write one per line, or a .csv with a column prompt and a row per prompt; found "
+            f"{found}"
+        )
     for name, cells in columns.items():
         if "" in cells:
             raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")

@@ -70,8 +70,9 @@ def analyze(
     With --backend, --device or --dtype it is loaded all the same.
 
     Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
-    model that fails becomes a row of FOLDER/failures.parquet, the next model follows, and the exit status is 1 at the
-    end. The same command continues there, tries the failed models again and leaves the finished ones alone.
+    model that fails gets a file in FOLDER/failures, the next model follows, and the exit status is 1 at the end. The
+    same command continues there, tries the failed models again and leaves the finished ones alone. Several jobs may
+    share FOLDER.
 
     Example: tlspectral analyze smollm2-135m -o heads.parquet
 
@@ -141,7 +142,7 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
         typer.echo(f"{row['model']}: {row['error']}: {' '.join(row['message'].split())}", err=True)
     named = len(failures.attrs["models"])
     if len(failures):
-        typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures.parquet'}")
+        typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures'}")
         raise typer.Exit(1)
     if settings["show_progress"]:
         typer.echo(f"{output / 'heads'}: 0 of {named} models failed")

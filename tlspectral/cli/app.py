@@ -178,4 +178,4 @@ def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
     from tlspectral.tables import whole_file
 
     with whole_file(path) as partial:
-        figure.savefig(partial, dpi=dpi)
+        figure.savefig(partial, dpi=dpi, format=path.suffix.removeprefix("."))

@@ -58,7 +58,8 @@ def positional(
 ) -> None:
     """Score every head on a block task: does its attention keep its position, or follow the words that swap?
 
-    With -o, what was measured is kept in FOLDER/runs, and the same command continues there.
+    With -o, what was measured is kept in FOLDER/runs, and the same command continues there. `tlspectral study
+    positional-figures FOLDER` draws further figures from the tables in FOLDER.
 
     Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
     """
@@ -72,6 +73,7 @@ def positional(
     from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
 
     heads = None if table is None else read_heads(table)
+    scored = task if prompts is None else PromptFile(str(prompts))
     loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
@@ -85,7 +87,7 @@ def positional(
     for way in _MODES[mode]:
         profile = tlspectral.positional_symbolic_profile(
             loaded,
-            task if prompts is None else PromptFile(str(prompts)),
+            scored,
             n_pairs=pairs,
             n_blocks=blocks,
             queries=queries,
@@ -112,7 +114,7 @@ def positional(
             way_tables[f"frequency_agreement_{way}"] = agreed
             say(_frequency_line(agreed, way) + "\n")
         if output is not None:
-            _write_figures(output, way, profile, heads, way_tables[f"agreement_{way}"])
+            _write_figures(output, way, profile.heads)
         tables |= way_tables
     if bands and weights is not None and heads is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
@@ -158,7 +160,7 @@ def _bands(
 
 def _bands_text(effects: "pd.DataFrame", way: str) -> str:
     columns = ["kind", "layer", "head", "band", "delta", "delta_stderr", "score_rms"]
-    columns += ["random_delta", "random_delta_stderr", "random_overlap", "random_draws"]
+    columns += ["random_delta", "random_delta_stderr", "control_p", "random_overlap", "random_draws"]
     return (
         f"Thirds of the rotary frequencies dropped, one head at a time: change of the {effects.attrs['task']} loss in "
         f"nats (intact {effects.attrs['intact_value']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "
@@ -166,23 +168,8 @@ def _bands_text(effects: "pd.DataFrame", way: str) -> str:
     )
 
 
-def _write_figures(folder: Path, way: str, profile: Any, heads: "pd.DataFrame", agreement: "pd.DataFrame") -> None:
+def _write_figures(folder: Path, way: str, heads: "pd.DataFrame") -> None:
     from tlspectral import plots
 
-    figures = {
-        "plane": plots.positional_symbolic_plane(profile.heads),
-        "heatmaps": plots.score_heatmaps(profile.heads),
-        "plane_by_query": plots.plane_by_query(profile.queries),
-        "histograms": plots.score_histograms(profile.queries),
-        "exclusion_plane": plots.exclusion_plane(profile.heads),
-        "exclusion_heatmap": plots.exclusion_heatmap(profile.heads),
-        "exclusion_histograms": plots.exclusion_histograms(profile.queries),
-    }
-    columns = agreement["column"].unique()
-    if len(columns) == 3:
-        joined = profile.heads.merge(heads[["layer", "head", *columns]], on=["layer", "head"])
-        figures["agreement"] = plots.score_agreement(joined, statistics=agreement)
-    if profile.frequencies is not None:
-        figures["frequencies"] = plots.frequency_grid(profile.frequencies)
-    for name, figure in figures.items():
-        write_figure(figure, folder / f"{name}_{way}.png")
+    write_figure(plots.positional_symbolic_plane(heads), folder / f"plane_{way}.png")
+    write_figure(plots.exclusion_plane(heads), folder / f"exclusion_plane_{way}.png")

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
+from tlspectral.spectra import NILPOTENT_SHARE, rank_tolerance
 from tlspectral.tables import COLUMNS, Table, named
 
 COPYING_SCORES = Table(
@@ -22,12 +23,19 @@ TABLES = (COPYING_SCORES,)
 def copying_scores(model: Any) -> pd.DataFrame:
     """Measure how far heads copy the tokens they attend to, by eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
 
-    The product is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
+    The product P is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
     LayerNorm both are centred); W_E is raw.
 
+    An eigenvalue l is above rounding if it is among the r largest, r the smaller one of the ranks of W_V and W_O
+    (singular values above max(d_model, d_head) eps(stored dtype) x the largest, as in the column `rank`), and if |l|
+    exceeds max(d_model, d_head) eps(float64) x the largest singular value of P. All d_head eigenvalues of a head of
+    full rank are, unless P itself lacks rank.
+
     Returns:
-        DataFrame `layer, head, copying, positivity`: the share of the d_head eigenvalues with positive real part (a
-        count, in steps of 1/d_head), and `sum Re l / sum |l|` of the same. NaN for a head that writes nothing.
+        DataFrame `layer, head, copying, positivity`: of the eigenvalues above rounding, the share with a positive real
+        part (a count), and `sum Re l / sum |l|` of all. NaN for a head that writes nothing or whose P is nilpotent:
+        sum |l| is below 1e-6 ||P||, and what is computed is rounding. `attrs` hold where the model came from, with
+        hashes of its weights.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
@@ -43,7 +51,9 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return named(pd.concat(tables, ignore_index=True), COPYING_SCORES)
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs = dict[Any, Any](view.origin())
+    return named(table, COPYING_SCORES)
 
 
 def copying_of_layer(
@@ -54,10 +64,32 @@ def copying_of_layer(
         undefined = np.full(len(output.w_o), np.nan)
         return {"copying": undefined, "positivity": undefined.copy()}
     groups = len(output.w_o) // len(output.w_v)
-    eigenvalues = torch.linalg.eigvals(output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0))
+    products = output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0)
+    eigenvalues = torch.linalg.eigvals(products)
     total = eigenvalues.abs().sum(1)
-    copying = (eigenvalues.real > 0).double().mean(1).masked_fill(total == 0, torch.nan)
-    return {"copying": copying.numpy(), "positivity": (eigenvalues.real.sum(1) / total).numpy()}
+    counted = _above_rounding(eigenvalues, output, products)
+    undefined = total <= NILPOTENT_SHARE * torch.linalg.matrix_norm(products)
+    copying = ((eigenvalues.real > 0) & counted).sum(1).double() / counted.sum(1)
+    positivity = eigenvalues.real.sum(1) / total
+    scores = {"copying": copying, "positivity": positivity}
+    return {name: values.masked_fill(undefined, torch.nan).numpy() for name, values in scores.items()}
+
+
+def _above_rounding(
+    eigenvalues: Complex128[Tensor, "heads d_head"],
+    output: OutputFactors,
+    products: Float64[Tensor, "heads d_head d_head"],
+) -> Bool[Tensor, "heads d_head"]:
+    """Return which eigenvalues of the products are above rounding, by the rule of `copying_scores`."""
+    d_head, d_model = output.w_o.shape[1:]
+    tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
+    spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]
+    of_values, of_outputs = ((values > tolerance * values[:, :1]).sum(1) for values in spectra)
+    rank = torch.minimum(of_values.repeat_interleave(len(of_outputs) // len(of_values)), of_outputs)
+    size = eigenvalues.abs()
+    largest = torch.linalg.matrix_norm(products, ord=2)
+    place = size.argsort(dim=1, descending=True).argsort(dim=1)
+    return (place < rank[:, None]) & (size > rank_tolerance(torch.float64, d_model, d_head) * largest[:, None])
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:

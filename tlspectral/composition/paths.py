@@ -74,7 +74,7 @@ def k_composition(
     Returns:
         DataFrame `layer, head, score, chance, rank`, best first; `chance` = 1/sqrt(d_model), the score of operators
         with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a target in layer 0. `attrs`
-        say where the model came from.
+        hold where the model came from, with hashes of the target's layer and all earlier ones.
 
     Raises:
         BadHead: no such head, or no (layer, head) pair.
@@ -105,7 +105,7 @@ def k_composition(
     table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
     table["rank"] = np.arange(1, len(table) + 1)
-    table.attrs = {**source.source}
+    table.attrs = dict[Any, Any](source.origin(range(layer + 1)))
     return named(table, K_COMPOSITION)
 
 

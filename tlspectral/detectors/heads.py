@@ -15,7 +15,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
-from tlspectral.detectors.sequences import chance_level, detector_offsets, repeated_sequences, segment_length_of
+from tlspectral.detectors.sequences import (
+    chance_level,
+    detector_offsets,
+    given_sequences,
+    repeated_sequences,
+    segment_length_of,
+)
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
@@ -83,15 +89,16 @@ def detect_heads(
         prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
         prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
         keys, averaged over the queries that have any. With `null_draws` each error is followed by its score's p
-        (`prev_p`), NaN where none of the compared sequences counts. `attrs` hold L, the number of sequences, the
-        opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of
-        each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern
-        `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With
-        `null_draws` they also hold `null_draws`, and `null_sequences`, how many sequences are compared.
+        (`prev_p`), NaN where none of the compared sequences counts. `attrs` hold where the model came from, with hashes
+        of its weights, L, the number of sequences, the opening token, `chance`, what uniform attention would score,
+        `reliability`, the rank correlation over heads of each score between even and odd sequences, and `user_hooks`,
+        as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how
+        many sequences have a query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
-        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, `tokens` beside
-            `prompts`, or a pattern of another shape, without a mark, or with a key after its query.
+        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, that the model does not
+            have or that are longer than its context, `tokens` beside `prompts`, or a pattern of another shape, without
+            a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
         ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
@@ -103,6 +110,36 @@ def detect_heads(
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
+    table = measured_detectors(
+        view,
+        n_sequences=n_sequences,
+        segment_length=segment_length,
+        tokens=tokens,
+        prompts=prompts,
+        pattern=pattern,
+        exclude_special=exclude_special,
+        null_draws=null_draws,
+        seed=seed,
+        show_progress=show_progress,
+    )
+    table.attrs = {**view.origin(), **table.attrs}
+    return table
+
+
+def measured_detectors(
+    view: AttentionView,
+    *,
+    n_sequences: int,
+    segment_length: int = 64,
+    tokens: Int[Tensor, "sequences pos"] | None = None,
+    prompts: Any = None,
+    pattern: Pattern | None = None,
+    exclude_special: bool = False,
+    null_draws: int = 0,
+    seed: int,
+    show_progress: bool,
+) -> pd.DataFrame:
+    """Return the table of `detect_heads` without where the model came from. Arguments and errors are the same."""
     if prompts is not None:
         from tlspectral.models.attention.prompts import packed_prompts
 
@@ -113,8 +150,10 @@ def detect_heads(
     else:
         if tokens is None:
             tokens = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
-        length, names = _segment_length(view, tokens), (*DETECTORS, "prev_first")
-        sequences = even_rows(tokens.cpu())
+            sequences = even_rows(tokens)
+        else:
+            sequences = given_sequences(view, tokens, at_least=2)
+        length, names = segment_length_of(tokens), (*DETECTORS, "prev_first")
         attrs = {"n_sequences": len(tokens), "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
     names = names if pattern is None else (*names, "pattern")
     marks = None
@@ -183,19 +222,6 @@ def _pvalues(
             view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=bar.update
         )
     return pvalues, rows.stop
-
-
-def _segment_length(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> int:
-    length = segment_length_of(tokens)
-    if length is None or len(tokens) < 2:
-        from tlspectral.models.attention.prompts import refuse_padding
-
-        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
-        raise ValueError(
-            "tokens must be at least two sequences [BOS, r, r]: one token, then a segment of two or more tokens, "
-            f"then the same segment again; found shape {tuple(tokens.shape)}. Other text goes to prompts="
-        )
-    return length
 
 
 def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:

@@ -89,11 +89,10 @@ class LayerKernels:
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"]) -> None:
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
-        smallest = torch.finfo(scores.dtype).min / 2
         for row, distance in enumerate(self.back):
-            diagonal = in_float64(chosen.diagonal(-distance, dim1=-2, dim2=-1))  # [batch, heads, queries]
-            unmasked = (diagonal > smallest) & real[:, None, distance:].to(diagonal.device)
-            sums, counts = diagonal.where(unmasked, 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
+            diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
+            unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
+            sums, counts = in_float64(diagonal).where(unmasked, 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
             for part, rows in enumerate((averaged, ~averaged)):
                 self.total[part, 0, row] += sums[rows].sum(0)
                 self.total[part, 1, row] += counts[rows].sum(0)

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped, unmasked
+from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped
 from tlspectral.models.attention.scores import (
     pattern_tolerance,
     rebuilt_scores,
@@ -154,7 +154,7 @@ def _fixed_queries(
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
     if "scores" in names:
-        hidden = ~unmasked(captured[names["scores"]].cpu()).all(1, keepdim=True)
+        hidden = ~view.unmasked(index, captured[names["scores"]]).cpu().all(1, keepdim=True)
     else:
         hidden = ~view.causal_mask(index, n_positions).cpu()[None, None]
     rebuilt = rebuilt_scores(view, index, captured).total

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import PackedTokens
 
 SMALL_VOCABULARY = 64
 
@@ -39,6 +40,23 @@ def repeated_sequences(
     else:
         segment = allowed[torch.randint(0, len(allowed), (n_sequences, length), generator=generator)]
     return torch.cat([torch.full((n_sequences, 1), bos), segment, segment], dim=1)
+
+
+def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"], *, at_least: int) -> PackedTokens:
+    """Return sequences `[BOS, r, r]` that a caller gives, of which there have to be some.
+
+    Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
+    """
+    from tlspectral.models.attention.prompts import packed_rows, refuse_padding
+
+    if len(tokens) < at_least or segment_length_of(tokens) is None:
+        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
+        raise ValueError(
+            f"tokens must be at least {('one sequence', 'two sequences')[at_least - 1]} [BOS, r, r]: one token, then a "
+            "segment of two or more tokens, then the same segment again; found shape "
+            f"{tuple(tokens.shape)}. detect_heads takes other text as prompts="
+        )
+    return packed_rows(view, tokens)
 
 
 def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:

@@ -1,6 +1,5 @@
 """`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ import scipy.stats
 from tqdm.auto import tqdm
 
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
-from tlspectral.detectors import detect_heads
+from tlspectral.detectors.heads import measured_detectors
 from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
@@ -23,13 +22,14 @@ from tlspectral.heads.measure import (
     selected,
     with_null,
 )
-from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention import AttentionView, layer_digest
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.selection import Heads, chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
+from tlspectral.tables.origin import recorded_weights
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -148,7 +148,7 @@ def analyze_heads(
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
-        detected = detect_heads(source.model, n_sequences=n_sequences, seed=seed, show_progress=show_progress)
+        detected = measured_detectors(source, n_sequences=n_sequences, seed=seed, show_progress=show_progress)
         table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]
@@ -158,7 +158,9 @@ def analyze_heads(
     table = table.reindex(columns=wanted).reset_index(drop=True)
     table.attrs = {
         **source.source,
-        "weights_sha256": hashlib.sha256("".join(attrs["digest"] for attrs in layer_attrs).encode()).hexdigest(),
+        **recorded_weights(
+            {index: attrs["digest"] for index, attrs in zip(indices, layer_attrs, strict=True)}, source.n_layers
+        ),
         "versions": {"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
         **asdict(settings),
         "control_variate": control_variate,
@@ -199,8 +201,8 @@ def _loaded_layers(
             columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
             if asymmetries is not None:
                 columns["score_asym"] = asymmetries[index]
-            digest = heads.attrs["digest"] + output.digest + ends_digest
             del output  # before the next layer is read
+            digest = layer_digest(view.raw(index)) + ends_digest
             attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
             heads = replace(heads, columns=columns, attrs=attrs)
             measured.append(heads if chosen is None else selected(heads, chosen[index]))

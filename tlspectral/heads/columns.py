@@ -129,7 +129,8 @@ ANALYZE_MODELS = {
         "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it, a file per model",
         (*_ORIGIN, *HEAD_COLUMNS)),
     "failures": Table("analyze_models.failures",
-        "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it if a model failed", _FAILURE),
+        "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it, a file per model that failed",
+        _FAILURE),
 }
 FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
 WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",

@@ -22,7 +22,6 @@ from tlspectral.models.attention import (
     AttentionView,
     QueryKeyNorm,
     attention_view,
-    unmasked,
     vocabulary_chunks,
 )
 from tlspectral.models.attention.padding import PackedTokens, attention_positions
@@ -210,7 +209,7 @@ def _key_contrast(
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
         for row, (query, key) in enumerate(pairs[rows].tolist()):
             if "scores" in names:
-                seen = unmasked(captured[names["scores"]][row, head, query]).cpu()
+                seen = view.unmasked(layer.layer, captured[names["scores"]][row, head, query]).cpu()
             else:
                 seen = view.causal_mask(layer.layer, k.shape[1])[query].cpu()
             others = seen.clone()

@@ -19,7 +19,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
     Returns:
         DataFrame `layer, head, frequency, theta` (radians per token), `wavelength` (tokens per full rotation),
         `re_norm, im_norm, im_share`, sorted by the first three; layers without rotary positions have no rows. `attrs`
-        hold the model's name and `rotary_valid_up_to`.
+        hold where the model came from, with hashes of its weights, and `rotary_valid_up_to`.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
@@ -57,7 +57,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
         )
     table = pd.concat(layer_tables, ignore_index=True)
     table.attrs = {
-        "model": view.source["model"],
+        **view.origin(),
         "rotary_valid_up_to": min(limits) if limits else None,
         "torch": torch.__version__,
     }

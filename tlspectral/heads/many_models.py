@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,9 @@ from tlspectral.tables import (
     workers_kept,
     write_table,
 )
+from tlspectral.tables.work import stored_table
 from tlspectral.version import __version__
 
-_FAILURES = "failures.parquet"
 _NO_LISTS = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".bin", ".json", ".model")
 _DTYPES = {"index": "int64", "count": "int64"}  # by unit; other columns are labels or float64
@@ -46,13 +46,15 @@ class _Entry:
     Attributes:
         name: what `analyze_heads` is given; a path is absolute, because a worker can have another working directory.
         model: its name in tables.
-        part: name of its file in the dataset, without suffix.
+        part: name of its file in the dataset, and of the one that says why it failed, without suffix.
+        missing_part: the same while no file of this name is there, and it could be that of a hub model.
         files_state: hash of names, sizes and times of its files; None for a model of the hub or of a package.
     """
 
     name: str
     model: str
     part: str
+    missing_part: str
     files_state: str | None
 
 
@@ -73,10 +75,10 @@ def analyze_models(
 
     The dataset has a file per model and one schema for all: `model, revision, commit` and the columns of
     `analyze_heads`, NaN where a model has no such number. pandas, pyarrow, duckdb and polars read the folder;
-    `read_table` reads one file with the `attrs` of its model. A model that fails is a row of `folder/failures.parquet`
-    and stops nothing; the file describes the last run, and there is none if all succeeded. A second call leaves
-    finished models alone, tries the failed ones again, and continues a model that is read from files at the layer where
-    it stopped.
+    `read_table` reads one file with the `attrs` of its model. A model that fails stops nothing, and has a file in
+    `folder/failures` that says why, until it succeeds. A second call leaves finished models alone, tries the failed
+    ones again, and continues a model that is read from files at the layer where it stopped. Several jobs may write to
+    one folder, with the same models or others: none touches what another is writing.
 
     Args:
         models: names or paths as for `load_model`, and text files that list such, one per line, with `#` comments. What
@@ -115,9 +117,7 @@ def analyze_models(
     described = {"what": "head tables of many models", "backend": backend, "tlspectral": __version__}
     part_folder = open_parts(folder, described | settings)
     (folder / "heads").mkdir(exist_ok=True)
-    for cut_off in (folder / "heads").glob(".*.part.parquet"):  # of a killed run; some readers take hidden files too
-        cut_off.unlink()
-    (folder / _FAILURES).unlink(missing_ok=True)
+    (folder / "failures").mkdir(exist_ok=True)
     shared_out = n_jobs != 1 and (detectors or backend != "auto") and backend_configured()
     inside = {"backend": backend, "n_jobs": 1 if shared_out else n_jobs, "show_progress": show_progress} | settings
     parts = [
@@ -128,26 +128,37 @@ def analyze_models(
         )
         for entry in entries
     ]
+    by_part = {part.name: (entry, part) for entry, part in zip(entries, parts, strict=True)}
     failures: dict[str, PartFailure] = {}
 
-    def failed(part: str, failure: PartFailure) -> None:
-        failures[part.removeprefix("heads/")] = failure
-        write_table(_failure_table(entries, failures), folder / _FAILURES)
+    def failed(name: str, failure: PartFailure) -> None:
+        entry, part = by_part[name]
+        failures[entry.part] = failure
+        file = folder / "failures" / f"{entry.part}.parquet"
+        write_table(_failure_table([entry], failures), file, attrs_for_pandas=False)
+        with suppress(IncompatibleCheckpoint):
+            if stored_table(part, part_folder) is not None:  # another job finished the model as this one failed
+                done(name)
+
+    def done(name: str) -> None:
+        entry, _ = by_part[name]
+        failures.pop(entry.part, None)
+        for part in (entry.part, entry.missing_part):
+            (folder / "failures" / f"{part}.parquet").unlink(missing_ok=True)
+        # A job that still reads these layers finds that the model is finished. Their common folder stays for others.
+        shutil.rmtree(folder / "layers" / entry.part, ignore_errors=True)
 
     with workers_kept():
-        tables = finished_parts(
+        finished_parts(
             parts,
             part_folder,
             description="models",
             unit="model",
             n_jobs=n_jobs if shared_out else 1,
             failed=failed,
+            done=done,
             show_progress=show_progress,
         )
-    for part in tables:
-        shutil.rmtree(folder / "layers" / part.removeprefix("heads/"), ignore_errors=True)
-    if not failures:
-        shutil.rmtree(folder / "layers", ignore_errors=True)
     return _failure_table(entries, failures)
 
 
@@ -195,7 +206,7 @@ def _entries(models: Iterable[str | os.PathLike[str]]) -> list[_Entry]:
         try:
             entry = _entry(name, find_source(name))
         except Exception:  # analyze_heads raises it again, where it is noted
-            entry = _Entry(name, name, _file_name(name, "unknown", name), None)
+            entry = _Entry(name, name, _missing_part(name), _missing_part(name), None)
         entries.setdefault(entry.part, entry)
     return list(entries.values())
 
@@ -203,7 +214,8 @@ def _entries(models: Iterable[str | os.PathLike[str]]) -> list[_Entry]:
 def _entry(name: str, source: Source) -> _Entry:
     if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
         model = str(source.record["model"])
-        return _Entry(name, model, _file_name(model, source.kind, source.location), None)
+        part = _file_name(model, source.kind, source.location)
+        return _Entry(name, model, part, _missing_part(name), None)
     path = Path(os.path.abspath(Path(name).expanduser()))
     files = [path] if source.kind == "gguf" else path.iterdir()
     state = sorted(
@@ -213,13 +225,17 @@ def _entry(name: str, source: Source) -> _Entry:
     )
     real_path = os.path.realpath(path)  # two links to one folder are one model
     part = _file_name(os.path.basename(real_path), source.kind, real_path)
-    return _Entry(str(path), str(path), part, hashlib.sha256(repr(state).encode()).hexdigest())
+    return _Entry(str(path), str(path), part, _missing_part(name), hashlib.sha256(repr(state).encode()).hexdigest())
 
 
 def _file_name(shown: str, kind: str, location: str) -> str:
     """Return a name of a file that no other model has."""
     readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
     return f"{readable}-{hashlib.sha256(f'{kind} {location}'.encode()).hexdigest()[:10]}"
+
+
+def _missing_part(name: str) -> str:
+    return _file_name(name, "hub", name)
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:

@@ -76,8 +76,9 @@ def measure_heads(
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = position_shares(w_q, w_k, directions)
-    attrs = {"digest": layer.digest, "valid_up_to": layer.valid_up_to}
-    return MeasuredHeads(index, columns, attrs, layer.effective_dimension, metrics.singular_values)
+    return MeasuredHeads(
+        index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
+    )
 
 
 def selected(measured: MeasuredHeads, heads: Sequence[int]) -> MeasuredHeads:

@@ -27,7 +27,7 @@ from tlspectral.tables import WorkPart, finished_parts, named, open_parts, stack
 from tlspectral.tasks import Task, task_of
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
-_STORED = ("control_variate", "identity", "in_context", "score", "shape", "tables", "weights")
+_STORED = ("control_variate", "identity", "in_context", "score", "shape", "tables", "weights", "weights_by_layer")
 
 
 def head_history(

@@ -1,7 +1,6 @@
 """`ablate`: remove a part of some heads' query-key operators while a model runs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any, get_args
@@ -12,7 +11,7 @@ from torch import Tensor
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
 from tlspectral.hooks.blocks import block_places
-from tlspectral.hooks.edge_reach import check_edge, refuse_order
+from tlspectral.hooks.edge_reach import check_edge, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.lone_targets import LoneTarget
@@ -20,6 +19,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
@@ -29,7 +29,7 @@ from tlspectral.selection import Heads, Symbol, chosen_part
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
-@contextmanager
+@uninterrupted
 def ablate(
     model: Any,
     heads: Heads,
@@ -68,16 +68,17 @@ def ablate(
     Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to a part of the
     scores: the operator on tokens with a 1 appended. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks
     of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
-    act like one on both; on the same head they need not add up.
+    act like one on both; on the same head they need not add up. Ctrl-C leaves nothing on the model.
 
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the targets read: their
     queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
     the norm behind an attention held at its scale in the run, and taken out of the targets' input, their own norms
     taken again. Only the direct path is cut: what layers in between made of the part stays. Blocks on one target act
-    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads, which
-    `tlspectral.hooks.heads_reached` names. `shared=False` edits a key or value for the target alone, which the model
-    cannot do: a counterfactual, labelled so there. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here
-    with a part of a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
+    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads: a warning
+    names those that are no targets, and `tlspectral.hooks.heads_reached` all of them. `shared=False` edits a key or
+    value for the target alone, which the model cannot do: a counterfactual, labelled so there. Source: path patching
+    (Goldowsky-Dill et al. 2023, section 2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the
+    mediated phase ablation to future work.
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
@@ -135,23 +136,26 @@ def ablate(
         1.7
     """
     with exclusive(attention_view(model).model, block=True):
-        hooks = ablation_hooks(
-            model,
-            heads,
-            part,
-            frequencies=frequencies,
-            include_bias=include_bias,
-            replace=replace,
-            reference=reference,
-            seed=seed,
-            window=window,
-            sinks=sinks,
-            blocks=blocks,
-            into=into,
-            input=input,
-            shared=shared,
-        )
-        with hooks_on(model, model.hook_dict, hooks), _generating_without_cache(model):
+        with interruptible():
+            hooks = ablation_hooks(
+                model,
+                heads,
+                part,
+                frequencies=frequencies,
+                include_bias=include_bias,
+                replace=replace,
+                reference=reference,
+                seed=seed,
+                window=window,
+                sinks=sinks,
+                blocks=blocks,
+                into=into,
+                input=input,
+                shared=shared,
+            )
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them.
+        patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
+        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
             yield model
 
 
@@ -206,7 +210,7 @@ def ablation_hooks(
             ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
             ablation.reach, ablation.replacement, ablation.blocks = reach, written.get(index), places
             ablations.append(ablation)
-    if targets is None or input is None:
+    if targets is None or into is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
     if not ablations or not targets:
         return []
@@ -214,6 +218,8 @@ def ablation_hooks(
     require_writes(view, range(min(sources), max(targets)))
     run = EdgeRun(sources, max(targets))
     kind = EdgeTarget if shared else LoneTarget
+    if shared:
+        warn_of_other_heads(model, into, input)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()
@@ -222,7 +228,7 @@ def ablation_hooks(
     return hooks
 
 
-@contextmanager
+@uninterrupted
 def _generating_without_cache(model: Any) -> Iterator[None]:
     """Let `model.generate` and `model.generate_stream` ignore `use_past_kv_cache` inside the context.
 

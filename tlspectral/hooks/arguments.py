@@ -89,7 +89,8 @@ class Reach:
         place = visible.diagonal(dim1=-2, dim2=-1).cumsum(-1)
         return visible & (at[:, None] - at >= self.window) & (place > self.sinks)[..., None, :]
 
-    def limited(self, scores: Float[Tensor, "*rows pos pos"]) -> Float[Tensor, "*rows pos pos"]:
+    def limited(
+        self, scores: Float[Tensor, "*rows pos pos"], visible: Bool[Tensor, "*rows pos pos"]
+    ) -> Float[Tensor, "*rows pos pos"]:
         """Return masked scores in which pairs out of reach are masked too; the others stay equal to the bit."""
-        lowest = torch.finfo(scores.dtype).min
-        return scores.masked_fill(self.beyond(scores > lowest / 2), lowest)
+        return scores.masked_fill(self.beyond(visible), torch.finfo(scores.dtype).min)

@@ -20,7 +20,6 @@ from tlspectral.models.attention import (
     folded_bias,
     require_even_scale,
     softcapped,
-    unmasked,
 )
 from tlspectral.models.attention.threads import Hook
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
@@ -169,7 +168,7 @@ class HeadCapture:
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
         rebuilt, scores = self.capped(self.raw_scores(query, key, rotation)), self.selected(scores, heads_axis=1)[:1]
-        visible = unmasked(scores)
+        visible = self.visible(scores)
         off = scores.to(rebuilt) - rebuilt
         if self.layer.alibi is not None:
             off = off - self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads][:, None].to(off)
@@ -202,6 +201,10 @@ class HeadCapture:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
         return self.selected(captured, heads_axis=2, heads=self.key_heads(captured)).transpose(1, 2).to(like)
 
+    def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Return which of the layer's scores are of keys that the query sees."""
+        return self.view.unmasked(self.layer.layer, scores)
+
     def causal_mask(self, scores: Tensor) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention."""
         return self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
@@ -217,17 +220,22 @@ class HeadCapture:
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
         if not bool(((off <= allowed_error * size.clamp_min(size.mean())) | blind).all()):
+            if delegated:
+                raise self.not_of_own_keys("output")
             raise EditNotHonored(
-                f"layer {self.layer.layer}: "
-                + (
-                    "this bridge computes attention itself, and its output is not that of causal attention over this "
-                    "run's own keys; look for a key/value cache (run with use_past_kv_cache=False), padding, or "
-                    "another hook on z, or ablate on another backend"
-                    if delegated
-                    else "the z of this run is not that of its own scores and values; enter the block after all hooks "
-                    "that edit scores, patterns, values or z of this layer (attention sinks are not modelled)"
-                )
+                f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; enter the "
+                "block after all hooks that edit scores, patterns, values or z of this layer (attention sinks are not "
+                "modelled)"
             )
+
+    def not_of_own_keys(self, what: str) -> EditNotHonored:
+        """Return the error for a layer that delegates its attention and does not give the heads' own."""
+        return EditNotHonored(
+            f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
+            "not that of causal attention over this run's own keys; look for a key/value cache (run with "
+            "use_past_kv_cache=False), padding, or another hook or open block that edits these heads, or ablate on "
+            "another backend"
+        )
 
 
 def key_weights(scores: Tensor, visible: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Arguments of an edge: which targets it can have, and which heads it reaches besides."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -39,6 +40,19 @@ def refuse_order(sources: dict[int, list[int]], targets: dict[int, list[int]]) -
         raise ValueError(
             f"{target} reads before {source} writes: into= takes heads of later layers than all of `heads`; heads of "
             "one layer read the same residual stream"
+        )
+
+
+def warn_of_other_heads(model: Any, into: Heads, input: Input) -> None:
+    """Warn by name of heads that an edge reaches though they are no targets."""
+    reach = heads_reached(model, into, input)
+    others = [head for head in reach.heads if head not in reach.targets]
+    if others:
+        warnings.warn(
+            f"the {_NAMES[input]} of {', '.join(reach.targets)} cannot be edited alone: the edit also reaches "
+            f"{', '.join(others)} (heads of a group share keys and values, and a query/key norm over all heads ties "
+            "those of a layer), so an effect is that of all of them; name them all in into= where that is meant",
+            stacklevel=3,
         )
 
 

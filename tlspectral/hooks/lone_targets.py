@@ -15,7 +15,6 @@ from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
 from tlspectral.hooks.edges import EdgeTarget
 from tlspectral.hooks.parts import Rotation
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import unmasked
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS
 from tlspectral.rotary import widened
@@ -61,7 +60,7 @@ class LoneTarget(EdgeTarget):
         selected = self.selected(scores, heads_axis=1)
         pairs = [self._scores_of(index, q, keys, rotation) for index, keys in enumerate(self._changed_keys(k))]
         change = torch.stack([after - before for before, after in pairs], dim=1)
-        edited = selected + change.to(selected).masked_fill(~unmasked(selected), 0.0)
+        edited = selected + change.to(selected).masked_fill(~self.visible(selected), 0.0)
         return self.with_replaced(scores, edited, heads_axis=1)
 
     def _edit_z(self, z: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:

@@ -4,7 +4,6 @@ Some bridges compute attention elsewhere and discard the edit.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -14,11 +13,12 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.threads import Hook, exclusive
+from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import head_writes, require_sum_of_writes
 from tlspectral.rotary import widened
 
-Route = Literal["scores", "z", "query", "key", "value"]
+Route = Literal["scores", "pattern", "z", "query", "key", "value"]
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
@@ -40,7 +40,7 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
         if route == "z":
             return activation + 1.0
         edited = activation.clone()
-        if route == "scores":
+        if route in ("scores", "pattern"):
             edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
             return edited
         # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.
@@ -50,9 +50,9 @@ def require_honoured(view: AttentionView, layer: int, route: Route, *, during: I
         return edited
 
     with without_hooks(view.model), torch.no_grad():
-        with view.model.hooks(fwd_hooks=list(during)):
+        with hooks_on(view.model, view.model.hook_dict, during):
             intact = view.logits(tokens)
-        with view.model.hooks(fwd_hooks=[(name, edit)]):
+        with hooks_on(view.model, view.model.hook_dict, [(name, edit)]):
             edited = view.logits(tokens)
     if torch.equal(intact, edited):
         raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")
@@ -93,16 +93,25 @@ def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
     return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
 
 
-@contextmanager
+@uninterrupted
 def without_hooks(model: Any) -> Iterator[None]:
     """Take all hooks off the model until the context ends, then restore them in their order."""
     with exclusive(model):
         points = {id(point): point for point in model.hook_dict.values()}.values()
-        registered = [(point, dict(point._forward_hooks)) for point in points if point._forward_hooks]
-        for point, _ in registered:
-            point._forward_hooks.clear()
-        try:
+        registered = [
+            (point, dict(point._forward_hooks), _known_ids(point)) for point in points if point._forward_hooks
+        ]
+        with undoing(_put_back, registered):
+            for point, _, _ in registered:
+                point._forward_hooks.clear()
             yield
-        finally:
-            for point, hooks in registered:
-                point._forward_hooks.update(hooks)
+
+
+def _put_back(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
+    for point, hooks, known in registered:
+        removed = known - _known_ids(point)  # by those whose hooks they are, while the context was open
+        point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
+
+
+def _known_ids(point: Any) -> set[int]:
+    return {handle.hook.id for handle in point.fwd_hooks}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens, even_rows
-from tlspectral.models.attention.prompts import check_ids, refuse_padding
+from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_rows, refuse_padding
 from tlspectral.models.attention.replay import last_logits
 from tlspectral.rotary import widened
 
@@ -96,12 +96,9 @@ def replacements(
     if reference is None:
         return {layer: Replacement(replace, seed) for layer in by_layer}
     refuse_padding(view, reference, "give sequences of one length as reference")
-    if reference.ndim != 2 or reference.is_floating_point() or reference.dtype is torch.bool:
-        raise ValueError(f"reference is token ids, [sequences, pos]; found {reference.dtype}, {tuple(reference.shape)}")
-    sequences = even_rows(reference.cpu())
     try:
-        check_ids(view, sequences)
-    except ValueError as error:
+        sequences = packed_rows(view, reference)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"reference: {error}") from error
     return from_reference(view, by_layer, replace, sequences, seed)
 

@@ -1,9 +1,12 @@
 """Rows of tokens cut from text: the book that comes with the package, documents, or a data set."""
 
+import codecs
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,6 +30,24 @@ def packaged_text() -> str:
 def packaged_words(kind: Literal["names", "colours", "nouns"]) -> list[str]:
     """Return packaged first names, colours or common nouns, one word each; see `data/binding/NOTICE.md`."""
     return (files("tlspectral") / "data" / "binding" / f"{kind}.txt").read_text(encoding="ascii").split()
+
+
+def file_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark.
+
+    Raises ValueError for another encoding or a binary file, OSError for one that cannot be read.
+    """
+    content = Path(path).read_bytes()
+    found = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text, found = "", found or f"byte 0x{content[error.start]:02x} at position {error.start}"
+    if "\0" in text:
+        found = f"byte 0x00 at position {content.index(0)}"
+    if found is not None:
+        raise ValueError(f"{path} is no text in UTF-8: found {found}; expected a text file, saved as UTF-8")
+    return text
 
 
 def text_tokens(

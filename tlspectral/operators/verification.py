@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view, unmasked
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 
@@ -116,7 +116,7 @@ def _check_layer(
     if "scores" in names:
         compared = "scores"
         theirs = captured[names["scores"]].cpu().double()
-        allowed = allowed & unmasked(captured[names["scores"]]).cpu()
+        allowed = allowed & view.unmasked(index, captured[names["scores"]]).cpu()
         scale = float(theirs[allowed].abs().max())
         if raw.alibi is not None:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)

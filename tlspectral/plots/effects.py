@@ -31,7 +31,9 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     axes.errorbar(table["delta"], heights, xerr=table["delta_stderr"], fmt="o", color=_ABLATED, label=removed)
     if "control_delta" in table:
         control, error = table["control_delta"], table["control_delta_stderr"]
-        look: dict[str, Any] = {"color": GREY, "markersize": 4, "label": "random part of equal size removed"}
+        of_heads = table["part"].iloc[0] in ("output", "long_range")
+        label = "the same of other heads of the layer" if of_heads else "random part of equal size removed"
+        look: dict[str, Any] = {"color": GREY, "markersize": 4, "label": label}
         axes.errorbar(control, heights - 0.2, xerr=error, fmt="s", **look)
     names = [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
     axes.set_yticks(heights, names)

@@ -12,7 +12,6 @@ from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
 from tlspectral.positional.shares import LogitSplit, logit_shares, split_logits
-from tlspectral.positional.traces import attention_traces, frequency_norms, rotary_projections
 
 __all__ = [
     "BindingTask",
@@ -28,16 +27,13 @@ __all__ = [
     "PositionalSymbolicProfile",
     "PromptFile",
     "Question",
-    "attention_traces",
     "exclusion_split",
     "exclusion_split_factored",
     "frequency_agreement",
-    "frequency_norms",
     "logit_shares",
     "positional_symbolic",
     "positional_symbolic_profile",
     "profile_contrast",
-    "rotary_projections",
     "score_agreement",
     "score_correlation",
     "split_logits",

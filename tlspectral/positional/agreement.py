@@ -8,6 +8,7 @@ from numpy.random import Generator, default_rng
 
 from tlspectral.positional.columns import FREQUENCY_AGREEMENT, SCORE_AGREEMENT
 from tlspectral.tables import named
+from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -99,7 +100,8 @@ def frequency_agreement(
         constant or has fewer than three frequencies.
 
     Raises:
-        ValueError: a column that is missing, no head in both tables, or heads with different numbers of frequencies.
+        ValueError: a column that is missing, tables of two models, no head in both, or heads with different numbers of
+            frequencies.
 
     What it does not establish: that the phase content causes the score. `im_share` of a random head is about 0.5 at
     every frequency, and s_pos follows the wavelength whatever the head: look at `others`.
@@ -108,6 +110,7 @@ def frequency_agreement(
     made_by = "positional_symbolic(..., per_frequency=True)"
     require(frequencies, (*keys, "s_pos"), made_by, name="table of frequencies")
     require(weights, (*keys, "im_share"), "frequency_table", name="table of weights")
+    require_same_model(weights, frequencies.attrs, "the scores", name="frequency table")
     joined = frequencies[[*keys, "s_pos"]].merge(weights[[*keys, "im_share"]], on=keys)
     if joined.empty:
         raise ValueError("no head is in both tables: are they of one model?")
@@ -137,7 +140,7 @@ def frequency_agreement(
             }
         )
     table = pd.DataFrame(rows)
-    table.attrs = {"draws": draws, "seed": seed}
+    table.attrs = {**origin_of(weights.attrs), "draws": draws, "seed": seed}
     return named(table, FREQUENCY_AGREEMENT)
 
 

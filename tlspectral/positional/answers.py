@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.prompts import packed_prompts, require_vocabulary
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.positional.columns import BLOCK_ANSWERS
 from tlspectral.tables import named, stacked
@@ -48,9 +48,10 @@ class AnswerProbability:
     ends: tuple[tuple[Any, str | int], ...]
 
     def for_model(self, view: AttentionView, n_prompts: int) -> Any:
-        """Return the metric with the answers as token ids of a model. Raises ValueError as `first_token`."""
+        """Return the metric with the answers as token ids of a model. Raises ValueError for other ids."""
         tokenizer = getattr(view.model, "tokenizer", None)
         ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])
+        require_vocabulary(view.d_vocab, ids)
         return partial(_probability, ids)
 
 
@@ -70,7 +71,8 @@ def task_answers(
         `chance`, that share for a random choice. The model's accuracy is `(rank == 1).mean()`.
 
     Raises:
-        ValueError: as `BlockPrompt.tokenized`, or a tokenizer that joins the prompt's end with the answer.
+        ValueError: as `BlockPrompt.tokenized`, a tokenizer that joins the prompt's end with the answer, or answers that
+            are no ids of the model.
 
     What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
     text, which `chance` does not take into account.
@@ -98,6 +100,7 @@ def answers_table(
     for query, prompt_logits in zip(queries, logits, strict=True):
         question = draw.question(query)
         first_tokens = {one: first_token(tokenizer, question.suffix, one) for one in {*draw.choices, question.answer}}
+        require_vocabulary(prompt_logits.shape[0], torch.tensor(list(first_tokens.values())))
         answer = first_tokens[question.answer]
         probabilities = prompt_logits.softmax(0)
         chosen = [first_tokens[choice] for choice in draw.choices]

@@ -129,38 +129,6 @@ _FREQUENCY_AGREEMENT = (
         range="-1 .. 1", does_not_establish="A null of this head: it shows what all heads share over frequencies."),
 )
 
-_OTHER_SWAPS = "How the head behaves under other swaps: the scores are means over many."
-_TRACES = (
-    replace(
-        _FREQUENCY, meaning="Index of the rotary pair that is shown alone; missing (NA) for the whole head.",
-    ),
-    Column("swap_i", "Index of the first of the two swapped blocks.", "index", range="0 .. blocks - 1",
-        source="PS 3.3"),
-    Column("swap_j", "Index of the second of them, above swap_i.", "index", range="1 .. blocks - 1", source="PS 3.3"),
-    Column("block", "Index of a slot for a block in the prompt, from 0, whichever block is in it.", "index",
-        range="0 .. blocks - 1", source="PS figure 1E"),
-    Column("before", "Mean attention weight of the last query to a token in that slot, before the swap.",
-        "attention probability", range="0 .. 1", source="PS figure 1E", also_known_as="d",
-        does_not_establish=_OTHER_SWAPS),
-    Column("after",
-        "The same after the swap, with the block that is then in the slot. A positional head has it equal to before; "
-        "with a symbolic one the two slots have exchanged their weights.", "attention probability", range="0 .. 1",
-        source="PS figure 1E", also_known_as="d'", does_not_establish=_OTHER_SWAPS),
-)
-
-_ONE_SINK = "That the frequency decides where the head looks: a logit that is large for all keys alike changes nothing."
-_NORMS = (
-    Column("logit_norm",
-        "Root mean square, over visible tokens before the last query, of what the rotary pair adds to its score, "
-        "before the model's score scale.", "logit x attention scale", range="0 .. inf",
-        source="PS figure 1D, which does not define it", does_not_establish=_ONE_SINK),
-    Column("key_norm",
-        "Root mean square, over the same tokens, of the length of the key's two coordinates of the pair, after key "
-        "norm and with the model's attention scaling.", "units of the model's keys", range="0 .. inf",
-        source="PS figure 1D, which does not define it",
-        does_not_establish=_ONE_SINK + " One attention sink can make up most of it."),
-)
-
 _PROFILE = "`tls.positional_symbolic_profile`; `tlspectral positional -o FOLDER` writes it as "
 
 
@@ -217,15 +185,6 @@ _CONTRAST = (
     Column("paired_by", "What is paired, and what the interval is over.", "label", range="head, over layers; draw"),
 )
 PROFILE_CONTRAST = Table("profile_contrast", "`tlspectral.positional.profile_contrast`", _CONTRAST)
-_PROJECTIONS = (
-    Column("kind", "What the row is of.", "label", range="query, key", source="PS figure 3C"),
-    Column("position", "Position of the token in the prompt, from 0.", "index", range="0 .. tokens - 1"),
-    Column("label", "The token as text; its id for a model without tokenizer.", "text", range="any"),
-    *(Column(name, f"{which} coordinate of the rotary pair, rotated to the position.", "units of the model's keys",
-        range="any", source="PS figure 3C", does_not_establish="How the head attends: a score has a term per pair.")
-        for name, which in (("x", "First"), ("y", "Second"))),
-)
-ROTARY_PROJECTIONS = Table("rotary_projections", "`tlspectral.positional.rotary_projections`", _PROJECTIONS)
 BLOCK_ANSWERS = Table("block_answers", "`tlspectral.positional.task_answers`", (_DRAW, _QUERY, *_ANSWERS))
 SCORE_AGREEMENT = Table("score_agreement",
     "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
@@ -233,11 +192,8 @@ SCORE_AGREEMENT = Table("score_agreement",
 FREQUENCY_AGREEMENT = Table("frequency_agreement",
     "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
     "frequency_agreement_prompt.parquet and frequency_agreement_key.parquet", (*_HEAD, *_FREQUENCY_AGREEMENT))
-ATTENTION_TRACES = Table("attention_traces", "`tlspectral.positional.attention_traces`", (*_HEAD, *_TRACES))
-FREQUENCY_NORMS = Table("frequency_norms", "`tlspectral.positional.frequency_norms`", (*_HEAD, _FREQUENCY, *_NORMS))
 TABLES = (
     LOGIT_SHARES,
     POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES, *PROFILE.values(),
     BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
-    ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
 )

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.prompts import packed_rows
 
 Segment = str | Tensor
 
@@ -93,15 +94,7 @@ class BlockPrompt:
         """
         view = attention_view(model)
         prompt = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
-        tokens = prompt.tokens()
-        if len(tokens) > view.n_ctx:
-            raise ValueError(
-                f"the prompt has {len(tokens)} tokens and the model's context {view.n_ctx}: use fewer blocks"
-            )
-        if not 0 <= int(tokens.min()) <= int(tokens.max()) < view.d_vocab:
-            raise ValueError(
-                f"token ids are 0 to {view.d_vocab - 1}; the prompt has {int(tokens.min())} to {int(tokens.max())}"
-            )
+        packed_rows(view, prompt.tokens()[None])  # raises for ids that the model cannot read
         return prompt
 
     def _from_text(self, tokenizer: Any) -> "BlockPrompt":

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped, unmasked
+from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
 from tlspectral.models.attention.view import Hook
 from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, with_gain_and_phase
 
@@ -212,7 +212,7 @@ class LastQueryReader:
         for layer in range(self.view.n_layers):
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
-            hooks += [(names[point], partial(self._hold, point)) for point in held]
+            hooks += [(names[point], partial(self._hold, layer, point)) for point in held]
             hooks.append((names["pattern"], partial(self._finish, layer)))
         return hooks
 
@@ -225,11 +225,11 @@ class LastQueryReader:
                     'load the model with attn_implementation="eager"'
                 )
 
-    def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
+    def _hold(self, layer: int, point: str, activation: Tensor, hook: Any) -> None:
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
         elif point == "scores":
-            activation = unmasked(activation[0, 0, -1])  # the mask is the same for every row and head
+            activation = self.view.unmasked(layer, activation[0, 0, -1])  # the mask is the same for every row and head
         elif point in ("cos", "sin"):
             activation = _one_row(activation)
         self.seen[point] = activation.detach()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspectral.models.text import packaged_words
+from tlspectral.models.text import file_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.tasks import packaged_text
@@ -183,6 +183,9 @@ READY = {
 """Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
 
 _DEFAULT_PAIRS = 64
+_LINE_FORM = (
+    '{"prefix": text, "blocks": [text, ...], "questions": [[block, suffix, answer], ...]}, the prefix if there is one'
+)
 
 
 def block_task(task: Any, n_blocks: int | None = None) -> BlockTask:
@@ -226,22 +229,50 @@ def _sentences() -> list[str]:
 @cache
 def _lines_of(path: str, changed: int) -> tuple[BlockDraw, ...]:
     del changed  # of the file: a key of the cache
-    draws = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            given = json.loads(line)
-            questions = tuple(Question(int(block), suffix, answer) for block, suffix, answer in given["questions"])
-            choices = tuple(given.get("choices", [question.answer for question in questions]))
-            draws.append(BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, choices))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number} is not of the form that PromptFile describes: {error!r}"
-            ) from error
+    lines = enumerate(file_text(path).splitlines(), 1)
+    draws = tuple(_draw_of(f"{path}, line {number}", line) for number, line in lines if line.strip())
     if not draws:
-        raise ValueError(f"{path} has no lines: give one draw a line")
-    return tuple(draws)
+        raise ValueError(f"{path} has no lines: give one draw a line, {_LINE_FORM}")
+    return draws
+
+
+def _draw_of(where: str, line: str) -> BlockDraw:
+    """Return the draw of a line of JSON. Raises ValueError, which says where, what was found and what is expected."""
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: found no JSON, {error}; expected {_LINE_FORM}") from error
+    found = _strange_in(given)
+    if found is not None:
+        raise ValueError(f"{where}: found {found}; expected {_LINE_FORM}")
+    questions = tuple(Question(*question) for question in given["questions"])
+    choices = tuple(given.get("choices", [question.answer for question in questions]))
+    try:
+        return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, choices)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _strange_in(given: Any) -> str | None:
+    """Return what is not in a line as `PromptFile` describes it, in words; None where all is."""
+    if not isinstance(given, dict):
+        return f"a {type(given).__name__}"
+    missing = [name for name in ("blocks", "questions") if name not in given]
+    if missing:
+        return f"{' and '.join(map(repr, given)) or 'nothing'}, without {' and '.join(map(repr, missing))}"
+    if not isinstance(given.get("prefix", ""), str):
+        return f"the prefix {given['prefix']!r}"
+    for name, kinds in (("blocks", (str,)), ("choices", (str, int))):
+        values = given.get(name, [])
+        if not isinstance(values, list) or not all(type(value) in kinds for value in values):
+            return f"{name} {values!r}"[:80]
+    if not isinstance(given["questions"], list):
+        return f"questions {given['questions']!r}"[:80]
+    for question in given["questions"]:
+        types = list(map(type, question)) if isinstance(question, list) else None
+        if types not in ([int, str, str], [int, str, int]):
+            return f"the question {question!r}"[:80]
+    return None
 
 
 def _require_size(n_blocks: int, most: int) -> None:

@@ -197,7 +197,7 @@ def _edges(title: str, other: str) -> Callable[[str, Rows], list[Section]]:
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
-    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta")
+    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p")
     note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
     return [_table("Ablation", note, [_chosen(row, *shown) for row in rows])]
 

@@ -24,6 +24,7 @@ from tlspectral.report.sections import (
 )
 from tlspectral.selection import head_name
 from tlspectral.tables import whole_file
+from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.required import require
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
@@ -82,6 +83,7 @@ def report(
         ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
             or another table of other heads or weights.
         FileNotFoundError: the folder of `path` does not exist.
+        OSError: the disk is full; the message names `path`, and an older page there stays.
 
     What it does not establish: anything beyond the tables. A head that stands out on the page should be examined
     further: by ablation, on other prompts, in another seed of the model.
@@ -93,7 +95,7 @@ def report(
     }  # fmt: skip
     page = Page(_page(table, Evidence(table, given), kernels))
     if path is not None:
-        with whole_file(path) as partial:
+        with naming_file(path), whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8")
     return page
 

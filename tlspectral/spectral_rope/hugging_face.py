@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.view import evaluating
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
 
 _ROTATION = "apply_rotary_pos_emb"
+_ASKING = "tlspectral_embedding_hook"  # attribute with the handle of the hook that checkpointing needs
 
 
 class _Table(NamedTuple):
@@ -69,7 +71,7 @@ class SpectralPreTrained(Swapped):
     """A Hugging Face model with learned rotations in its attention modules, which are saved without its weights."""
 
     base: Any
-    enable_input_require_grads: Callable[[], None]
+    get_input_embeddings: Callable[[], nn.Module]
     named_parameters: Callable[[], Iterator[tuple[str, nn.Parameter]]]
     modules: Callable[[], Iterator[Any]]
 
@@ -110,10 +112,20 @@ class SpectralPreTrained(Swapped):
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         """As the model's own. Embeddings ask for a gradient, as reentrant checkpointing needs with frozen weights."""
-        with warnings.catch_warnings():
+        # transformers puts a hook there each time, and leaves it when checkpointing is switched off.
+        with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": _nothing}):
             warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new
             self.own.gradient_checkpointing_enable(self, *given, **named)
-        self.enable_input_require_grads()
+        if _ASKING not in vars(self):
+            vars(self)[_ASKING] = self.get_input_embeddings().register_forward_hook(_ask_for_gradient)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """As the model's own. Embeddings no longer ask for a gradient, unless the caller made them."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.own.gradient_checkpointing_disable(self)
+        if _ASKING in vars(self):
+            vars(self).pop(_ASKING).remove()
 
 
 def is_hugging_face(model: Any) -> bool:
@@ -155,6 +167,7 @@ def plain_object(model: Any) -> Any:
         if _is_rotated(module):
             del module.spectral
     copied.__dict__.pop("base")
+    copied.__dict__.pop(_ASKING, None)
     swap_back(copied)
     return copied
 
@@ -162,6 +175,14 @@ def plain_object(model: Any) -> Any:
 def is_spectral_object(model: Any) -> bool:
     """Return whether this is a Hugging Face model of `to_spectral`."""
     return is_swapped(model, SpectralPreTrained)
+
+
+def _ask_for_gradient(module: Any, given: tuple[Any, ...], output: Tensor) -> None:
+    output.requires_grad_(True)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_rotated(module: Any) -> bool:

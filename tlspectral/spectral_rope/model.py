@@ -1,7 +1,6 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.interrupts import uninterrupted
+from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, kept_activations, other_parameters
 from tlspectral.rotary import RotaryGeometry
@@ -64,7 +65,7 @@ class SpectralModel(nn.Module):
         """As the base's forward pass."""
         return self.rotated(*given, **named)
 
-    @contextmanager
+    @uninterrupted
     def hooks(self, *given: Any, **named: Any) -> Iterator["SpectralModel"]:
         """As the base's, but yields this model."""
         with self.rotated.hooks(*given, **named):
@@ -253,16 +254,13 @@ def _prove(
         rotated[layer, given[2]] = output
 
     modules = by_layer(layers)
-    handles = [module.register_forward_hook(partial(keep, layer)) for layer, module in modules.items()]
-    try:
+    keeping = [(module.register_forward_hook, partial(keep, layer)) for layer, module in modules.items()]
+    with module_hooks(keeping):
         with torch.enable_grad():
             logits = run(tokens)
             total = logits.sum()
         with torch.no_grad():
             base_logits = run_base(tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
     missing = [(layer, side) for layer in modules for side in ("query", "key") if (layer, side) not in rotated]
     if not missing:
         used = torch.autograd.grad(total, list(rotated.values()), allow_unused=True)

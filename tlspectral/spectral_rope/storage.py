@@ -1,15 +1,18 @@
 """Spectral parameters in a safetensors file, and in a folder with the name of the base; no weights of the model."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.source import Source
@@ -18,10 +21,12 @@ from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_o
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.whole_file import whole_file
 
 _WEIGHTS = "model.safetensors"
 _BASE = "base"
+_THIS_FOLDER = "this folder"
 _FORMAT = "tlspectral.spectral_rope.1"
 _OPTIONS = ("scope", "log_omega", "shared_phase", "heads", "frequencies")
 
@@ -37,8 +42,15 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: not a spectral model.
         FileNotFoundError: the folder does not exist.
+        OSError: the disk is full; the message names `path`, and an older file there stays.
     """
-    from safetensors.torch import save_file
+    content = _content(model)
+    with naming_file(path), whole_file(path) as partial:
+        partial.write_bytes(content)
+
+
+def _content(model: Any) -> bytes:
+    from safetensors.torch import save
 
     layers = layers_of(model)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.spectral.named_parameters()}
@@ -50,8 +62,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
         "n_kv_heads": {index: module.n_kv_heads for index, module in layers.items()},
         **_options(layers),
     }
-    with whole_file(path) as partial:
-        save_file(tensors, partial, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
+    return save(tensors, metadata={"format": _FORMAT, "spectral": json.dumps(record)})
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -157,18 +168,52 @@ def _fill(path: Any, spectral: Any, tensors: Mapping[str, Tensor]) -> None:
 def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -> None:
     """Write spectral parameters to `model.safetensors`, the name of the base to `spectral_config.json`.
 
-    With `plain`, a model whose weights have been trained too, it is saved in the folder `base`.
+    With `plain`, a model whose weights have been trained too, it is saved in the folder `base`. A base that is a folder
+    is named relative to `folder`. All is written before anything is replaced.
+
+    Raises:
+        OSError: a full disk; the message names the file, and what the folder held stays.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    save_spectral(model, path / _WEIGHTS)
-    if plain is not None:
-        plain.save_pretrained(path / _BASE)
-    name = _BASE if plain is not None else model.config._name_or_path or None
-    # Files of a folder have no revision, whatever they were copied from.
-    commit = None if name is None or plain is not None or os.path.isdir(name) else model.config._commit_hash
-    base = {"base_model_name_or_path": name, "revision": commit}
-    (path / SPECTRAL_CONFIG).write_text(json.dumps(base, indent=2) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=path) as unfinished:
+        partial = Path(unfinished)
+        with naming_file(path / _WEIGHTS):
+            (partial / _WEIGHTS).write_bytes(_content(model))
+        if plain is not None:
+            with naming_file(path / _BASE), _naming_weights(path / _BASE):
+                plain.save_pretrained(partial / _BASE)
+        config = json.dumps(_base_named(model, path, plain is not None), indent=2) + "\n"
+        with naming_file(path / SPECTRAL_CONFIG):
+            (partial / SPECTRAL_CONFIG).write_text(config, encoding="utf-8")
+        # The config comes last, since a folder without it is not loaded: parameters never meet another save's base.
+        (path / SPECTRAL_CONFIG).unlink(missing_ok=True)
+        shutil.rmtree(path / _BASE, ignore_errors=True)
+        for name in (_WEIGHTS, _BASE, SPECTRAL_CONFIG):
+            if (partial / name).exists():
+                os.replace(partial / name, path / name)
+
+
+@contextlib.contextmanager
+def _naming_weights(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"cannot write the weights in {folder}: {error}") from error
+
+
+def _base_named(model: Any, folder: Path, saved_beside: bool) -> dict[str, Any]:
+    """Return the content of `spectral_config.json`. A revision is that of a hub name: files of a folder have none."""
+    name = _BASE if saved_beside else model.config._name_or_path or None
+    if name is None or not (saved_beside or os.path.isdir(name)):
+        return {"base_model_name_or_path": name, "revision": None if name is None else model.config._commit_hash}
+    if not saved_beside:
+        name = os.path.realpath(name)
+        with contextlib.suppress(ValueError):  # on another drive there is no relative path
+            name = Path(os.path.relpath(name, os.path.realpath(folder))).as_posix()
+    return {"base_model_name_or_path": name, "revision": None, "relative_to": _THIS_FOLDER}
 
 
 def load_object(model: Any, **options: Any) -> Any:
@@ -186,7 +231,8 @@ def load_object(model: Any, **options: Any) -> Any:
 def load_folder(source: Source, **options: Any) -> Any:
     """Return the TransformerLens model of a folder's base, with the folder's spectral parameters.
 
-    `options` are those of `load_model`. Raises as it does, and IncompatibleCheckpoint where no base is named.
+    `options` are those of `load_model`. Raises as it does, with the names of folder and base, and
+    IncompatibleCheckpoint where no base is named.
     """
     folder = Path(source.location)
     config = json.loads((folder / SPECTRAL_CONFIG).read_text(encoding="utf-8"))
@@ -196,7 +242,19 @@ def load_folder(source: Source, **options: Any) -> Any:
             f"{folder / SPECTRAL_CONFIG} names no base model: it was made from a model object that came from no folder "
             "or hub; load the base, and give it to load_spectral with this folder"
         )
-    base = load_model(folder / _BASE if (folder / _BASE).is_dir() else name, revision=revision, **options)
+    # Folders of earlier versions name a folder as it was called where they were saved.
+    if config.get("relative_to") == _THIS_FOLDER or (name == _BASE and (folder / _BASE).is_dir()):
+        name = os.path.normpath(os.path.join(os.path.realpath(folder), name))
+        if not os.path.isdir(name):
+            raise FileNotFoundError(
+                f"{folder} holds spectral parameters of the model in {name}, which is not there: move the base there, "
+                "or load it and give it to load_spectral with this folder"
+            )
+    try:
+        base = load_model(name, revision=revision, **options)
+    except (TlspectralError, OSError, ValueError) as error:
+        error.args = (f"{folder} holds spectral parameters of {name}, which cannot be loaded: {error}",)
+        raise
     spectral = load_spectral(base, folder)
     spectral.rotated.tlspectral_source = {**base.tlspectral_source, **source.record, "base": base.tlspectral_source}
     return spectral

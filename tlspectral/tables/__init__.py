@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tlspectral.lazy import lazy_names
 from tlspectral.tables.column import Column, Table, named
-from tlspectral.tables.every_table import TABLES, describe_table
 from tlspectral.tables.head_columns import (
     COLUMNS,
     EXTRA_COLUMNS,
@@ -15,14 +14,15 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
-from tlspectral.tables.parquet import read_table, write_table
-from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
 
 if TYPE_CHECKING:
+    from tlspectral.tables.every_table import TABLES, describe_table
     from tlspectral.tables.joining import join
+    from tlspectral.tables.parquet import read_table, write_table
+    from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
 
 __all__ = [
     "COLUMNS",
@@ -53,5 +53,16 @@ __all__ = [
     "write_table",
 ]
 
-# `analyze_heads` needs tables, and joins none.
-__getattr__ = lazy_names(__name__, {"join": "joining"})
+_HOMES = {
+    "PartFolder": "parts",
+    "TABLES": "every_table",
+    "describe_table": "every_table",
+    "join": "joining",
+    "open_model_parts": "parts",
+    "open_parts": "parts",
+    "read_table": "parquet",
+    "write_table": "parquet",
+}
+
+# `analyze_heads` without a folder needs neither files nor the other tables.
+__getattr__ = lazy_names(__name__, _HOMES)

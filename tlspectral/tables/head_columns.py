@@ -200,14 +200,16 @@ def _detector_columns(name: str) -> tuple[Column, Column]:
 
 _OUTPUT = (
     Column("copying",
-        "Share (a count) of the d_head eigenvalues of the OV circuit W_O W_U W_E W_V with a positive real part.",
-        _SHARE, range="0 .. 1 in steps of 1/d_head", source="FP Table 1",
+        "Share (a count) of the eigenvalues above rounding of the OV circuit W_O W_U W_E W_V with a positive real "
+        "part: of the r largest, r the smaller one of the ranks of W_V and W_O (as `rank`), those above max(d_model, "
+        "d_head) x eps(float64) x the largest singular value. All d_head of them in a head of full rank.",
+        _SHARE, range="0 .. 1 in steps of 1/r", source="FP Table 1, which counts all d_head eigenvalues",
         also_known_as="not Elhage et al.'s positivity ratio, which is `positivity`",
-        does_not_establish="Quantised to 1/d_head, blind to the size of eigenvalues; raw embeddings and no layers "
+        does_not_establish="Quantised to 1/r, blind to the size of eigenvalues; raw embeddings and no layers "
         "between: a head can copy without it, and have it without copying. W_U is taken as the model holds it: "
         "TransformerLens' center_unembed, which changes no probability, moves this by up to 0.08 in SmolLM2-135M, so "
         "compare models that were loaded alike (load_model does not centre). NaN in a table read from files."),
-    Column("positivity", "Signed mass of the same eigenvalues: sum Re l / sum |l|.", "ratio", range="-1 .. 1",
+    Column("positivity", "Signed mass of all eigenvalues of the same: sum Re l / sum |l|.", "ratio", range="-1 .. 1",
         source="Elhage et al. 2021 (copying statistic)", also_known_as="OV eigenvalue positivity",
         does_not_establish="The embedding-to-logit path of one head alone: not the effect on the logits in the "
         "model. W_U is taken as the model holds it: TransformerLens' center_unembed, which changes no probability, "

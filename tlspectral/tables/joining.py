@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.tables.column import Column, Table, columns_of, named
+from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -15,7 +16,6 @@ KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
 
 _HEAD = ["layer", "head"]
-_ORIGIN = ("model", "revision", "sha256", "backend", "weights_sha256", "weights_layers", "versions", "columns")
 
 
 def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
@@ -46,11 +46,16 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         each other table says of itself.
 
     Raises:
-        ValueError: a table of other weights or of heads that `heads` lacks, several rows of one head that no key column
-            tells apart, a column that stands there already, or a table whose `layer` and `head` are those of a source.
+        ValueError: a table of other weights, or of weights that cannot be compared; heads that `heads` lacks; several
+            rows of one head that no key column tells apart; a column that stands there already; or a table whose
+            `layer` and `head` are those of a source.
 
-    What it does not establish: that the numbers belong together. Weights are compared where both tables name them; a
-    table without `attrs` passes. Prompts, seeds and precision may differ from table to table: see `attrs["joined"]`.
+    Every function that measures heads writes hashes of the weights into `attrs`, one per layer: those of the layers
+    that both tables have must agree. Tables of one model that was loaded for one and read from files for the other, or
+    of two backends, are compared by the name of the model, its revision and its number of layers.
+
+    What it does not establish: that the numbers belong together. The hashes are of attention, embedding and
+    unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
     """
     require(heads, _HEAD, "analyze_heads", name="table of heads")
     _require_one_row(heads, "the table of heads")
@@ -63,9 +68,15 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         made_by = table.attrs.get("table")
         said = f"table {label or made_by or place}"
         require(table, _HEAD, "heads", name=said)
+        unknown_origin = require_same_model(heads, table.attrs, f"the rows of the {said}")
+        if unknown_origin:
+            raise ValueError(
+                f"whether the {said} is of the model of the table of heads cannot be told: {unknown_origin}. Make both "
+                "with this version on one model; to a table that lost its attrs in pandas (concat, merge) give them "
+                "back: table.attrs = original.attrs"
+            )
         if "target" in table:
             raise ValueError(f"layer and head of the {said} are those of a source: it has no row per head to join")
-        require_same_model(heads, table.attrs, f"the rows of the {said}")
         wide, meanings = _wide(table, said)
         unknown = wide.index.difference(index)
         if len(unknown):
@@ -83,7 +94,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         documents |= meanings
         name = str(label or made_by or place)
         name = f"{name}_{len(origins) + 1}" if name in origins else name
-        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in _ORIGIN}
+        left_out = {*origin_of(table.attrs), "versions", "columns"}
+        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
     joined.attrs = {**heads.attrs, "columns": texts, "joined": origins}
     made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,13 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     if Path(path).suffix.lower() == ".csv":
         _write_csv(df, Path(path))
         return
+    data = table_bytes(df, attrs_for_pandas=attrs_for_pandas)
+    with naming_file(path), whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
+    """Return what `write_table` writes to a parquet file: equal bytes for equal tables. Raises ValueError too."""
     provenance = _json_value(df.attrs, "df.attrs")
     # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
     frame = df.copy(deep=False)
@@ -79,8 +87,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
-    with naming_file(path), whole_file(path) as partial:
-        partial.write_bytes(_with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode()))
+    return _with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode())
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:
@@ -113,13 +120,20 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), or a newer version of
-            this package wrote it. Damage is found by checksum, down to a single bit; files of version 0.1.0 have none.
+        ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), its metadata fit no
+            table, or a newer version of this package wrote it. Damage is found by checksum, down to a single bit; files
+            of version 0.1.0 have none. Nor is a table read that would take more than 1 GiB of memory and 500 times the
+            size of its file, which no table of measured numbers does.
     """
     described, table = _open(path)
-    frame = table.to_pandas()
-    frame.attrs = described["provenance"]
-    remember(frame.attrs.get("table"), described.get("columns"))
+    try:
+        frame = table.to_pandas()
+        frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
+        remember(frame.attrs.get("table"), described.get("columns"))
+    except MemoryError:
+        raise
+    except Exception as error:  # pandas and pyarrow raise what they please where metadata are not of their making
+        raise _unreadable(path, error) from error
     return frame
 
 
@@ -148,10 +162,17 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         digest = metadata.get(_DIGEST_KEY, b"")
         if hashlib.sha256(_with_digest(data, digest, _NO_DIGEST)).hexdigest().encode() != digest:
             raise _damaged(path, "its checksum differs")
+    from tlspectral.tables.memory import require_memory
+
     try:
+        require_memory(path, data, file)
         return described, file.read()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:
+    return ValueError(f"{path}: its metadata cannot be read ({error!r}): write the table again")
 
 
 def _with_digest(data: bytes, before: bytes, after: bytes) -> bytes:
@@ -176,10 +197,8 @@ def _described(path: str | os.PathLike[str], metadata: Mapping[bytes, bytes]) ->
         described = json.loads(metadata[_KEY])
         version = described["format"]
         known = isinstance(version, int) and isinstance(described["provenance"], dict)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: its tlspectral metadata cannot be read ({error!r}): write the table again"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if known and version > _FORMAT:
         raise ValueError(
             f"{path} has table format {version}; this version of tlspectral reads up to {_FORMAT}: upgrade tlspectral"

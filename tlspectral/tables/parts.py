@@ -1,4 +1,7 @@
-"""A resumable folder of long work: one file per finished part, and a manifest with the settings of them all."""
+"""A resumable folder of long work: one file per finished part, and a manifest with the settings of them all.
+
+Several jobs may share a folder. A manifest or part that one of them has finished is never replaced by another.
+"""
 
 import hashlib
 import json
@@ -10,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables.parquet import naming_file, read_table, write_table
-from tlspectral.tables.whole_file import whole_file
+from tlspectral.tables.parquet import naming_file, read_table, table_bytes
+from tlspectral.tables.whole_file import remove_left_overs, whole_file
 
 _FORMAT = 1
 # Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
@@ -62,12 +65,23 @@ class PartFolder:
         table.attrs |= own_attrs["given"]
         return table
 
-    def write(self, name: str, table: pd.DataFrame) -> None:
-        """Write the file of a finished part, which appears when it is complete. An OSError names the file."""
+    def write(self, name: str, table: pd.DataFrame) -> bool:
+        """Write the file of a finished part, which appears when it is complete. An OSError names the file.
+
+        Returns:
+            Whether the file holds this table. If another job finished the part first, its file stays: True if that is
+            equal to the byte.
+        """
+        file = self.path / f"{name}.parquet"
         keyed = table.copy(deep=False)
         given = {key: table.attrs[key] for key in _OWN_ATTRS if key in table.attrs}
         keyed.attrs = {**table.attrs, "file": name, "given": given, "made_with": self.key}
-        write_table(keyed, self.path / f"{name}.parquet", attrs_for_pandas=False)
+        # pandas would give all rows of a dataset the attrs of its first file.
+        data = table_bytes(keyed, attrs_for_pandas=False)
+        # Not beside the finished parts, of which others read the folder as it is.
+        with naming_file(file), whole_file(file, replace=False, unfinished_in=self.path) as partial:
+            partial.write_bytes(data)
+        return file.read_bytes() == data
 
 
 def open_parts(
@@ -78,6 +92,9 @@ def open_parts(
     noted: dict[str, Any] | None = None,
 ) -> PartFolder:
     """Make the folder, or check that an existing one was made with the same settings.
+
+    Of several jobs that make it at once, one writes the manifest, and the others are compared with that. Unfinished
+    files that dead jobs left in it are removed.
 
     Args:
         path: the folder; missing parents are made.
@@ -95,11 +112,14 @@ def open_parts(
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     file = folder / manifest
     stored = _read_manifest(file)
+    for replace in (False, True):  # another job's manifest stays; one that was cut off is replaced
+        if stored is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with naming_file(file), whole_file(file, replace=replace) as partial:
+                partial.write_text(json.dumps({**settings, **noted}, indent=1), encoding="utf-8")
+            stored = _read_manifest(file)
     if stored is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with naming_file(file), whole_file(file) as partial:
-            partial.write_text(json.dumps({**settings, **noted}, indent=1), encoding="utf-8")
-        return PartFolder(folder, key, manifest, noted)
+        raise IncompatibleCheckpoint(f"{file} cannot be read as soon as it is written: choose another folder")
     lacking = [name for name in noted if name not in stored]
     if lacking:
         raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
@@ -111,6 +131,7 @@ def open_parts(
             f"{folder} was made with other {', '.join(differing)} ({name}: {_short(stored.get(name))} there, "
             f"{_short(settings.get(name))} now): choose another folder"
         )
+    remove_left_overs(folder)
     return PartFolder(folder, key, manifest, noted_before)
 
 

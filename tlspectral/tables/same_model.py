@@ -1,51 +1,71 @@
-"""The check that a head table and another table or model come from the same weights."""
+"""The check that a head table and another table or model are of the same weights."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-_NAMES = ("model", "revision", "sha256")
+_NAMES = ("model", "revision", "commit", "sha256")
 
 
-def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str) -> None:
+def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str, *, name: str = "head table") -> str:
     """Refuse a table or model that has other weights than those of the head table.
 
-    Where both have a hash of the weights of equally many layers, read by the same backend, the hashes have to agree and
-    names may differ. Otherwise the name of the model, its revision and the hash of its file have to agree, as far as
-    both are known.
+    Models of different depth are refused. Of two that were read by the same backend, the hashes of the layers that both
+    have must agree, and names may differ. In all other cases the name of the model, its revision, its commit and the
+    hash of its file must agree, as far as both are known.
 
     Args:
         heads: table of `analyze_heads`, with the `attrs` that it came with.
         origin: `AttentionView.origin` of a model, or the `attrs` of a table that hold it.
         what: name of the other one in the message, in the plural: "the draws".
+        name: what the message calls `heads`.
+
+    Returns:
+        Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they were
+        compared, and agree.
 
     Raises:
         ValueError: they differ.
     """
     attrs = heads.attrs
-    if _comparable(heads, origin):
-        if attrs["weights_sha256"] != origin["weights_sha256"]:
+    _require_equal(attrs, origin, ("n_layers",), what, name)
+    backends = attrs.get("backend"), origin.get("backend")
+    by_layer, other_by_layer = (each.get("weights_by_layer") or {} for each in (attrs, origin))
+    whole, other_whole = (each.get("weights_sha256") for each in (attrs, origin))
+    if None not in backends and len({*backends}) == 1:
+        common = sorted(by_layer.keys() & other_by_layer.keys(), key=int)
+        for layer in common:
+            if by_layer[layer] != other_by_layer[layer]:
+                raise ValueError(
+                    f"the {name} was made from other weights than {what}: the hash of layer {layer} is "
+                    f"{by_layer[layer][:12]} ({_named(attrs)}), here it is {other_by_layer[layer][:12]} "
+                    f"({_named(origin)}): use one model, in the precision that the table was made in"
+                )
+        if common or (whole and whole == other_whole):
+            return ""
+        if whole and other_whole and not (by_layer and other_by_layer):
             raise ValueError(
-                f"the head table was made from other weights than {what}: its weights_sha256 is "
-                f"{attrs['weights_sha256'][:12]} ({_named(attrs)}), here it is {origin['weights_sha256'][:12]} "
-                f"({_named(origin)}): use one model, in the precision that the table was made in"
+                f"the {name} was made from other weights or other layers than {what}: its weights_sha256 is "
+                f"{whole[:12]} ({_named(attrs)}), here it is {other_whole[:12]} ({_named(origin)}), and one of them "
+                "has no hash of each layer, as older versions wrote tables: make both again on one model"
             )
-        return
-    for key in _NAMES:
+    _require_equal(attrs, origin, _NAMES, what, name)
+    if None not in backends and len({*backends}) > 1:
+        if attrs.get("model") and origin.get("model"):
+            return ""
+        return f"their backends differ ({backends[0]!r} and {backends[1]!r}) and not both name their model"
+    lacking = [said for said, hashes in ((f"the {name}", by_layer), (what, other_by_layer)) if not hashes]
+    return f"no hash of the weights is known for {' and '.join(lacking)}" if lacking else "they have no layer in common"
+
+
+def _require_equal(
+    attrs: Mapping[Any, Any], origin: Mapping[Any, Any], keys: tuple[str, ...], what: str, name: str
+) -> None:
+    for key in keys:
         here, other = attrs.get(key), origin.get(key)
         if here is not None and other is not None and here != other:
-            raise ValueError(f"the head table is of {key} {here}, {what} are of {key} {other}: use one model")
-
-
-def _comparable(heads: pd.DataFrame, origin: Mapping[Any, Any]) -> bool:
-    both = all(attrs.get("weights_sha256") and attrs.get("backend") for attrs in (heads.attrs, origin))
-    return (
-        both
-        and heads.attrs["backend"] == origin["backend"]
-        and "layer" in heads
-        and heads["layer"].nunique() == origin.get("weights_layers")
-    )
+            raise ValueError(f"the {name} is of {key} {here}, {what} are of {key} {other}: use one model")
 
 
 def _named(attrs: Mapping[Any, Any]) -> str:

@@ -6,9 +6,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import joblib
 import numpy as np
@@ -16,7 +16,8 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 from tqdm.auto import tqdm
 
-from tlspectral.tables.parts import PartFolder
+if TYPE_CHECKING:
+    from tlspectral.tables.parts import PartFolder
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PartFailure:
 
 def finished_parts(
     parts: Iterable[WorkPart],
-    folder: PartFolder | None = None,
+    folder: "PartFolder | None" = None,
     *,
     description: str,
     unit: str,
@@ -69,9 +70,13 @@ def finished_parts(
     total: int | None = None,
     n_jobs: int = 1,
     failed: Callable[[str, PartFailure], None] | None = None,
+    done: Callable[[str], None] | None = None,
     show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
+
+    Several jobs may do the same work in the same folder, and each may be killed at any moment. A part that another job
+    has stored meanwhile is read.
 
     With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
@@ -93,6 +98,7 @@ def finished_parts(
         n_jobs: workers, as joblib counts them.
         failed: called in this process with the name of a part that cannot be read, checked or made, and why. The work
             goes on without that part.
+        done: called in this process with the name of a part that is stored or made.
         show_progress: a bar that moves when a part is finished.
 
     Returns:
@@ -111,7 +117,12 @@ def finished_parts(
         if failed is not None:
             failed(name, failure)
 
-    missing = _missing(parts, folder, names, tables, None if failed is None else note)
+    def take(name: str, table: pd.DataFrame) -> None:
+        tables[name] = table
+        if done is not None:
+            done(name)
+
+    missing = _missing(parts, folder, names, take, None if failed is None else note)
     if isinstance(parts, Sequence):
         missing, total = list(missing), len(parts)
     goes_on = failed is not None
@@ -125,16 +136,16 @@ def finished_parts(
             if alone
             else _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
         )
-    done = len(tables) + len(failures)
+    initial = len(tables) + len(failures)
     sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
     finished_items, began = 0, time.perf_counter()
-    bar = tqdm(total=total, initial=done, desc=description, unit=unit, leave=False, disable=not show_progress)
+    bar = tqdm(total=total, initial=initial, desc=description, unit=unit, leave=False, disable=not show_progress)
     with bar, closing(made_parts):
         for name, made in made_parts:
             if isinstance(made, PartFailure):
                 note(name, made)
             else:
-                tables[name] = made
+                take(name, made)
             if sizes:
                 finished_items += sizes[name]
                 each = (time.perf_counter() - began) / finished_items
@@ -151,20 +162,26 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def stored_table(part: WorkPart, folder: "PartFolder | None") -> pd.DataFrame | None:
+    """Read a part that the folder has, and check it; None if there is none. Raises IncompatibleCheckpoint."""
+    table = None if folder is None else folder.read(part.name)
+    if table is not None and part.check is not None:
+        part.check(table)
+    return table
+
+
 def _missing(
     parts: Iterable[WorkPart],
-    folder: PartFolder | None,
+    folder: "PartFolder | None",
     names: list[str],
-    tables: dict[str, pd.DataFrame],
+    take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, PartFailure], None] | None,
 ) -> Iterator[WorkPart]:
-    """Yield the parts that the folder does not have. Add all names to `names`, and stored tables to `tables`."""
+    """Yield the parts that the folder does not have. Add all names to `names`, and `take` the stored tables."""
     for part in parts:
         names.append(part.name)
         try:
-            table = None if folder is None else folder.read(part.name)
-            if table is not None and part.check is not None:
-                part.check(table)
+            table = stored_table(part, folder)
         except Exception as error:
             if failed is None:
                 raise
@@ -173,38 +190,46 @@ def _missing(
             if table is None:
                 yield part
             else:
-                tables[part.name] = table
+                take(part.name, table)
         del part  # A part can hold a model, which must not be in memory while the next one is loaded.
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool
+    parts: Iterable[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     prepared: tuple[Any, ...] | None = None
     for part in parts:
         if prepared is None:
             prepared = () if prepare is None else (prepare(),)
-        named_table = _made(part.name, part.make, folder, goes_on, *prepared)
+        named_table = _made(part, folder, goes_on, *prepared)
         del part  # as in _missing
         yield named_table
 
 
 def _made(
-    name: str, make: Callable[..., pd.DataFrame], folder: PartFolder | None, goes_on: bool, *prepared: Any
+    part: WorkPart, folder: "PartFolder | None", goes_on: bool, *prepared: Any
 ) -> tuple[str, pd.DataFrame | PartFailure]:
+    """Make and store a part, unless another job has stored it by then; its table is taken even where making fails."""
     try:
-        table = make(*prepared)
+        table = stored_table(part, folder)
+        if table is not None:
+            return part.name, table
+        table = part.make(*prepared)
     except Exception as error:
+        with suppress(Exception):  # the first error is the one to report
+            table = stored_table(part, folder)
+            if table is not None:
+                return part.name, table
         if not goes_on:
             raise
-        return name, PartFailure.of(error)
-    if folder is not None:
-        folder.write(name, table)
-    return name, table
+        return part.name, PartFailure.of(error)
+    if folder is None or folder.write(part.name, table):
+        return part.name, table
+    return _made(part, folder, goes_on, *prepared)  # another job has stored other numbers first: they are read
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: PartFolder | None, prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
+    parts: list[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
     """Yield parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
@@ -216,25 +241,20 @@ def _made_by_workers(
         packed = np.frombuffer(content, dtype=np.uint8)
     token = secrets.token_hex(8)
     with workers_kept():
-        jobs = (joblib.delayed(_made_there)(part.name, part.make, folder, goes_on, packed, token) for part in parts)
+        jobs = (joblib.delayed(_made_there)(part, folder, goes_on, packed, token) for part in parts)
         yield from _parallel(n_jobs)(jobs)
 
 
 def _made_there(
-    name: str,
-    make: Callable[..., pd.DataFrame],
-    folder: PartFolder | None,
-    goes_on: bool,
-    packed: np.ndarray | None,
-    token: str,
+    part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | PartFailure]:
     if packed is None:
-        return _made(name, make, folder, goes_on)
+        return _made(part, folder, goes_on)
     if getattr(_WORKER, "token", None) != token:
         _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
         _WORKER.prepared = pickle.loads(packed.data)()
         _WORKER.token = token
-    return _made(name, make, folder, goes_on, _WORKER.prepared)
+    return _made(part, folder, goes_on, _WORKER.prepared)
 
 
 # What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.

@@ -3,7 +3,7 @@
 from tlspectral.models.text import packaged_text
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
-from tlspectral.tasks.score import Effect, Score, paired_effect, sign_flip_p, standard_error
+from tlspectral.tasks.score import Effect, Score, control_test, paired_effect, sign_flip_p, standard_error
 from tlspectral.tasks.scoring import ScoredSequences, Scores, intact_values, score_of, scored_sequences
 from tlspectral.tasks.task import Task, induction, language, logit_difference, task_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "ScoredSequences",
     "Scores",
     "Task",
+    "control_test",
     "evaluate",
     "induction",
     "induction_loss",

@@ -61,7 +61,7 @@ def induction_loss(
         seed: of the draw.
 
     Raises:
-        ValueError: `tokens` that are no repeated sequences, or fewer than two sequences to draw.
+        ValueError: `tokens` that are no repeated sequences or that the model cannot read, or fewer than two to draw.
 
     What it does not establish: that a head with an effect here is an induction head. Every head that
     the second copy needs has one: so do heads that feed induction, and heads whose removal damages the model as such.

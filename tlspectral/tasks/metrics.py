@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.prompts import require_vocabulary
 from tlspectral.rotary import in_float64
 
 
@@ -17,7 +18,7 @@ def next_token_loss(
 ) -> Float64[Tensor, "rows"]:
     """Return the mean next-token cross-entropy of each sequence in nats, over its real tokens.
 
-    `logits` are those of the last positions but one: `predict=slice(start, -1)`.
+    `logits` are those of the positions from one on to the last but one: `predict=slice(start, -1)`, start 0 or more.
     """
     n_scored = logits.shape[1]
     targets, counted = tokens[:, -n_scored:], mask[:, -n_scored:]
@@ -91,8 +92,10 @@ def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) ->
 def _token_id(view: AttentionView, answer: Any, side: str) -> int:
     if not isinstance(answer, str):
         token = int(answer)
-        if not 0 <= token < view.d_vocab:
-            raise ValueError(f"{side}: token ids are 0 to {view.d_vocab - 1}; found {token}")
+        try:
+            require_vocabulary(view.d_vocab, torch.tensor(token))
+        except ValueError as error:
+            raise ValueError(f"{side}: {error}") from error
         return token
     tokenizer = getattr(view.model, "tokenizer", None)
     if tokenizer is None:

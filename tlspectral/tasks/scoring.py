@@ -123,7 +123,8 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
 
     Raises:
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
-            prompts; or logits of more than 8 GiB for a metric that gets all of them at once.
+            prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
+            gets all of them at once.
     """
     ready = isinstance(task.prompts, PromptsOfModel)
     packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
@@ -140,6 +141,8 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         task.labels,
         task.higher_is_better,
     )
+    if sequences.by_rows:
+        _require_targets(sequences)
     n = len(packed.tokens)
     if task.labels is not None and len(task.labels) != n:
         raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
@@ -153,21 +156,38 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     return sequences
 
 
+def _require_targets(sequences: ScoredSequences) -> None:
+    """Refuse positions other than those whose next tokens `next_token_loss` takes as targets. Raises ValueError."""
+    n, width = sequences.n_scored, sequences.tokens.shape[1]
+    columns = torch.arange(width - 1 - n, width - 1)
+    scored = sequences.scored
+    found = torch.arange(width)[scored][None] if isinstance(scored, slice) else scored
+    if bool(((found != columns) & sequences.real[:, width - n :]).any()):
+        raise ValueError(
+            "next_token_loss takes the positions from one on to the last but one: give predict=slice(start, -1) with "
+            "start of 0 or more"
+        )
+
+
 def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: Any) -> Positions:
     """Return the positions that `Task.predict` means: a slice if all prompts have one length and it is one.
 
-    Raises ValueError for a position that a prompt does not have, or none at all; TypeError for no form of `Task`.
+    A slice counts in each prompt by itself. Where it chooses fewer positions of a prompt than of another, the last real
+    token fills the row. Raises ValueError for a position that a prompt does not have, or none at all; TypeError for no
+    form of `Task`.
     """
     if callable(predict):
         predict = predict(width)
     predict = slice(None) if predict is None else predict
     if isinstance(predict, slice):
-        columns = range(width)[predict]
-        if not columns:
+        chosen = [range(length)[predict] for length in lengths.tolist()]
+        most = max(map(len, chosen))
+        if not most:
             raise ValueError(f"predict={predict} chooses no position of prompts of {width} tokens")
-        if bool((lengths == width).all()) and columns.step == 1:
-            return slice(columns.start, columns.stop)
-        return torch.minimum(torch.tensor(columns)[None], lengths[:, None] - 1)
+        if bool((lengths == width).all()) and chosen[0].step == 1:
+            return slice(chosen[0].start, chosen[0].stop)
+        filled = zip(chosen, (lengths - 1).tolist(), strict=True)
+        return torch.tensor([[*columns, *[last] * (most - len(columns))] for columns, last in filled])
     return positions_in(lengths, predict, "predict")
 
 

@@ -34,9 +34,10 @@ class Task:
         metric: function of `logits` [sequences, predicted, d_vocab] in float32 or wider, `tokens` [sequences, pos] and
             `mask` [sequences, pos] (True for real tokens), all of them on the model's device, that returns a score per
             sequence, [sequences]. It gets all prompts at once, in their order.
-        predict: positions whose logits the metric needs; the others are never computed. A position, negative from the
-            end of each prompt (-1: its last real token); a list of them; a slice; a tensor [sequences, predicted];
-            None: all. Where a prompt is shorter than that, its last real token is taken.
+        predict: positions whose logits the metric needs; the others are never computed. A position, a list of them or a
+            slice, all of which count in each prompt by itself, negative ones from its end (-1: its last real token); a
+            tensor [sequences, predicted]; None: all. Where a slice takes fewer positions of a prompt than of another,
+            its last real token fills the row.
         attention: a query and a key position per sequence, [sequences, 2], for attention measured on the prompts;
             negative from the end of each prompt.
         labels: a DataFrame with a row per sequence, such as the condition it belongs to.

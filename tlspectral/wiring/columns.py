@@ -14,9 +14,11 @@ EDGE_EFFECTS = Table("edge_effects", "`tls.edge_effects`", (
     Column("target", "The head that reads.", "label", range="heads"),
     Column("target_layer", COLUMNS["layer"].meaning + " Of the target.", "index", range="1 .. layers - 1"),
     Column("target_head", COLUMNS["head"].meaning + " Of the target.", "index", range="0 .. heads - 1"),
-    Column("input", "What of the target is computed without the source: its queries (q), keys (k) or values (v). Heads "
-        "that share the target's keys and values get the same edit: read_together in df.attrs.", "label",
-        range="q, k, v"),
+    Column("input", "What of the target is computed without the source: its queries (q), keys (k) or values (v).",
+        "label", range="q, k, v"),
+    Column("reached", "The heads whose input changes with the edge, by name: the target, those that share its keys or "
+        "values, and all of a layer whose query/key norm runs over all heads (OLMo 2). An effect on a task is that of "
+        "all of them, one on attention is the target's.", "label", range="heads, with commas between them"),
     Column("attention", "Attention of the target to what score in df.attrs names, in the intact model, mean over "
         "queries and sequences. NaN where the sequences have no such keys.", "probability", range="0 .. 1",
         does_not_establish="That the target acts on it."),
@@ -29,8 +31,16 @@ EDGE_EFFECTS = Table("edge_effects", "`tls.edge_effects`", (
     Column("control_delta", "As delta, with a random direction of equal norm in place of the source's write; mean over "
         "draws. With control='random' only.", "as delta", range="-inf .. inf", also_known_as="random-write control",
         does_not_establish="What no edit would do: it says what any edit of that size costs."),
-    Column("control_delta_stderr", "Standard error of control_delta, over draws and over sequences, in squares. With "
-        "control='random' only.", "as delta", range="0 .. inf"),
+    Column("control_delta_stderr", "Standard error of control_delta, over draws and over sequences, in squares. NaN "
+        "for one draw. With control='random' only.", "as delta", range="0 .. inf"),
+    Column("control_excess", "|delta| less the mean over draws of |control effect|: positive where cutting the edge "
+        "changes more, in either direction, than a random direction of equal norm. With control='random' only.",
+        "as delta", range="-inf .. inf", does_not_establish="That it is beyond chance: see control_p."),
+    Column("control_p", "Share of the source's own control effects that are as large as delta in absolute value, "
+        "(1 + those) / (1 + draws): the Monte-Carlo p of 'the write is one of the draws'. With control='random' only.",
+        "probability", range="1 / (1 + draws) .. 1", also_known_as="Monte-Carlo test",
+        does_not_establish="More than its draws can: no p is below 1 / (1 + draws). It is not corrected for the number "
+        "of rows; qvalue corrects pvalue."),
     Column("pvalue", "Share of the control effects of all sources of the target that are as large in absolute value, "
         "(1 + those) / (1 + all). With control='random' only.", "probability", range="1 / (1 + draws) .. 1",
         does_not_establish="That the source is special by its direction alone: the null holds writes of all sources, "

@@ -22,13 +22,21 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
-from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, standard_error, task_of
+from tlspectral.tasks import (
+    ScoredSequences,
+    Task,
+    control_test,
+    intact_values,
+    score_of,
+    scored_sequences,
+    standard_error,
+    task_of,
+)
 from tlspectral.wiring.columns import EDGE_EFFECTS
 from tlspectral.wiring.sources import CachedRun, Replaced, Source, cached_run, chosen_sources
 from tlspectral.wiring.targets import QueryKeyPairs, Replayed, TargetLayer, target_layer
 
 SEQUENCES = 16
-CONTROL_DRAWS = 20
 
 Score = Literal["prev", "dup", "ind", "attention"]
 
@@ -45,6 +53,7 @@ def edge_effects(
     replace: Replaced = "mean",
     effect: Literal["attention", "task"] = "attention",
     control: Literal["random"] | None = None,
+    draws: int = 20,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
@@ -66,7 +75,7 @@ def edge_effects(
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
         targets: heads that read, in any form of `ablate`.
         input: what of the target is computed without the source. Heads that share keys or values all get the edit;
-            `attrs["read_together"]` names them.
+            the column `reached` names them.
         sources: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
             `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
         score: the attention that is measured. `"prev"`, `"dup"` and `"ind"` are those of `detect_heads` on repeated
@@ -78,8 +87,9 @@ def edge_effects(
         effect: `"attention"`: of the edge on the target's attention. `"task"`: on the metric, when this edge alone is
             cut and the model goes on from the target's layer.
         control: `"random"` also takes away, in place of the write, one of equal norm at each token in random directions
-            (the source's output map, its directions replaced by Haar-random ones; 20 draws a source). For p, control
-            effects of all sources of a target are pooled.
+            (the source's output map, its directions replaced by Haar-random ones). For `pvalue`, control effects of all
+            sources of a target are pooled.
+        draws: random writes per source. `control_p` is not below 1 / (1 + draws): 19 reach .05.
         checkpoint_dir: a folder with one file per layer of targets; a run that was stopped is resumed from there.
         n_jobs: workers that share the layers of targets, as in `ablation_sweep`.
         seed: of sequences and control draws.
@@ -87,10 +97,12 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per source and target, sorted by target, then source: `source, layer, head, target,
-        target_layer, target_head, input, attention` (intact)`, delta, delta_stderr, k_composition`; with a control
-        `control_delta, control_delta_stderr, pvalue, qvalue`. A source in the target's layer or behind has no row.
-        `attrs` hold model and settings; `norm_behind_held`: layers of sources with a norm behind the attention (Gemma 2
-        and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        target_layer, target_head, input, reached, attention` (intact)`, delta, delta_stderr, k_composition`; with a
+        control `control_delta, control_delta_stderr, control_excess, control_p, pvalue, qvalue`: `control_excess` is
+        |delta| less the mean of |control effects|, `control_p` of "the write is one of the source's own draws" (see
+        `tasks.control_test`). A source in the target's layer or behind has no row. `attrs` hold model and settings;
+        `norm_behind_held`: layers of sources with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
+        head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head that does not exist.
@@ -107,7 +119,7 @@ def edge_effects(
     What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
     only together: cut those with `ablate(..., into=)`.
     """
-    _check(input, score, replace, effect, control)
+    _check(input, score, replace, effect, control, draws)
     view = attention_view(model)
     by_layer = heads_by_layer(view, targets)
     if not by_layer:
@@ -119,7 +131,7 @@ def edge_effects(
         if not any(source.layer < layer for source in writers):
             raise ValueError(f"{head_name(layer, heads[0])}: none of the sources lies in an earlier layer")
     pairs = _pairs(sequences, chosen_task, score, required=effect == "attention")
-    plan = _Plan(input, writers, pairs, replace, effect, CONTROL_DRAWS if control == "random" else 0, seed)
+    plan = _Plan(input, writers, pairs, replace, effect, draws if control == "random" else 0, seed)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -129,6 +141,7 @@ def edge_effects(
             "sources": [source.name for source in writers],
             "targets": {str(layer): heads for layer, heads in by_layer.items()},
             "score": score,
+            "control": control,
             **plan.settings,
         }
         folder = open_model_parts(checkpoint_dir, settings, score_of(view, sequences).value, manifest="edges.json")
@@ -149,6 +162,13 @@ def edge_effects(
     if plan.draws:
         corrected = scipy.stats.false_discovery_control(table["pvalue"])
         table.insert(list(table).index("pvalue") + 1, "qvalue", corrected)
+    reached = {
+        (layer, head): ", ".join(heads_reached(model, (layer, head), input).heads)
+        for layer, heads in by_layer.items()
+        for head in heads
+    }
+    targets = zip(table["target_layer"], table["target_head"], strict=True)
+    table.insert(list(table).index("input") + 1, "reached", [reached[target] for target in targets])
     below = range(max(by_layer))
     table.attrs = {
         **view.origin(),
@@ -158,11 +178,6 @@ def edge_effects(
         **plan.settings,
         "n_sequences": len(sequences.tokens),
         "tokens_sha256": sequences.digest,
-        "read_together": {
-            head_name(layer, head): list(heads_reached(model, (layer, head), input).heads)
-            for layer, heads in by_layer.items()
-            for head in heads
-        },
         "norm_behind_held": [layer for layer in below if view.behind(layer)[1].kind != "none"],
     }
     return named(table, EDGE_EFFECTS)
@@ -186,7 +201,7 @@ class _Plan:
         return {name: getattr(self, name) for name in ("input", "replace", "effect", "draws", "seed")}
 
 
-def _check(input: str, score: str, replace: str, effect: str, control: str | None) -> None:
+def _check(input: str, score: str, replace: str, effect: str, control: str | None, draws: int) -> None:
     for name, value, known in (
         ("input", input, ("q", "k", "v")),
         ("score", score, ("prev", "dup", "ind", "attention")),
@@ -196,6 +211,8 @@ def _check(input: str, score: str, replace: str, effect: str, control: str | Non
     ):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+    if draws < 1:
+        raise ValueError(f"draws must be 1 or more, not {draws}")
     if input == "v" and effect == "attention":
         raise ValueError("a head's attention does not depend on its values: give effect='task', or input 'q' or 'k'")
 
@@ -313,7 +330,9 @@ def _target_table(
         over_sequences = [standard_error(effect) for effect in controls.mean(0)]
         drawn = controls.mean(2)  # [draws, sources]
         table["control_delta"] = drawn.mean(0)
-        table["control_delta_stderr"] = np.hypot(over_sequences, drawn.std(0, ddof=1) / np.sqrt(plan.draws))
+        over_draws = drawn.std(0, ddof=1) / np.sqrt(plan.draws) if plan.draws > 1 else np.nan
+        table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
+        table["control_excess"], table["control_p"] = control_test(delta.mean(1), drawn.T)
         larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
         table["pvalue"] = (1 + larger) / (1 + drawn.size)
     table["k_composition"] = composition

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale, softcapped, unmasked
+from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale, softcapped
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.scores import pattern_tolerance, rotation_tables
 from tlspectral.models.attention.threads import hooks_on
@@ -113,8 +113,7 @@ def target_layer(run: CachedRun, index: int, what: Input) -> TargetLayer:
     query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
     tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
     if "scores" in names:
-        scores = run.captured[names["scores"]]
-        allowed = unmasked(scores[:, 0])
+        allowed = view.unmasked(index, run.captured[names["scores"]][:, 0])
     else:
         allowed = view.causal_mask(index, n_positions)
     return TargetLayer(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView, unmasked
+from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
@@ -63,9 +63,11 @@ def trace(
     hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
 
     def keep_row(scores: Tensor, hook: Any) -> None:
-        kept["largest"] = float(scores.detach().where(unmasked(scores), 0.0).abs().max())
+        unmasked = view.unmasked(layer, scores)
+        kept["largest"] = float(scores.detach().where(unmasked, 0.0).abs().max())
         row = scores[0, head, query].detach().cpu()
-        kept["row"], kept["unmasked"] = row.double(), unmasked(row) & (torch.arange(len(row)) <= query)
+        kept["row"] = row.double()
+        kept["unmasked"] = unmasked[0, head, query].cpu() & (torch.arange(len(row)) <= query)
 
     if "scores" in names:
         hooks.append((names["scores"], keep_row))

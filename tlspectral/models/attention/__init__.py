@@ -15,10 +15,10 @@ from tlspectral.models.attention.layer import (
     fold_output,
     folded_bias,
     key_value_groups,
+    layer_digest,
     require_even_scale,
     softcapped,
     stored_bytes,
-    unmasked,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
@@ -38,10 +38,10 @@ __all__ = [
     "fold_output",
     "folded_bias",
     "key_value_groups",
+    "layer_digest",
     "require_even_scale",
     "softcapped",
     "stated_context",
     "stored_bytes",
-    "unmasked",
     "vocabulary_chunks",
 ]

@@ -81,10 +81,10 @@ def context_length(model: Any) -> int:
 
 
 def stated_context(config: Any) -> int | None:
-    """Return the longest prompt that a Hugging Face config states, None where it states none (BLOOM)."""
+    """Return the longest prompt that a Hugging Face config states, the shorter of two (MPT); None for none (BLOOM)."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
+    return min((int(length) for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
@@ -148,6 +148,14 @@ def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
     return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+
+
+def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
+    """Return the score of a masked key in scores of one type; some models mask by -inf instead."""
+    wrapped: Any = getattr(model.blocks[layer].attn, "original_component", None)
+    if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of the model's type is added
+        return torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
+    return torch.finfo(stored).min
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:

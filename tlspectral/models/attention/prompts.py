@@ -20,8 +20,9 @@ _FORMS = (
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the ids of prompts, each from position 0 on, on the CPU, and their lengths.
 
-    Prompts are strings, tokenised as by `model.to_tokens`; token ids [sequences, pos], or [pos] of one prompt; a list
-    of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and `attention_mask`.
+    Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
+    prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
+    `attention_mask`.
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
@@ -34,24 +35,31 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
         if "input_ids" not in prompts:
             raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, prompts)) or 'nothing'}")
         tokens, mask = torch.as_tensor(prompts["input_ids"]), prompts.get("attention_mask")
-        packed = _of_rows(view, tokens) if mask is None else right_packed(tokens, torch.as_tensor(mask))
+        if mask is not None:
+            return packed_rows(view, tokens, torch.as_tensor(mask))
     elif isinstance(prompts, Tensor | np.ndarray):
-        packed = _of_rows(view, torch.as_tensor(prompts))
+        tokens = torch.as_tensor(prompts)
     elif isinstance(prompts, Sequence) and len(prompts):
         packed = _of_list(view, prompts)
+        check_ids(view, packed)
+        return packed
     else:
         raise TypeError(f"{_FORMS}; found {_described(prompts)}")
-    check_ids(view, packed)
+    packed = packed_rows(view, tokens[None] if tokens.ndim == 1 else tokens)
+    refuse_padding(view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding")
     return packed
 
 
-def _of_rows(view: AttentionView, tokens: Tensor) -> PackedTokens:
-    if tokens.ndim == 1:
-        tokens = tokens[None]
+def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask | None = None) -> PackedTokens:
+    """Return token ids [sequences, pos], each sequence from position 0 on, on the CPU, and their lengths.
+
+    Without a mask all of them are real. Raises as `packed_prompts`, but not for ids that look padded.
+    """
     if tokens.ndim != 2 or not _whole(tokens):
         raise TypeError(f"{_FORMS}; found a tensor of {tokens.dtype} with shape {tuple(tokens.shape)}")
-    refuse_padding(view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding")
-    return even_rows(tokens.cpu())
+    packed = even_rows(tokens.cpu()) if attention_mask is None else right_packed(tokens, attention_mask)
+    check_ids(view, packed)
+    return packed
 
 
 def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
@@ -72,7 +80,8 @@ def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
 def _tokenised(view: AttentionView, prompt: str) -> Int[Tensor, "pos"]:
     if getattr(view.model, "tokenizer", None) is None:
         raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
-    return view.model.to_tokens(prompt)[0].cpu().long()
+    # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
+    return view.model.to_tokens(prompt, truncate=False)[0].cpu().long()
 
 
 def _row(prompt: Any) -> Int[Tensor, "pos"]:
@@ -93,9 +102,17 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
         raise ValueError("there are no prompts")
     if tokens.shape[1] > view.n_ctx:
         long = int(packed.lengths.argmax())
-        raise ValueError(f"prompt {long} has {tokens.shape[1]} tokens, and the model's context is {view.n_ctx}")
-    if int(tokens.min()) < 0 or int(tokens.max()) >= view.d_vocab:
-        raise ValueError(f"token ids are 0 to {view.d_vocab - 1}; found {int(tokens.min())} to {int(tokens.max())}")
+        raise ValueError(
+            f"prompt {long} has {tokens.shape[1]} tokens, and the model's context is {view.n_ctx}: give shorter prompts"
+        )
+    require_vocabulary(view.d_vocab, tokens)
+
+
+def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
+    """Refuse token ids that a vocabulary of this size does not have. Raises ValueError."""
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= d_vocab:
+        raise ValueError(f"token ids are 0 to {d_vocab - 1}; found {least if least == most else f'{least} to {most}'}")
 
 
 def _whole(values: Tensor) -> bool:

@@ -5,15 +5,17 @@ skipped block only returns a stored residual stream.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView, evaluating
 
@@ -52,13 +54,19 @@ class IntactRun:
         if layer == 0:
             return logits_at(self.view, tokens, scored)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
+        with self._skipped(layer, residual):
+            return logits_at(self.view, tokens, scored)
+
+    @uninterrupted
+    def _skipped(self, layers: int, residual: Tensor) -> Iterator[None]:
+        """Let the first blocks hand on a residual stream inside the context."""
         with ExitStack() as skipped:
-            for index in range(layer):
+            for index in range(layers):
                 n_others = self.companions[index]
                 output = residual if n_others < 0 else (residual, *[None] * n_others)
                 forward = partial(_handed_on, output)
                 skipped.enter_context(methods_replaced(self.view.model.blocks[index], {"forward": forward}))
-            return logits_at(self.view, tokens, scored)
+            yield
 
 
 def intact_run(
@@ -94,15 +102,11 @@ def intact_run(
     whole = isinstance(scored, slice)
     wanted = set(layers)
     blocks = view.model.blocks
-    with exclusive(view.model), torch.no_grad():
-        handles = [blocks[layer].register_forward_hook(keeper(layer)) for layer in range(max(wanted, default=0))]
-        try:
-            for start in range(0, len(tokens), batch):
-                current = slice(start, min(start + batch, len(tokens)))
-                reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
-        finally:
-            for handle in handles:
-                handle.remove()
+    keeping = [(blocks[layer].register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
+    with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
+        for start in range(0, len(tokens), batch):
+            current = slice(start, min(start + batch, len(tokens)))
+            reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
     return IntactRun(view, tokens, scored, entering, companions, view.model.hook_dict)
 
 
@@ -120,7 +124,7 @@ def logits_at(
     return logits if selected else _at(logits, scored)
 
 
-@contextmanager
+@uninterrupted
 def unembedding_only(view: AttentionView, scored: Positions) -> Iterator[list[Positions]]:
     """Let passes inside the context unembed the scored positions alone, where the model uses its unembedding module.
 
@@ -132,11 +136,8 @@ def unembedding_only(view: AttentionView, scored: Positions) -> Iterator[list[Po
         selected.append(scored)
         return (_at(inputs[0], scored), *inputs[1:])
 
-    handle = view.model.unembed.register_forward_pre_hook(select)
-    try:
+    with module_hooks([(view.model.unembed.register_forward_pre_hook, select)]):
         yield selected
-    finally:
-        handle.remove()
 
 
 def _at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Tensor, "batch scored width"]:
@@ -149,19 +150,58 @@ def _handed_on(output: Any, *inputs: Any, **named: Any) -> Any:
     return output
 
 
-@contextmanager
+@uninterrupted
+def module_hooks(placing: Iterable[tuple[Callable[..., Any], Callable[..., Any]]]) -> Iterator[None]:
+    """Put hooks of PyTorch on modules until the context ends: pairs of a method that registers a hook, and the hook."""
+    handles: list[Any] = []
+    with undoing(_remove, handles):
+        for register, hook in placing:
+            handles.append(register(hook))
+        yield
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class _Replacement:
+    """Methods that one context has set on an object, and what the object itself had under their names."""
+
+    methods: Mapping[str, Callable[..., Any]]
+    before: dict[str, Any]
+
+
+_replacements: WeakKeyDictionary[Any, list[_Replacement]] = WeakKeyDictionary()
+_ABSENT = object()
+
+
+@uninterrupted
 def methods_replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Replace methods of one object inside the context."""
+    """Replace methods of one object inside the context. Several contexts may end in any order."""
     # In __dict__: a bridge passes attributes that are set on it to the module it wraps.
     own = owner.__dict__
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
-    try:
+    replacement = _Replacement(methods, {name: own.get(name, _ABSENT) for name in methods})
+    with undoing(_put_back, owner, replacement):
+        _replacements.setdefault(owner, []).append(replacement)
+        own.update(methods)
         yield
-    finally:
-        for name in methods:
-            del own[name]
-        own.update(before)
+
+
+def _put_back(owner: Any, replacement: _Replacement) -> None:
+    own, standing = owner.__dict__, _replacements.get(owner, [])
+    if replacement not in standing:
+        return
+    later = standing[standing.index(replacement) + 1 :]
+    for name, method in replacement.methods.items():
+        above = next((other for other in later if name in other.methods), None)
+        before = replacement.before[name]
+        if above is not None:
+            above.before[name] = before
+        elif own.get(name) is method:
+            own.pop(name) if before is _ABSENT else own.update({name: before})
+    standing.remove(replacement)
 
 
 @dataclass(frozen=True)
@@ -204,7 +244,7 @@ def last_logits(
         return logits_at(view, tokens, _LAST)[:, -1]
 
 
-@contextmanager
+@uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
     model, points = view.model, view.model.hook_dict
     with torch.no_grad(), evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):

@@ -3,73 +3,71 @@
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
-import copyreg
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from itertools import count
 from threading import Condition, Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention.interrupts import interruptible, undoing, uninterrupted
 
 Hook = tuple[str, Callable[..., Any]]
 
 
 @dataclass
 class _Use:
-    """Which thread uses a model now, None when it is free, and how many contexts of that thread are open.
+    """Which thread uses a model now, None when it is free, and the contexts of that thread that are open.
 
-    `blocks` of them are `with` blocks of the user; other threads are then refused instead of waiting.
+    Of each it is known whether it is a `with` block of the user; other threads are then refused instead of waiting.
     """
 
     changed: Condition = field(default_factory=Condition)
     thread: int | None = None
-    depth: int = 0
-    blocks: int = 0
+    open: dict[object, bool] = field(default_factory=dict)
+
+    def leave(self, context: object) -> None:
+        with self.changed:
+            self.open.pop(context, None)
+            if not self.open:
+                self.thread = None
+                self.changed.notify_all()
 
 
 # Not kept in the models: a lock can be neither copied nor pickled.
 _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
+_PATIENCE = 0.2  # seconds that a thread waits for a model before it looks whether it was interrupted
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 _ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one thread"
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
-@contextmanager
+@uninterrupted
 def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
     While a `block` of the user is open, others are refused by EditNotHonored, since code in it may wait for them.
     """
-    thread = get_ident()
+    thread, context = get_ident(), object()
     with _uses_lock:
         use = _uses.setdefault(model, _Use())
-    with use.changed:
-        while use.thread not in (None, thread):
-            if use.blocks:
-                raise EditNotHonored(
-                    f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act in "
-                    f"every thread that runs it; {_ADVICE}"
-                )
-            use.changed.wait()
-        use.thread = thread
-        use.depth += 1
-        use.blocks += block
-    try:
-        yield
-    finally:
+    with undoing(use.leave, context):
         with use.changed:
-            use.depth -= 1
-            use.blocks -= block
-            if not use.depth:
-                use.thread = None
-                use.changed.notify_all()
+            while use.thread not in (None, thread):
+                if any(use.open.values()):
+                    raise EditNotHonored(
+                        f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act "
+                        f"in every thread that runs it; {_ADVICE}"
+                    )
+                use.changed.wait(_PATIENCE)
+                with interruptible():
+                    pass
+            use.thread = thread
+            use.open[context] = block
+        yield
 
 
 class HookOfThread:
@@ -97,33 +95,31 @@ class HookOfThread:
         return _same, (self.hook,)
 
 
-@contextmanager
-def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> Iterator[None]:
+@uninterrupted
+def hooks_on(
+    model: Any, points: Mapping[str, Any], hooks: Iterable[Hook], *, ahead: Collection[str] = ()
+) -> Iterator[None]:
     """Put hooks on a model until the context ends, for this thread alone.
 
     It differs from `model.hooks(fwd_hooks=hooks)` in that passes of other threads and hooks that are removed early
     raise. It is also faster: a bridge builds its dictionary of hook points anew for every hook it is given, which for
-    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs.
+    30 layers costs as much as a block of the model. `points` is `model.hook_dict`, taken once for many short runs. At
+    the points named in `ahead` they act before the hooks that are there, elsewhere after them.
 
     Raises:
         EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
             there); or a hook was taken off before the end (not raised over another exception).
     """
     level = next(_levels)
-    with exclusive(model):
-        placed: list[tuple[str, Any, Any]] = []
-        try:
-            for name, hook in hooks:
-                point = points[name]
-                point.add_hook(HookOfThread(model, hook), level=level)
-                handle = next(handle for handle in reversed(point.fwd_hooks) if handle.context_level == level)
-                placed.append((name, point, handle))
-            yield
-            lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
-        finally:
-            for _, point, handle in placed:
-                handle.hook.remove()
-                point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
+    placed: list[tuple[str, Any, Any]] = []
+    with exclusive(model), undoing(_take_off, placed):
+        for name, hook in hooks:
+            point = points[name]
+            point.add_hook(HookOfThread(model, hook), level=level, prepend=name in ahead)
+            handle = point.fwd_hooks[0 if name in ahead else -1]
+            placed.append((name, point, handle))
+        yield
+        lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
     if lost:
         raise EditNotHonored(
             f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
@@ -131,6 +127,12 @@ def hooks_on(model: Any, points: Mapping[str, Any], hooks: Iterable[Hook]) -> It
             "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
             "hooks alone"
         )
+
+
+def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
+    for _, point, handle in placed:
+        handle.hook.remove()
+        point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
 
 
 def user_hooks(model: Any) -> dict[str, int]:
@@ -164,24 +166,3 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
-
-
-def send_captures_by_name() -> None:
-    """Let pickles refer to transformers' collector of outputs by its name.
-
-    After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
-    cannot be pickled.
-    """
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    if hasattr(capturing, "CompileableContextVar"):
-        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def _by_name(collector: Any) -> tuple[Callable[[str], Any], tuple[str]]:
-    module = sys.modules[type(collector).__module__]
-    name = next(name for name, value in vars(module).items() if value is collector)
-    return partial(_from_module, module.__name__), (name,)
-
-
-def _from_module(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)

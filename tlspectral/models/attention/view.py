@@ -1,8 +1,6 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
+from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -29,8 +28,9 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, send_captures_by_name, user_hooks
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
 from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
+from tlspectral.tables.origin import recorded_weights
 
 
 class _ForwardStopped(Exception):
@@ -56,6 +56,8 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
+        from tlspectral.models.attention.captures import send_captures_by_name
+
         send_captures_by_name()
         return self.__dict__
 
@@ -169,6 +171,21 @@ class AttentionView:
         """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
         return self._reader.delegates_attention(self.model, index)
 
+    def reweighs(self, index: int) -> bool:
+        """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
+        return bool(getattr(self.model.blocks[index].attn.original_component, "accepts_pattern_fn", False))
+
+    def expect_edited_pattern(self, index: int, expected: bool) -> None:
+        """Let hooks edit the pattern that a wrapped attention hands on next, or no longer, without a warning.
+
+        TransformerLens 4 warns that attention does not follow the edit.
+        """
+        attention = self.model.blocks[index].attn
+        if not expected:
+            attention.__dict__.pop("_fire_post_hoc_hook", None)
+        elif hasattr(attention, "_fire_post_hoc_hook"):
+            attention.__dict__["_fire_post_hoc_hook"] = _fired
+
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
@@ -181,6 +198,10 @@ class AttentionView:
         unchanged = self._reader.read_attention(self.model, index).rotary
         cos, sin = (per_pair(table, unchanged) for table in tables)
         return turned_further(cos, sin, geometry.theta - unchanged.theta)
+
+    def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+        return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
 
     def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention, without padding."""
@@ -244,18 +265,20 @@ class AttentionView:
         return digest_of([self.embedding(), w_u, norm.gain])
 
     def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
-        """Return `source`, and `weights_sha256` of some layers (None: all) with their number, `weights_layers`.
+        """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
-        The hash is that of a head table. It is left out for a model of which no head table can be made.
+        A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
+        There are none for a model of which no head table can be made.
         """
-        chosen = list(range(self.n_layers) if layers is None else layers)
         try:
             ends = self.ends_digest()
-            digests = [layer_digest(self.raw(index)) + ends for index in chosen]
+            digests = {
+                index: layer_digest(self.raw(index)) + ends
+                for index in (range(self.n_layers) if layers is None else layers)
+            }
         except (UnsupportedArchitecture, BadWeights):
-            return self.source
-        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
-        return {**self.source, "weights_sha256": digest, "weights_layers": len(chosen)}
+            return {**self.source, "n_layers": self.n_layers}
+        return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     def position_embedding(self) -> Tensor | None:
         """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
@@ -314,6 +337,10 @@ class AttentionView:
             )
 
 
+def _fired(point: Callable[[Tensor], Tensor], activation: Tensor, hook_label: str) -> Tensor:
+    return point(activation)
+
+
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
@@ -351,17 +378,18 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
         yield chunk.cpu().double()
 
 
-@contextmanager
+@uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
     """Set a model to evaluation mode until the context ends, for this thread alone."""
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
     with exclusive(model):
         training = [module for root in roots for module in root.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
+        with undoing(_set_training, training, True):
+            _set_training(training, False)
             yield
-        finally:
-            for module in training:
-                module.training = True
+
+
+def _set_training(modules: Iterable[Any], training: bool) -> None:
+    for module in modules:
+        module.training = training

@@ -19,6 +19,7 @@ from tlspectral.models.loading.damage import check_settings, misfit, refusing
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source, find_source
 from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
+from tlspectral.tables.origin import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
@@ -115,6 +116,10 @@ class CheckpointLayers:
         """Where the weights came from, as `AttentionView.source`."""
         unused = {"unused_weights": listed(self.unused)} if self.unused else {}
         return {**self.files.record, **unused, "backend": "bridge, layer by layer"}
+
+    def origin(self, layers: Iterable[int]) -> dict[str, Any]:
+        """Return where the weights came from, as `AttentionView.origin`. A layer's hash is that of `digest`."""
+        return {**self.source, **recorded_weights({index: self.digest(index) for index in layers}, self.n_layers)}
 
     @cached_property
     def unused(self) -> list[str]:

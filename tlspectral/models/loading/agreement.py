@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import stated_context
+from tlspectral.models.loading.damage import first_sentence
 
 _CHECKED_TOKENS = 24
 # Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
@@ -19,7 +20,8 @@ _TOLERANCE = 1e-4
 def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     """Return the log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
 
-    Fewer tokens where the context is shorter. None in half precision, where rounding hides the differences.
+    Fewer tokens where the context is shorter. None in half precision, where rounding hides the differences. Raises
+    UnsupportedArchitecture for a model that runs in float32 and not in float64; it is then left in float32.
     """
     anchor = next(model.parameters())
     if anchor.dtype not in (torch.float32, torch.float64):
@@ -31,8 +33,24 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
         vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx
     length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)
     tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
-    output = model(tokens.to(anchor.device))
+    try:
+        output = model(tokens.to(anchor.device))
+    except RuntimeError as error:
+        if anchor.dtype is not torch.float64 or not _runs(model.float(), tokens.to(anchor.device)):
+            raise
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} runs in float32 and not in float64, for which torch lacks one of its operations "
+            f"({first_sentence(error)}): load it with dtype='float32'"
+        ) from error
     return getattr(output, "logits", output).cpu().double().log_softmax(-1)
+
+
+def _runs(model: Any, tokens: Tensor) -> bool:
+    try:
+        model(tokens)
+    except RuntimeError:
+        return False
+    return True
 
 
 def require_numbers(model: Any, found: Float64[Tensor, "1 pos d_vocab"] | None, name: str) -> None:

@@ -1,7 +1,7 @@
 """De-quantised copies of GGUF files, whole or in parts, kept in the user's cache folder as float32 checkpoint folders.
 
-De-quantising takes half a minute for 135 million weights. A copy is written to a temporary folder and then renamed, so
-it is complete or absent. If two processes convert the same file, one copy stays.
+De-quantising takes half a minute for 135 million weights. A copy is written to a folder of this process and then
+renamed, so it is complete or absent. If two processes convert the same file, one copy stays.
 """
 
 import contextlib
@@ -12,8 +12,6 @@ import importlib.util
 import json
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +27,11 @@ from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_counts, refusing, require_room
 from tlspectral.models.loading.source import PACKAGED, ShippedFile, Source
 from tlspectral.models.loading.weight_files import snapshot_commit
+from tlspectral.tables.whole_file import remove_left_overs, unfinished_path
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
 _RECORD = "gguf.json"
 _LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
-_ABANDONED_AFTER = 24 * 3600.0  # seconds
 
 
 def shipped_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
@@ -91,8 +89,9 @@ def converted_folder(source: Source) -> tuple[Path, str]:
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"Reading {name} needs the package gguf: pip install gguf")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder.parent)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    remove_left_overs(folder.parent)
+    partial = unfinished_path(folder)
+    partial.mkdir()
     try:
         with _one_file(source.parts, partial) as file:
             convert(file, partial)
@@ -202,22 +201,11 @@ def _no_conversion_bar() -> Iterator[None]:
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    if folder.exists() and not (folder / _RECORD).is_file():
-        shutil.rmtree(folder)  # incomplete: files were deleted from it
     try:
         os.rename(partial, folder)
     except OSError:
+        # Another process converted the same weights first, or files were deleted from the copy. They are replaced, not
+        # removed: another process may just have put them there. The record says that all are there, and comes last.
         if not (folder / _RECORD).is_file():
-            raise
-        # Another process converted the same weights first.
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Delete the folders that killed conversions have left."""
-    for partial in parent.glob(".partial-*"):
-        try:
-            age = time.time() - partial.stat().st_mtime
-        except OSError:
-            continue  # gone meanwhile
-        if age > _ABANDONED_AFTER:
-            shutil.rmtree(partial, ignore_errors=True)
+            for file in sorted(partial.iterdir(), key=lambda file: file.name == _RECORD):
+                os.replace(file, folder / file.name)

@@ -1,4 +1,4 @@
-"""Heads in the positional-symbolic plane, all at once and for each queried block."""
+"""Heads in the plane of their positional and symbolic scores."""
 
 from typing import Any
 
@@ -19,7 +19,6 @@ from tlspectral.plots.style import (
     draw_dots,
     dress,
     legend_below,
-    new_figure,
     one_panel,
     sequential_colours,
     two_decimals,
@@ -32,7 +31,6 @@ POSITIONAL = r"positional $s_\mathrm{pos}$"
 SYMBOLIC = r"symbolic $s_\mathrm{sym}$"
 POSITIONAL_AXIS = r"positional score $s_\mathrm{pos}$ (cosine)"
 SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
-MOST_QUERIES = 9
 
 
 def positional_symbolic_plane(
@@ -64,49 +62,19 @@ def positional_symbolic_plane(
     compare it with its null. A head with both scores near 1 may simply have a flat pattern.
     """
     require(scores, dict.fromkeys(["layer", "head", *SCORES, color]), "positional_symbolic")
-    require_one_row_per(scores, ["layer", "head"], "give one row per head; frequency_path and plane_by_query draw more")
+    require_one_row_per(scores, ["layer", "head"], "give one row per head")
     shown, note = without_nan(scores, list(dict.fromkeys([*SCORES, color])))
     named = _named_rows(scores, shown, highlight)
 
     figure, axes = one_panel(ax, 5.0, 5.0)
     _draw_errors(axes, shown)
-    points = _points(shown)
+    points = score_points(shown)
     draw_heads(figure, axes, points, shown, scores, color, whole=pd.api.types.is_integer_dtype(scores[color]))
     plane_axes(axes, points)
     legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
     if len(named):
         names = list(map(head_name, named["layer"], named["head"]))
-        name_points(figure, axes, names, _points(named), points, colours=[INK] * len(names), gid="named head")
-    return figure
-
-
-def plane_by_query(by_query: pd.DataFrame) -> Figure:
-    """Draw the plane once per queried block, on the same axes, which shows how heads move.
-
-    Args:
-        by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
-            at most 9 different ones. Rows with NaN are left out and counted.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-
-    Source: PS, appendix B.5, Figure 7 above.
-
-    What it does not establish: that a head finds the queried block. The scores say how its attention responds to
-    swaps, not whether it attends to the right block.
-    """
-    queries = queried_blocks(by_query)
-    shown, note = without_nan(by_query, SCORES)
-    figure, panels = query_panels(len(queries), size=2.05)
-    colours = sequential_colours(by_query["layer"])
-    for axes, query in zip(panels, queries, strict=True):
-        rows = shown.loc[shown["query"] == query]
-        draw_dots(axes, _points(rows), 12.0, colours.to_rgba(rows["layer"].to_numpy(float)), "heads")
-        plane_axes(axes, _points(shown), labels=False)
-        axes.set_title(f"block {query} queried", fontsize=10, color=INK)
-    label_outer(panels, f"{POSITIONAL} (cosine)", f"{SYMBOLIC} (cosine)")
-    colour_bar(figure, colours, panels, "layer", whole=True)
-    legend_below(figure, [circle_entry()], [note])
+        name_points(figure, axes, names, score_points(named), points, colours=[INK] * len(names), gid="named head")
     return figure
 
 
@@ -127,35 +95,6 @@ def draw_heads(
     colour_bar(figure, colours, axes, color, whole=whole)
     axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
-
-
-def queried_blocks(by_query: pd.DataFrame, columns: list[str] = SCORES) -> list[int]:
-    """The queried blocks of a table, in order. Raises ValueError as `plane_by_query`."""
-    require(by_query, ["layer", "head", "query", *columns], "scores by queried block")
-    queries = sorted(int(query) for query in by_query["query"].unique())
-    if len(queries) > MOST_QUERIES:
-        raise ValueError(f"{len(queries)} queried blocks: give a table with at most {MOST_QUERIES} of them")
-    return queries
-
-
-def query_panels(count: int, *, size: float) -> tuple[Figure, list[Axes]]:
-    """A figure with one panel per queried block, at most three in a row, all on the same axes."""
-    columns = min(count, 3)
-    rows = -(-count // columns)
-    figure = new_figure(size * columns + 0.9, size * rows + 0.9)
-    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel().tolist()
-    for axes in grid[count:]:
-        axes.remove()
-    return figure, grid[:count]
-
-
-def label_outer(panels: list[Axes], across: str, up: str) -> None:
-    """Write axis names, and tick labels, under the lowest panel of each column and left of each row."""
-    for axes in panels[-3:]:
-        axes.tick_params(labelbottom=True)
-        axes.set_xlabel(across, color=INK, fontsize=10)
-    for axes in panels[::3]:
-        axes.set_ylabel(up, color=INK, fontsize=10)
 
 
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
@@ -212,5 +151,6 @@ def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | No
     return shown.loc[drawn.isin(pairs)]
 
 
-def _points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
+def score_points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
+    """Return where rows stand in the plane: s_pos across, s_sym up."""
     return np.asarray(rows[SCORES], dtype=float)

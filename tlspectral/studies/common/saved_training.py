@@ -6,7 +6,8 @@ optimizer, generator of sequences and measurements at the last saved step. Both 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,19 @@ class SavedTraining:
     def save(self, training: Training, done: int, measured: Mapping[str, Any]) -> None:
         """Write the weights after `done` steps, then the state to go on from. Each file appears when it is complete.
 
+        A state that another job has saved after more steps stays.
+
         Args:
             training: as it is after `done` steps.
             done: steps taken.
             measured: what was measured so far, as JSON.
         """
         weights = training.model.state_dict()
-        facts = {"made_with": self.made_with, "step": done, "config": asdict(training.model.config)}
+        facts = {"made_with": self.made_with, "config": asdict(training.model.config)}
         state = {**training_tensors(training.model, training.optimizer), "stream": training.stream.get_state()}
         self.path.mkdir(parents=True, exist_ok=True)
-        write_tensors(self.path / f"step{done}.safetensors", weights, facts)
-        write_tensors(self.path / _STATE, state, {**facts, "measured": measured})
+        write_tensors(self.path / f"step{done}.safetensors", weights, {**facts, "step": done})
+        write_state(self.path / _STATE, state, {**facts, "measured": measured}, done)
 
     def resume(self, training: Training) -> tuple[int, dict[str, Any]] | None:
         """Bring a training that has just begun to the last saved step.
@@ -95,7 +98,8 @@ def saved_steps(path: Path) -> dict[int, Path]:
 
 def saved_digest(file: Path) -> str:
     """Return the hash of the weights that a file was written with, without reading them."""
-    return _facts(file)["sha256"]
+    with _opened(file) as (_, facts):
+        return facts["sha256"]
 
 
 def saved_model(file: Path) -> AttentionOnlyTransformer:
@@ -139,8 +143,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and facts of `write_tensors`. Raises BadWeights if the file is damaged."""
-    facts = _facts(file)
-    with safe_open(file, "pt") as opened:
+    with _opened(file) as (opened, facts):
         # Copies: the file may be replaced, and rounding can depend on how memory is aligned.
         tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     if digest_of_named(tensors) != facts["sha256"]:
@@ -148,10 +151,20 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
-def _facts(file: Path) -> dict[str, Any]:
+def write_state(file: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], done: int) -> None:
+    """Write what a training goes on from after `done` steps, unless another job has saved it after more steps."""
+    with suppress(FileNotFoundError, BadWeights), _opened(file) as (_, stored):
+        if stored.get("step", 0) > done:
+            return
+    write_tensors(file, tensors, {**facts, "step": done})
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Open a file once, for its tensors and facts: another job may replace it meanwhile."""
     try:
         with safe_open(file, "pt") as opened:
-            return json.loads((opened.metadata() or {})["tlspectral"])
+            yield opened, json.loads((opened.metadata() or {})["tlspectral"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise BadWeights(f"{file} is not a file of a saved training ({error})") from error
 

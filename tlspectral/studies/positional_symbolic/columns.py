@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.head_columns import POSITIONAL_COLUMNS
+from tlspectral.tables.head_columns import COLUMNS, POSITIONAL_COLUMNS
 
 # fmt: off
 _SCHEDULE = "That a task cannot be learned at an angle where it was not: one architecture under one schedule."
@@ -114,7 +114,54 @@ ANSWER_SHAPE = Table("answer_shape",
     Column("high", "Upper end of that interval.", "share", range="-1 .. inf", does_not_establish=_SEEDS),
     Column("n", "Seeds.", "count", range="1 .. inf"),
 ))
+_HEAD_OF_MODEL = (COLUMNS["layer"], COLUMNS["head"])
+_FREQUENCY = COLUMNS["frequency"]
+_OTHER_SWAPS = "How the head behaves under other swaps: the scores are means over many."
+_TRACES = (
+    replace(
+        _FREQUENCY, meaning="Index of the rotary pair that is shown alone; missing (NA) for the whole head.",
+    ),
+    Column("swap_i", "Index of the first of the two swapped blocks.", "index", range="0 .. blocks - 1",
+        source="PS 3.3"),
+    Column("swap_j", "Index of the second of them, above swap_i.", "index", range="1 .. blocks - 1", source="PS 3.3"),
+    Column("block", "Index of a slot for a block in the prompt, from 0, whichever block is in it.", "index",
+        range="0 .. blocks - 1", source="PS figure 1E"),
+    Column("before", "Mean attention weight of the last query to a token in that slot, before the swap.",
+        "attention probability", range="0 .. 1", source="PS figure 1E", also_known_as="d",
+        does_not_establish=_OTHER_SWAPS),
+    Column("after",
+        "The same after the swap, with the block that is then in the slot. A positional head has it equal to before; "
+        "with a symbolic one the two slots have exchanged their weights.", "attention probability", range="0 .. 1",
+        source="PS figure 1E", also_known_as="d'", does_not_establish=_OTHER_SWAPS),
+)
+
+_ONE_SINK = "That the frequency decides where the head looks: a logit that is large for all keys alike changes nothing."
+_NORMS = (
+    Column("logit_norm",
+        "Root mean square, over visible tokens before the last query, of what the rotary pair adds to its score, "
+        "before the model's score scale.", "logit x attention scale", range="0 .. inf",
+        source="PS figure 1D, which does not define it", does_not_establish=_ONE_SINK),
+    Column("key_norm",
+        "Root mean square, over the same tokens, of the length of the key's two coordinates of the pair, after key "
+        "norm and with the model's attention scaling.", "units of the model's keys", range="0 .. inf",
+        source="PS figure 1D, which does not define it",
+        does_not_establish=_ONE_SINK + " One attention sink can make up most of it."),
+)
+
+_PROJECTIONS = (
+    Column("kind", "What the row is of.", "label", range="query, key", source="PS figure 3C"),
+    Column("position", "Position of the token in the prompt, from 0.", "index", range="0 .. tokens - 1"),
+    Column("label", "The token as text; its id for a model without tokenizer.", "text", range="any"),
+    *(Column(name, f"{which} coordinate of the rotary pair, rotated to the position.", "units of the model's keys",
+        range="any", source="PS figure 3C", does_not_establish="How the head attends: a score has a term per pair.")
+        for name, which in (("x", "First"), ("y", "Second"))),
+)
+_MADE = "`tlspectral.studies.positional_symbolic.traces."
+ROTARY_PROJECTIONS = Table("rotary_projections", f"{_MADE}rotary_projections`", _PROJECTIONS)
+ATTENTION_TRACES = Table("attention_traces", f"{_MADE}attention_traces`", (*_HEAD_OF_MODEL, *_TRACES))
+FREQUENCY_NORMS = Table("frequency_norms", f"{_MADE}frequency_norms`", (*_HEAD_OF_MODEL, _FREQUENCY, *_NORMS))
 TABLES = (
+    ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
     *CANONICAL_SWEEP.values(), QUERY_KEY_TRAJECTORIES, HISTORY, FREQUENCIES, ACCURACY_BY_POSITION, PROGRESS,
     HEAD_BEHAVIOUR, ANSWER_SHAPE,
 )

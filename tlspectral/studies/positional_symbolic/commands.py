@@ -1,4 +1,7 @@
-"""Command of the study of "Decoupling Positional and Symbolic Attention Behavior" (PS): `canonical`."""
+"""Commands of the study of "Decoupling Positional and Symbolic Attention Behavior" (PS).
+
+`canonical`, `positional-figures`.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -65,3 +68,31 @@ def canonical(
     typer.echo("Exclusion index of these heads: 0 symbolic, 1 positional; mean over seeds")
     typer.echo(index.to_string())
     typer.echo(str(output))
+
+
+@app.command(short_help="the paper's figures of heads on a block task")
+def positional_figures(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that `tlspectral positional -o FOLDER` has written.")
+    ],
+    table: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="Table of heads, to draw the scores against its columns.")
+    ] = None,
+) -> None:
+    """Draw the paper's figures of heads on a block task from the tables of `tlspectral positional`, into their folder.
+
+    Example: tlspectral study positional-figures out/positional --table heads.parquet
+    """
+    from tlspectral.cli.summary import read_heads
+    from tlspectral.studies.positional_symbolic.figures import task_figures
+    from tlspectral.tables import read_table
+
+    ways = [way for way in ("prompt", "key") if (folder / f"heads_{way}.parquet").exists()]
+    if not ways:
+        raise ValueError(f"{folder} holds no heads_prompt.parquet or heads_key.parquet: run tlspectral positional -o")
+    for way in ways:
+        files = {name: folder / f"{name}_{way}.parquet" for name in ("heads", "queries", "frequencies", "agreement")}
+        tables = {name: read_table(path) for name, path in files.items() if path.exists()}
+        for name, figure in task_figures(tables, None if table is None else read_heads(table)).items():
+            write_figure(figure, folder / f"{name}_{way}.png")
+            typer.echo(str(folder / f"{name}_{way}.png"))

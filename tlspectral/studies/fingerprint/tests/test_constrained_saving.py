@@ -16,6 +16,7 @@ from constrained_preset import TINY
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.nulls import one_thread
+from tlspectral.studies.common.saved_training import read_tensors
 from tlspectral.studies.fingerprint.constrained import (
     ARMS,
     Arm,
@@ -74,6 +75,22 @@ def test_a_cell_that_raised_goes_on_inside(whole, tmp_path, monkeypatch):
     left[0] = 2  # what is left: steps 4 and 6
     same_as(whole, tmp_path, finish(tmp_path))
     assert left[0] == 0
+
+
+def test_a_cell_that_another_job_finishes_meanwhile_stays_finished(whole, tmp_path, monkeypatch):
+    measured, calls = cell.measure, []
+
+    def other_finishes(*arguments):
+        calls.append(1)
+        if len(calls) == 2:  # before step 2 is saved
+            finish(tmp_path)
+        return measured(*arguments)
+
+    monkeypatch.setattr(cell, "measure", other_finishes)
+    finish(tmp_path, until=4)
+    _, facts = read_tensors(tmp_path / "cells" / cell_name(ARMS["rope_imag"], 0) / "state.safetensors")
+    assert facts["step"] == 6
+    same_as(whole, tmp_path, finish(tmp_path))
 
 
 KILLED = """

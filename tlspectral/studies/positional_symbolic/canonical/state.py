@@ -16,7 +16,7 @@ from tlspectral.studies.common.saved_training import (
     restore_training,
     tensors_below,
     training_tensors,
-    write_tensors,
+    write_state,
 )
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
@@ -91,7 +91,7 @@ class TrainingState:
         return json.loads(json.dumps(made_with))
 
     def save(self, log: TrainingLog) -> None:
-        """Write the file, at the end of the training or where the last one is a minute old."""
+        """Write the file, at the end of the training or where the last one is a minute old, and no job is further."""
         finished = log.done == self.schedule.steps
         if not finished and time.monotonic() - self.written < _SECONDS_BETWEEN_FILES:
             return
@@ -102,7 +102,7 @@ class TrainingState:
         for name, values in (("losses", log.losses), ("frequencies", log.frequencies), ("correct", correct)):
             tensors |= {f"log.{name}": torch.stack(values)} if values else {}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(self.file, tensors, {"made_with": self.made_with, "steps": log.steps})
+        write_state(self.file, tensors, {"made_with": self.made_with, "steps": log.steps}, log.done)
         self.written = time.monotonic()
 
     def resume(self) -> TrainingLog:

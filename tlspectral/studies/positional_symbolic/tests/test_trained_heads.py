@@ -153,6 +153,21 @@ def test_a_training_that_was_stopped_becomes_what_it_would_have_become(tmp_path,
         train_canonical(TASK, RUNS, schedule, state=file, **settings)
 
 
+def test_a_job_that_is_behind_does_not_replace_what_another_has_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "_SECONDS_BETWEEN_FILES", 0.0)
+    file, whole = tmp_path / "state.safetensors", []
+
+    def other_finishes(step, heads):
+        if step == 5:
+            whole.append(train_canonical(TASK, RUNS, SHORT, state=file))
+        if step == 10:  # killed, after it has saved that step
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train_canonical(TASK, RUNS, SHORT, state=file, observe=other_finishes)
+    assert torch.equal(saved_heads(file).W_Q, whole[0].model.W_Q)
+
+
 def test_progress_counts_the_right_answers_of_every_logged_step():
     prompts = TASK.sample(50, torch.Generator().manual_seed(1))
     counts = {}

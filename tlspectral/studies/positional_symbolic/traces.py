@@ -15,13 +15,13 @@ from tlspectral.models.attention import AttentionView, RawAttention, attention_v
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_weights import Mode
-from tlspectral.positional.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
 from tlspectral.positional.measure import require_settings, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt, require_frequencies
 from tlspectral.positional.scores import block_means
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.selection import Head, Heads
+from tlspectral.studies.positional_symbolic.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
 from tlspectral.tables import named
 
 
@@ -204,7 +204,7 @@ def rotary_projections(model: Any, prompt: BlockPrompt, head: Head, frequency: i
     ids = [int(tokens[place]) for place in table["position"]]
     tokenizer = getattr(view.model, "tokenizer", None)
     table.insert(2, "label", [str(one) if tokenizer is None else tokenizer.decode([one]) for one in ids])
-    table.attrs = {**view.source, "layer": layer, "head": number, "frequency": frequency}
+    table.attrs = {**view.origin([layer]), "layer": layer, "head": number, "frequency": frequency}
     return named(table, ROTARY_PROJECTIONS)
 
 
@@ -247,7 +247,7 @@ def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[T
 def _provenance(view: AttentionView, prompt: BlockPrompt) -> dict[str, Any]:
     tokens = prompt.tokens()
     return {
-        **view.source,
+        **view.origin(),
         "n_blocks": len(prompt.blocks),
         "n_tokens": len(tokens),
         "tokens_sha256": digest_of([tokens]),

@@ -1,4 +1,4 @@
-"""Scores of all heads: as heat maps, as histograms per queried block, and against columns of the head table."""
+"""Scores of all heads: heat maps, histograms and planes by queried block, scores against columns of the head table."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from tlspectral.plots.positional.plane import (
     POSITIONAL_AXIS,
     SCORES,
     SYMBOLIC,
-    label_outer,
-    queried_blocks,
-    query_panels,
+    circle_entry,
+    plane_axes,
+    score_points,
 )
 from tlspectral.plots.positional.rows import require_heads, without_nan
 from tlspectral.plots.style import (
@@ -43,6 +43,7 @@ _AGREEMENT = {
     "prev": "prev (attention mass)",
 }
 _INDEX = "exclusion index"
+_MOST_QUERIES = 9
 _STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_pct"]
 
 
@@ -227,3 +228,62 @@ def _statistic(statistics: pd.DataFrame | None, column: str) -> str:
         f"{text}\nnull {two_decimals(row['null_low'])} to {two_decimals(row['null_high'])}\n"
         f"at its percentile {100 * row['null_pct']:.3g}"
     )
+
+
+def plane_by_query(by_query: pd.DataFrame) -> Figure:
+    """Draw the plane once per queried block, on the same axes, which shows how heads move.
+
+    Args:
+        by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
+            at most 9 different ones. Rows with NaN are left out and counted.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
+
+    Source: PS, appendix B.5, Figure 7 above.
+
+    What it does not establish: that a head finds the queried block. The scores say how its attention responds to
+    swaps, not whether it attends to the right block.
+    """
+    queries = queried_blocks(by_query)
+    shown, note = without_nan(by_query, SCORES)
+    figure, panels = query_panels(len(queries), size=2.05)
+    colours = sequential_colours(by_query["layer"])
+    for axes, query in zip(panels, queries, strict=True):
+        rows = shown.loc[shown["query"] == query]
+        draw_dots(axes, score_points(rows), 12.0, colours.to_rgba(rows["layer"].to_numpy(float)), "heads")
+        plane_axes(axes, score_points(shown), labels=False)
+        axes.set_title(f"block {query} queried", fontsize=10, color=INK)
+    label_outer(panels, f"{POSITIONAL} (cosine)", f"{SYMBOLIC} (cosine)")
+    colour_bar(figure, colours, panels, "layer", whole=True)
+    legend_below(figure, [circle_entry()], [note])
+    return figure
+
+
+def queried_blocks(by_query: pd.DataFrame, columns: list[str] = SCORES) -> list[int]:
+    """The queried blocks of a table, in order. Raises ValueError as `plane_by_query`."""
+    require(by_query, ["layer", "head", "query", *columns], "scores by queried block")
+    queries = sorted(int(query) for query in by_query["query"].unique())
+    if len(queries) > _MOST_QUERIES:
+        raise ValueError(f"{len(queries)} queried blocks: give a table with at most {_MOST_QUERIES} of them")
+    return queries
+
+
+def query_panels(count: int, *, size: float) -> tuple[Figure, list[Axes]]:
+    """A figure with one panel per queried block, at most three in a row, all on the same axes."""
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = new_figure(size * columns + 0.9, size * rows + 0.9)
+    grid = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel().tolist()
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, grid[:count]
+
+
+def label_outer(panels: list[Axes], across: str, up: str) -> None:
+    """Write axis names, and tick labels, under the lowest panel of each column and left of each row."""
+    for axes in panels[-3:]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(across, color=INK, fontsize=10)
+    for axes in panels[::3]:
+        axes.set_ylabel(up, color=INK, fontsize=10)

@@ -17,8 +17,8 @@ from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores
-from tlspectral.positional.traces import attention_traces, frequency_norms, rotary_projections
 from tlspectral.rotary import rotate
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms, rotary_projections
 
 # gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:
 # softcap; bloom: ALiBi; opt: attention left to transformers; neox: only a quarter of the columns turns.

@@ -1,19 +1,16 @@
-"""Figures of single heads: attention before and after swaps, and queries and keys on one rotary plane."""
+"""The figure of one head's attention before and after swaps."""
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.labels import name_points
 from tlspectral.plots.positional.rows import require_one_row_per, without_nan
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, draw_dots, dress, legend_below, new_figure, one_panel
+from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.selection import head_name
 from tlspectral.tables.required import require
 
@@ -23,7 +20,6 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "after": {"color": INK, "marker": "o", "markersize": 3, "linewidth": 1.4},
 }
 _MOST_SWAPS = 6
-_MOST_NAMES = 8
 
 
 def attention_traces(traces: pd.DataFrame) -> Figure:
@@ -34,7 +30,7 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
 
     Args:
         traces: `layer, head, frequency, swap_i, swap_j, block, before, after` of
-            `tlspectral.positional.traces.attention_traces`, of one head; `before` and `after` are mean weights per
+            the study's `traces.attention_traces`, of one head; `before` and `after` are mean weights per
             token of the block in that slot, NaN in `frequency` stands for the whole head. Rows with NaN in `before`
             or `after` are left out and counted. Pass `traces[traces["block"] > 0]` where a sink in block 0 dwarfs the
             others.
@@ -48,7 +44,7 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
     What it does not establish: that the head behaves so under other swaps, or on other prompts. The scores are means
     over swaps; the traces are what goes into them.
     """
-    require(traces, _TRACE, "tlspectral.positional.traces.attention_traces")
+    require(traces, _TRACE, "tlspectral.studies.positional_symbolic.traces.attention_traces")
     heads = traces[["layer", "head"]].drop_duplicates()
     if len(heads) > 1:
         names = ", ".join(head_name(layer, head) for layer, head in heads.head(3).itertuples(index=False))
@@ -93,67 +89,3 @@ def _draw_trace(axes: Axes, table: pd.DataFrame, swap: tuple[int, int]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
     dress(axes)
-
-
-def rotary_plane(projections: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Queries and keys on the plane of one rotary pair, where one step in position rotates by the pair's angle.
-
-    Args:
-        projections: `kind` ("query" or "key"), `position` or `label`, `x`, `y` (the pair's two coordinates). With a
-            column `step` (training step) the rows of one kind and position are joined into a path, whose last point is
-            drawn. Labels, or positions where there are none, are written beside the points, or beside some of
-            many. Rows with NaN in `x` or `y` are left out and counted.
-        ax: matplotlib Axes to draw into; None makes a new figure.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a kind is neither "query" nor "key".
-
-    Source: PS, section 5, Figure 3B and 3C.
-
-    What it does not establish: how the head attends. A score is the sum over all pairs; one plane shows one term.
-    """
-    by = "label" if "label" in projections else "position"
-    require(projections, ["kind", by, "x", "y"], "projections on a rotary plane")
-    unknown = set(projections["kind"]) - {"query", "key"}
-    if unknown:
-        raise ValueError(f"kind {sorted(map(str, unknown))[0]!r}: only 'query' and 'key' are drawn")
-    shown, note = without_nan(projections, ["x", "y"])
-    figure, axes = one_panel(ax, 4.8, 5.0)
-    axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
-    axes.axvline(0, color=PALE, linewidth=0.8, zorder=0)
-    entries, names, places, colours = [], [], [], []
-    for kind, colour, marker in (("query", BLUE, "o"), ("key", ORANGE, "^")):
-        rows = shown.loc[shown["kind"] == kind]
-        if rows.empty:
-            continue
-        last = _draw_paths(axes, rows, by, colour) if "step" in rows else rows
-        points = np.asarray(last[["x", "y"]], dtype=float)
-        rays = np.stack([np.zeros_like(points), points], axis=1)
-        axes.add_collection(LineCollection(list(rays), colors=colour, linewidths=0.6, alpha=0.35))
-        draw_dots(axes, points, 30, colour, kind, rim=0.5, marker=marker)
-        handle = Line2D([], [], linestyle="none", marker=marker, markersize=6, color=colour)
-        entries.append((handle, {"query": "queries", "key": "keys"}[kind]))
-        few = np.unique(np.linspace(0, len(last) - 1, min(len(last), _MOST_NAMES)).round().astype(int))
-        names += [str(name) for name in last[by].iloc[few]]
-        places.append(points[few])
-        colours += [colour] * len(few)
-    drawn = np.asarray(shown[["x", "y"]], dtype=float)
-    corners = np.concatenate([drawn, np.zeros((1, 2))])
-    middle, span = (corners.min(axis=0) + corners.max(axis=0)) / 2, np.ptp(corners, axis=0).max()
-    reach = 0.62 * span if span > 0 else 1.0
-    axes.set(xlim=(middle[0] - reach, middle[0] + reach), ylim=(middle[1] - reach, middle[1] + reach), aspect="equal")
-    axes.set(xlabel="first coordinate of the pair (model units)", ylabel="second coordinate of the pair (model units)")
-    dress(axes)
-    legend_below(figure, entries, [note], columns=2, ax=ax)
-    if names:
-        name_points(figure, axes, names, np.concatenate(places), drawn, colours=colours, gid="named point")
-    return figure
-
-
-def _draw_paths(axes: Axes, rows: pd.DataFrame, by: str, colour: str) -> pd.DataFrame:
-    """Draw the rows of each position as a path over the steps; returns the last row of each."""
-    rows = rows.sort_values("step", kind="stable")
-    paths = [np.asarray(path[["x", "y"]], dtype=float) for _, path in rows.groupby(by, sort=False)]
-    gid = f"{rows['kind'].iloc[0]} path"
-    axes.add_collection(LineCollection(paths, colors=colour, linewidths=1.0, alpha=0.5, zorder=1, gid=gid))
-    return rows.groupby(by, sort=False).tail(1)

@@ -1,0 +1,113 @@
+"""Jobs on one folder, of which half are killed at random moments and started again.
+
+As a program: `killed_jobs.py parts FOLDER`, or `killed_jobs.py models FOLDER MODEL ...`. It loads what the jobs need
+and forks them, so that a job begins within milliseconds, and prints how many were killed.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from tlspectral.tables import WorkPart, finished_parts, open_parts
+
+JOBS = 8
+PARTS = 40
+
+
+def made(number):
+    """A table that takes some time."""
+    time.sleep(0.02)
+    table = pd.DataFrame({"number": [number] * 1000, "square": [float(number) ** 2] * 1000})
+    table.attrs = {"seed": number, "file": "tiny.gguf"}
+    return table
+
+
+def make_parts(folder, job=0):
+    """Do all parts of a work, as job 0 from the first to the last, as job 1 from the last to the first."""
+    numbers = range(PARTS) if job % 2 == 0 else reversed(range(PARTS))
+    parts = [WorkPart(f"some/part{number}", partial(made, number)) for number in numbers]
+    opened = open_parts(folder, {"a": 1}, noted={"model": "one"})
+    (opened.path / "some").mkdir(exist_ok=True)
+    found = finished_parts(parts, opened, description="work", unit="part", show_progress=False)
+    for number in range(PARTS):
+        pd.testing.assert_frame_equal(found[f"some/part{number}"], made(number))
+
+
+def analyze(folder, models, job=0):
+    """Analyse the models, as job 1 in the other order."""
+    from tlspectral.heads import analyze_models
+
+    given = models if job % 2 == 0 else models[::-1]
+    failures = analyze_models(given, folder, null_draws=5, detectors=False, show_progress=False)
+    assert failures["model"].tolist() == [name for name in given if name.startswith("no/")]
+
+
+def write_slowly():
+    """Let a write of bytes take longer than a part, so that kills fall into it."""
+    written = Path.write_bytes
+
+    def halves(self, data):
+        half = written(self, data[: len(data) // 2])
+        time.sleep(0.05)
+        with self.open("ab") as file:
+            return half + file.write(data[half:])
+
+    Path.write_bytes = halves
+
+
+def run_jobs(job, pause, most, seed=0):
+    """Run `job(number)` in processes until all have ended well, and return how many were killed.
+
+    Of the first half one is killed every `pause` seconds on average, at `most` so many.
+    """
+    generator, kills = random.Random(seed), 0
+    running = {_started(job, number): number for number in range(JOBS)}
+    while running:
+        time.sleep(generator.uniform(0, 2 * pause))
+        chosen = [pid for pid, number in running.items() if number < JOBS // 2]
+        killed = generator.choice(chosen) if chosen and kills < most else None
+        if killed is not None:
+            os.kill(killed, signal.SIGKILL)
+        for pid in list(running):
+            ended, status = os.waitpid(pid, 0 if pid == killed else os.WNOHANG)
+            if not ended:
+                continue
+            number = running.pop(pid)
+            if status == signal.SIGKILL:
+                kills += 1
+                running[_started(job, number)] = number
+            elif status:
+                raise SystemExit(f"job {number} ended with status {status}")
+    return kills
+
+
+def _started(job, number):
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        job(number)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    what, given, *models = sys.argv[1:]
+    if what == "parts":
+        write_slowly()
+        killed = run_jobs(partial(make_parts, given), 0.02, 40)
+    else:
+        import transformer_lens  # noqa: F401
+
+        killed = run_jobs(partial(analyze, given, models), 1.0, 30)
+    sys.stdout.write(f"{killed}\n")

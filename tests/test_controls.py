@@ -1,0 +1,276 @@
+"""Is it more than a random part? `control_excess`, `control_p`, and other heads as the control of an output."""
+
+import doctest
+import functools
+import json
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+import zoo
+from described import assert_described
+from zoo import shared
+
+import tlspectral as tls
+import tlspectral.ablation.controls as controls_module
+import tlspectral.ablation.sweep as sweep_module
+import tlspectral.wiring.edges as edges_module
+from tlspectral.ablation import ablation_sweep, band_effects, random_head_sets
+from tlspectral.detectors import repeated_sequences
+from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.models.attention import attention_view
+from tlspectral.tasks import control_test, induction_loss, score
+
+sweep = functools.partial(ablation_sweep, control="random", show_progress=False)
+
+
+@functools.cache
+def drawn():
+    return repeated_sequences(attention_view(shared("bridge", "llama")), 5, 10, seed=1)
+
+
+def by_hand(delta, effects):
+    """Excess and p of one effect beside its control effects, counted one by one."""
+    larger = sum(1 for effect in effects if abs(effect) >= abs(delta))
+    return abs(delta) - sum(abs(effect) for effect in effects) / len(effects), (1 + larger) / (1 + len(effects))
+
+
+# --- the test itself ---
+
+
+def test_the_examples_run():
+    for module in (score, controls_module):
+        assert doctest.testmod(module).failed == 0
+
+
+def test_an_effect_is_counted_among_its_draws():
+    rng = np.random.default_rng(0)
+    deltas, effects = rng.standard_normal(6), np.round(rng.standard_normal((6, 7)), 1)
+    deltas[0] = -effects[0, 3]  # a tie counts as large
+    for delta, row, excess, pvalue in zip(deltas, effects, *control_test(deltas, effects), strict=True):
+        assert (excess, pvalue) == pytest.approx(by_hand(delta, row), rel=1e-12)
+
+
+def test_an_effect_that_is_one_of_its_draws_is_significant_as_often_as_it_should():
+    """Each of 20 values in turn is the effect, and the other 19 are its draws: one of them has p = .05."""
+    values = np.random.default_rng(0).standard_cauchy(20)
+    pvalues = [control_test(values[[i]], np.delete(values, i)[None])[1].item() for i in range(20)]
+    assert sorted(pvalues) == pytest.approx(np.arange(1, 21) / 20)
+
+
+# --- sweeps ---
+
+
+@pytest.mark.parametrize("part", ["symmetric", "rope_phase"])
+def test_a_part_is_compared_with_random_parts(part, monkeypatch):
+    """The larger of effect and random parts decides, whatever the number of draws; five are as before."""
+    model, kept = shared("bridge", "llama"), []
+    real = sweep_module.layer_effects
+    monkeypatch.setattr(sweep_module, "layer_effects", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
+    tables = {draws: sweep(model, part, tokens=drawn(), draws=draws) for draws in (None, 1, 19)}
+    for draws, table in tables.items():
+        effects, kept = kept[:2], kept[2:]
+        intact = table.attrs["intact_value"]
+        random = np.concatenate([layer.controls.mean(2) for layer in effects]) - intact
+        assert random.shape == (8, draws or 5)
+        assert table.attrs["draws"] == (draws or 5)
+        for row, own in zip(table.itertuples(), random, strict=True):
+            assert row.control_delta == pytest.approx(own.mean(), rel=1e-9)
+            assert (row.control_excess, row.control_p) == pytest.approx(by_hand(row.delta, own), rel=1e-9)
+        assert table["control_delta_stderr"].isna().all() == (draws == 1)
+    assert tables[19]["control_p"].min() < 1 / 6  # finer than five draws allow
+    assert (tables[None]["control_excess"] < 0).any()
+    assert (tables[None]["control_excess"] > 0).any()
+
+
+OTHERS = [
+    ("output", {}),
+    ("output", {"replace": "mean"}),
+    ("output", {"replace": "resample"}),
+    ("long_range", {"window": 3, "sinks": 1}),
+]
+
+
+@pytest.mark.parametrize(("part", "options"), OTHERS, ids=str)
+def test_a_head_is_compared_with_the_other_heads_of_its_layer(part, options):
+    model = shared("bridge", "llama")
+    plain = ablation_sweep(model, part, tokens=drawn(), show_progress=False, **options)
+    table = sweep(model, part, tokens=drawn(), **options)
+    assert_described(table, plain.assign(estimate=0.0, measured="top"))
+    pd.testing.assert_frame_equal(table[list(plain)], plain, check_exact=True)
+    assert table.attrs["draws"] == 3
+    for row in table.itertuples():
+        others = plain.query(f"layer == {row.layer} and head != {row.head}")["delta"]
+        assert row.control_delta == pytest.approx(others.mean(), rel=1e-9)
+        assert (row.control_excess, row.control_p) == pytest.approx(by_hand(row.delta, others), rel=1e-9)
+    # A head drawn at random has each rank as often as any other.
+    for _, rows in table.groupby("layer"):
+        assert sorted(rows["control_p"]) == [0.25, 0.5, 0.75, 1.0]
+    one = sweep(model, part, tokens=drawn(), heads="L1H2", **options)
+    # Runs in batches of other sizes: measured 1e-7; effects are 1e-3.
+    pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
+
+
+def test_the_other_heads_are_ablated_as_in_a_whole_forward():
+    model = shared("bridge", "llama")
+    row = sweep(model, "output", tokens=drawn(), heads="L1H2").iloc[0]
+    intact, effects = induction_loss(model, tokens=drawn()).value, []
+    for head in (0, 1, 3, 2):
+        with tls.ablate(model, (1, head), "output"):
+            effects.append(induction_loss(model, tokens=drawn()).value - intact)
+    excess, pvalue = by_hand(effects[-1], effects[:-1])
+    # float32 in batches of other sizes: measured 2e-7; effects are 1e-3.
+    assert row["control_excess"] == pytest.approx(excess, abs=1e-5)
+    assert row["control_p"] == pvalue
+    assert row["control_delta"] == pytest.approx(np.mean(effects[:-1]), abs=1e-5)
+
+
+def test_fewer_other_heads_are_drawn_at_random():
+    model = shared("bridge", "llama")
+    deltas = ablation_sweep(model, "output", tokens=drawn(), show_progress=False).set_index(["layer", "head"])["delta"]
+    found = set()
+    for seed in range(12):
+        row = sweep(model, "output", tokens=drawn(), heads="L1H2", draws=1, seed=seed).iloc[0]
+        (other,) = [head for head in (0, 1, 3) if abs(deltas[1, head] - row["control_delta"]) < 1e-5]
+        found.add(other)
+        assert row["control_p"] == (1.0 if abs(deltas[1, other]) >= abs(deltas[1, 2]) else 0.5)
+    assert found == {0, 1, 3}
+    assert sweep(model, "output", tokens=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
+
+
+def test_a_screened_sweep_has_the_control_of_what_was_measured(monkeypatch):
+    monkeypatch.setattr(sweep_module, "SCREENED", 1)
+    model = shared("bridge", "llama")
+    whole = sweep(model, "output", tokens=drawn())
+    table = sweep(model, "output", tokens=drawn(), screen="gradient")
+    measured = table["measured"] != ""
+    assert measured.sum() == 2
+    names = ["control_delta", "control_excess", "control_p"]
+    # Batches of other sizes: measured 1e-7; effects are 1e-3.
+    pd.testing.assert_frame_equal(table.loc[measured, names], whole.loc[measured, names], rtol=0, atol=1e-5)
+    assert table.loc[~measured, names].isna().all(axis=None)
+
+
+def test_the_folder_holds_the_number_of_draws(tmp_path):
+    model = shared("bridge", "llama")
+    options = {"tokens": drawn(), "heads": "L1H2", "checkpoint_dir": tmp_path}
+    for part in ("symmetric", "output"):  # five random parts, and all other heads
+        table = sweep(model, part, **options)
+        pd.testing.assert_frame_equal(sweep(model, part, **options), table)
+    settings = json.loads((tmp_path / "sweep.json").read_text())
+    assert (settings["control"], settings["draws"]) == ("random", None)
+    with pytest.raises(IncompatibleCheckpoint, match=r"other draws \(draws: null there, 19 now\)"):
+        sweep(model, "symmetric", draws=19, **options)
+
+
+def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):
+    model = shared("bridge", "llama")
+    monkeypatch.setattr(type(attention_view(model)), "n_heads", lambda view, layer: 1 if layer else 4)
+    with pytest.raises(ValueError, match="layer 1: the control of 'output' is other heads of the layer, and there is"):
+        sweep(model, "output", tokens=drawn())
+
+
+def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
+    """Over all heads of a layer, effects less those of the other heads sum to 0."""
+    model = shared("bridge", "llama")
+    heads = tls.analyze_heads(model, null_draws=5, show_progress=False)
+    for part, controls in (("output", {"none"}), ("symmetric", {"none", "score_rms", "random"})):
+        table = sweep(model, part, tokens=drawn())
+        assert ("delta_above_control" in table.attrs["sums_per_sequence"]) == ("random" in controls)
+        assert set(tls.summarize_sweep(table, heads)["size_control"]) == controls
+
+
+# --- sets of heads ---
+
+
+def test_random_sets_have_as_many_heads_of_the_same_layers():
+    model = shared("bridge", "gemma2")  # four layers with four heads
+    chosen = [(0, 1), (2, 0), (2, 3)]
+    sets = random_head_sets(model, ["L0H1", "L2H3", "L2H0"], draws=10)
+    assert len(sets) == len({tuple(one) for one in [chosen, *sets]} - {tuple(chosen)}) == 10
+    for one in sets:
+        assert [layer for layer, _ in one] == [0, 2, 2]
+        assert len(set(one)) == 3
+        assert all(0 <= head < 4 for _, head in one)
+    assert sets == random_head_sets(model, chosen, draws=10)
+    assert sets != random_head_sets(model, chosen, draws=10, seed=1)
+    every = random_head_sets(model, chosen, draws=1000)
+    assert len({tuple(one) for one in every}) == len(every) == 4 * 6 - 1
+
+
+def test_random_sets_favour_no_head():
+    """All other pairs of four heads are as likely, those with one of the chosen heads included."""
+    model = shared("bridge", "gemma2")
+    sets = [random_head_sets(model, ["L1H0", "L1H2"], draws=1, seed=seed)[0] for seed in range(300)]
+    counts = Counter(head for one in sets for head in one)
+    # Of five other pairs, two hold head 0 and two hold head 2; three hold head 1 or head 3. Standard deviation 8.5.
+    for head, share in ((0, 2 / 5), (2, 2 / 5), (1, 3 / 5), (3, 3 / 5)):
+        assert counts[1, head] == pytest.approx(300 * share, abs=35)
+
+
+def test_sets_that_cannot_be_drawn_are_refused():
+    model = shared("bridge", "llama")
+    with pytest.raises(ValueError, match="L0H0, L0H1, L0H2, L0H3: these are all heads of their layers"):
+        random_head_sets(model, [(0, head) for head in range(4)])
+    with pytest.raises(ValueError, match="no heads were given"):
+        random_head_sets(model, [])
+    with pytest.raises(ValueError, match="draws must be 1 or more, not 0"):
+        random_head_sets(model, "L0H1", draws=0)
+    with pytest.raises(BadHead, match="L1H9 does not exist"):
+        random_head_sets(model, "L1H9")
+
+
+# --- bands and edges ---
+
+
+def test_a_band_is_compared_with_its_random_sets(monkeypatch):
+    model = shared("bridge", "llama")
+    masks = [np.array([True, False, False, True, False, False]), np.array([False, True, True, False, False, True])]
+    monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: masks)
+    table = band_effects(model, "L1H0", tokens=drawn(), show_progress=False)
+    intact, random = induction_loss(model, tokens=drawn()).value, []
+    for mask in masks:
+        with tls.ablate(model, "L1H0", "rotary_band", frequencies=np.flatnonzero(mask).tolist()):
+            random.append(induction_loss(model, tokens=drawn()).value - intact)
+    for row in table.itertuples():
+        excess, pvalue = by_hand(row.delta, random)
+        # float32 in other batches: 4e-7; excesses are 1e-4 and more.
+        assert row.control_excess == pytest.approx(excess, abs=3e-6)
+        assert row.control_p == pvalue
+    monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [])
+    none = band_effects(model, "L1H0", tokens=drawn(), show_progress=False)
+    assert none[["control_excess", "control_p"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("draws", [1, 7])
+def test_an_edge_is_compared_with_draws_of_its_own_source(draws, monkeypatch):
+    kept, real = [], edges_module._target_table
+    monkeypatch.setattr(edges_module, "_target_table", lambda *given: kept.append(given[5]) or real(*given))
+    table = tls.edge_effects(
+        tls.load_model("tiny-rope"), ["L1H0", "L1H1"], control="random", draws=draws, show_progress=False
+    )
+    assert table.attrs["draws"] == draws
+    drawn_deltas = np.concatenate([deltas.mean(2).T for deltas in kept])  # [edges, 1 + draws]
+    for row, (delta, *random) in zip(table.itertuples(), drawn_deltas, strict=True):
+        assert row.delta == pytest.approx(delta, rel=1e-12)
+        assert len(random) == draws
+        assert (row.control_excess, row.control_p) == pytest.approx(by_hand(delta, random), rel=1e-12)
+    # The previous-token head does more than any random write of its size; the other three heads do less.
+    first = table["source"] == "L0H3"
+    assert (table.loc[first, "control_p"] == 1 / (1 + draws)).all()
+    assert (table["control_excess"] > 0).tolist() == first.tolist()
+    assert table["control_delta_stderr"].isna().all() == (draws == 1)
+
+
+def test_edges_without_draws_are_refused():
+    with pytest.raises(ValueError, match="draws must be 1 or more, not 0"):
+        tls.edge_effects(tls.load_model("tiny-rope"), "L1H0", control="random", draws=0)
+
+
+@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="no HookedTransformer in this version")
+def test_a_hooked_model_has_the_same_control():
+    bridge, hooked = (sweep(shared(kind, "llama"), "output", tokens=drawn()) for kind in ("bridge", "hooked"))
+    # Two implementations in float32: measured 5e-7; effects are 1e-3.
+    np.testing.assert_allclose(hooked["control_excess"], bridge["control_excess"], rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(hooked["control_p"], bridge["control_p"])

@@ -1,0 +1,257 @@
+"""Ctrl-C while blocks are entered and left: nothing stays on the model, no signal is lost, handlers are as before."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from ablation_runs import assert_same_state, logits, state_of
+
+from tlspectral.errors import BadHead
+from tlspectral.hooks import ablate, ablation
+from tlspectral.hooks.probe import without_hooks
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.replay import methods_replaced
+from tlspectral.models.attention.threads import exclusive, hooks_on
+
+Z = "blocks.0.attn.hook_z"
+
+
+def left_by(*interrupts):
+    """What the program writes that is interrupted, of which every line has to end in "nothing left"."""
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    program = [sys.executable, str(Path(__file__).with_name("interrupted_blocks.py")), *map(str, interrupts)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    return done.stdout, done.stderr
+
+
+def test_interrupted_blocks_leave_nothing():
+    said, errors = left_by("steps", 60, "edges", 60, "moments", 10)
+    assert said == "".join(
+        f"{kind}: {count} interrupts, nothing left\n" for kind, count in (("steps", 60), ("edges", 60), ("moments", 10))
+    ), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [("steps", 1000), ("edges", 5000), ("moments", 300)])
+def test_many_interrupted_blocks_leave_nothing(kind, count):
+    said, errors = left_by(kind, count)
+    assert said == f"{kind}: {count} interrupts, nothing left\n", errors
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def handler():
+    """A handler of SIGINT that raises an exception of its own, while the test runs."""
+
+    def interrupt(number, frame):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    yield interrupt
+    assert signal.signal(signal.SIGINT, before) is interrupt
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_blocks_may_end_in_any_order(handler, order):
+    model = zoo.bridge("llama")
+    plain, before = logits(model), state_of(model)
+    alone = []
+    for head in range(3):
+        with ablate(model, [(head % 2, head)], "output"):
+            alone.append(logits(model))
+    blocks = [ablate(model, [(head % 2, head)], "output") for head in range(3)]
+    for block in blocks:
+        block.__enter__()
+    for number in order[:2]:
+        blocks[number].__exit__(None, None, None)
+    assert torch.equal(logits(model), alone[order[2]])
+    assert type(vars(model)["generate"]).__name__ == "_WithoutCache"
+    blocks[order[2]].__exit__(None, None, None)
+    assert torch.equal(logits(model), plain)
+    assert "generate" not in vars(model)
+    assert_same_state(state_of(model), before)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_blocks_that_are_never_left_end_when_they_are_collected(first):
+    model = zoo.bridge("llama")
+    plain, before = logits(model), state_of(model)
+    blocks = [ablate(model, [(0, 1)], "output"), ablate(model, [(1, 0)], "symmetric")]
+    for block in blocks:
+        block.__enter__()
+    del block
+    blocks.pop(first)
+    blocks.clear()
+    gc.collect()
+    assert torch.equal(logits(model), plain)
+    assert "generate" not in vars(model)
+    assert_same_state(state_of(model), before)
+    with ThreadPoolExecutor(1) as pool:  # the model is free for other threads
+        assert torch.equal(pool.submit(lambda: attention_view(model).logits(zoo.prompt())).result(), plain)
+
+
+def test_hooks_that_were_taken_off_meanwhile_are_not_put_back():
+    model = zoo.bridge("llama")
+    plain, before = logits(model), state_of(model)
+    inner, outer = hooks_on(model, model.hook_dict, [(Z, lambda z, hook: 2 * z)]), without_hooks(model)
+    inner.__enter__()
+    outer.__enter__()
+    assert torch.equal(logits(model), plain)
+    with pytest.raises(Exception, match="taken off"):
+        inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    assert torch.equal(logits(model), plain)
+    assert_same_state(state_of(model), before)
+
+
+def test_methods_that_others_have_set_since_stay():
+    model = zoo.bridge("llama")
+    with methods_replaced(model, {"generate": print}):
+        vars(model)["generate"] = len
+    assert vars(model).pop("generate") is len
+
+
+def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(monkeypatch):
+    """The end is broken off where no signal is: as by an exception that is raised into the thread."""
+    model = zoo.bridge("llama")
+    plain, before = logits(model), state_of(model)
+    handle_type = torch.utils.hooks.RemovableHandle
+    remove, calls = handle_type.remove, []
+
+    def fail_once(handle):
+        calls.append(handle)
+        if len(calls) == 1:
+            raise Interrupted
+        remove(handle)
+
+    block = ablate(model, [(0, 1), (1, 0)], "output")
+    block.__enter__()
+    monkeypatch.setattr(handle_type, "remove", fail_once)
+    with pytest.raises(Interrupted):
+        block.__exit__(None, None, None)
+    assert not torch.equal(logits(model), plain)
+    assert torch.equal(attention_view(model).logits(zoo.prompt()), plain)
+    assert torch.equal(logits(model), plain)
+    assert_same_state(state_of(model), before)
+
+
+def test_a_signal_is_held_back_until_a_block_is_entered_or_left(handler):
+    """It acts at once behind the entry, where the block is left again, and behind the exit."""
+    model = zoo.bridge("llama")
+    plain, before = logits(model), state_of(model)
+
+    def interrupting():
+        yield Z, lambda z, hook: 2 * z
+        signal.raise_signal(signal.SIGINT)
+        yield Z, lambda z, hook: 2 * z
+
+    inside = []
+    with pytest.raises(Interrupted), hooks_on(model, model.hook_dict, interrupting()):
+        inside.append(1)
+    assert not inside
+    assert_same_state(state_of(model), before)
+    assert torch.equal(logits(model), plain)
+
+
+def test_what_takes_long_at_the_entry_is_interrupted(handler, monkeypatch):
+    model, calls = zoo.bridge("llama"), []
+    before = state_of(model)
+
+    def reference_run(*given, **named):
+        signal.raise_signal(signal.SIGINT)
+        calls.append(1)
+
+    monkeypatch.setattr(ablation, "ablation_hooks", reference_run)
+    with pytest.raises(Interrupted), ablate(model, [(0, 1)], "output"):
+        pass
+    assert not calls
+    assert_same_state(state_of(model), before)
+
+
+def test_who_waits_for_a_model_is_interrupted(handler):
+    model, opened, done = zoo.bridge("llama"), threading.Event(), threading.Event()
+
+    def hold():
+        with exclusive(model):
+            opened.set()
+            assert done.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(hold)
+        assert opened.wait(30)
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        try:
+            with pytest.raises(Interrupted):
+                attention_view(model).logits(zoo.prompt())
+        finally:
+            done.set()
+            timer.join()
+        held.result()
+    attention_view(model).logits(zoo.prompt())
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
+def test_handlers_are_as_before(own):
+    model, before = zoo.bridge("llama"), signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, own)
+        with ExitStack() as stack:
+            stack.enter_context(ablate(model, [(0, 1)], "output"))
+            stack.enter_context(ablate(model, [(1, 0)], "output"))
+        assert signal.getsignal(signal.SIGINT) is own
+        with ablate(model, [(0, 1)], "output"), pytest.raises(BadHead), ablate(model, [(9, 9)], "output"):
+            pass
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_is_set_inside_a_block_stays(handler):
+    model, called = zoo.bridge("llama"), []
+
+    def mine(number, frame):
+        called.append(1)
+        standing(number, frame)
+
+    with ablate(model, [(0, 1)], "output"):
+        standing = signal.signal(signal.SIGINT, mine)
+        with ablate(model, [(1, 0)], "output"), pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is mine
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGINT)
+    assert called == [1, 1]
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_blocks_of_other_threads_leave_signals_alone(handler):
+    model = zoo.bridge("llama")
+
+    def work():
+        with ablate(model, [(0, 1)], "output"):
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() is handler
+
+
+def test_a_block_decorates_a_function_that_is_called_twice():
+    model = zoo.bridge("llama")
+    with ablate(model, [(0, 1)], "output"):
+        expected = logits(model)
+    ablated = ablate(model, [(0, 1)], "output")(lambda: logits(model))
+    assert torch.equal(ablated(), expected)
+    assert torch.equal(ablated(), expected)

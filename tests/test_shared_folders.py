@@ -1,0 +1,225 @@
+"""Several jobs on one folder: none loses work by another, whenever it is killed."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import killed_jobs
+import pandas as pd
+import pytest
+
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables import WorkPart, finished_parts, open_parts, whole_file
+
+finished = partial(finished_parts, description="work", unit="part", show_progress=False)
+unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
+
+
+def table_of(number):
+    return pd.DataFrame({"number": [number]})
+
+
+def content(folder):
+    """All files below a folder with their bytes."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def make_old(folder):
+    for file in folder.rglob(".*"):
+        os.utime(file, (time.time() - 25 * 3600,) * 2)
+
+
+@unix
+def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(tmp_path):
+    killed_jobs.make_parts(tmp_path / "one")
+    program = [sys.executable, killed_jobs.__file__, "parts", tmp_path / "many"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 20, "too few were killed for a test"
+    whole, left = content(tmp_path / "one"), content(tmp_path / "many")
+    assert {name for name in left if name not in whole} == {name for name in left if name.endswith(".part")}
+    make_old(tmp_path / "many")
+    killed_jobs.make_parts(tmp_path / "many")
+    assert content(tmp_path / "many") == whole
+
+
+# --- manifests ---
+
+
+def at_once(calls):
+    """Make the calls in threads; return what each gave or raised."""
+    found = [None] * len(calls)
+
+    def run(number):
+        try:
+            found[number] = calls[number]()
+        except IncompatibleCheckpoint as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.fixture
+def written_at_once(monkeypatch):
+    """Let eight threads write their text at the same time."""
+    barrier, written = threading.Barrier(8, timeout=60), Path.write_text
+
+    def wait(self, *given, **options):
+        barrier.wait()
+        done = written(self, *given, **options)
+        barrier.wait()
+        return done
+
+    monkeypatch.setattr(Path, "write_text", wait)
+
+
+@pytest.mark.usefixtures("written_at_once")
+def test_jobs_that_begin_a_folder_together_agree_on_one_manifest(tmp_path):
+    calls = [partial(open_parts, tmp_path, {"a": 1}, noted={"score": number}) for number in range(8)]
+    noted = [folder.noted["score"] for folder in at_once(calls)]
+    assert set(noted) == {json.loads((tmp_path / "settings.json").read_text())["score"]}
+    assert list(content(tmp_path)) == ["settings.json"]
+
+
+@pytest.mark.usefixtures("written_at_once")
+def test_of_jobs_that_begin_a_folder_with_other_settings_one_goes_on(tmp_path):
+    found = at_once([partial(open_parts, tmp_path, {"a": number}) for number in range(8)])
+    refused = [error for error in found if isinstance(error, IncompatibleCheckpoint)]
+    assert len(refused) == 7
+    assert all("was made with other a" in str(error) for error in refused)
+    accepted = next(number for number, folder in enumerate(found) if folder not in refused)
+    assert json.loads((tmp_path / "settings.json").read_text())["a"] == accepted
+
+
+# --- parts ---
+
+
+def test_a_part_that_another_job_stored_meanwhile_is_read(tmp_path):
+    folder, made = open_parts(tmp_path, {}), []
+
+    def make(number):
+        made.append(number)
+        if number == 0:  # another job
+            finished([WorkPart("part1", partial(table_of, 10))], open_parts(tmp_path, {}))
+        return table_of(number)
+
+    found = finished([WorkPart(f"part{number}", partial(make, number)) for number in range(3)], folder)
+    assert made == [0, 2]
+    assert [table["number"].item() for table in found.values()] == [0, 10, 2]
+
+
+def test_a_part_stored_meanwhile_is_checked(tmp_path):
+    folder = open_parts(tmp_path, {})
+
+    def make():
+        folder.write("part1", table_of(1))
+        return table_of(0)
+
+    def refuse(table):
+        raise IncompatibleCheckpoint("part1 is of another model")
+
+    with pytest.raises(IncompatibleCheckpoint, match="part1 is of another model"):
+        finished([WorkPart("part0", make), WorkPart("part1", table_of, refuse)], folder)
+
+
+@pytest.mark.parametrize("error", [None, FileNotFoundError("what this job was reading")])
+def test_a_part_that_another_job_stored_first_stays_and_is_taken(tmp_path, error):
+    folder, failures = open_parts(tmp_path, {}), {}
+
+    def make():
+        folder.write("part0", table_of(10))  # another job, on a machine that rounds otherwise
+        if error is not None:
+            raise error
+        return table_of(0)
+
+    found = finished([WorkPart("part0", make)], folder, failed=failures.__setitem__)
+    assert found["part0"]["number"].item() == folder.read("part0")["number"].item() == 10
+    assert failures == {}
+    assert folder.write("part0", table_of(10))
+    assert not folder.write("part0", table_of(11))
+
+
+def test_a_part_of_another_model_that_was_stored_first_is_noted(tmp_path):
+    folder, failures = open_parts(tmp_path, {}), {}
+
+    def make():
+        folder.write("part0", table_of(10))
+        return table_of(0)
+
+    def refuse(table):
+        raise IncompatibleCheckpoint("part0 is of another model")
+
+    assert finished([WorkPart("part0", make, refuse)], folder, failed=failures.__setitem__) == {}
+    assert failures["part0"].message == "part0 is of another model"
+
+
+# --- unfinished files ---
+
+
+def test_unfinished_files_name_their_job_and_are_no_tables(tmp_path):
+    (tmp_path / "some").mkdir()
+    with whole_file(tmp_path / "plane.parquet") as one, whole_file(tmp_path / "plane.parquet") as other:
+        assert one != other
+        for path in (one, other):
+            assert path.parent == tmp_path
+            assert path.name.startswith(".plane.parquet.")
+            assert path.name.endswith(".part")
+            assert f"-{os.getpid()}-" in path.name
+            path.write_text("done")
+    assert list(content(tmp_path)) == ["plane.parquet"]
+    with whole_file(tmp_path / ("long" * 60)) as path:
+        path.write_text("as long as a file's name may be, almost")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_is_there_stays_where_it_is_not_to_be_replaced(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:  # as on some file systems
+        monkeypatch.setattr("os.link", refuse)
+    for text in ("first", "second"):
+        with whole_file(tmp_path / "a.txt", replace=False) as path:
+            path.write_text(text)
+    assert {name: text.decode() for name, text in content(tmp_path).items()} == {"a.txt": "first"}
+
+
+@unix
+def test_what_dead_jobs_left_is_removed_when_it_is_old(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    folder = open_parts(tmp_path, {})
+    with whole_file(tmp_path / "a") as path:
+        path.touch()
+    here, there = path.name.removeprefix(".a.").split(f"-{os.getpid()}-")[0], "another-machine"
+    (tmp_path / "some").mkdir()
+    names = {
+        f".part0.parquet.{here}-{gone.pid}-0123abcd.part": (True, False),
+        f".part0.parquet.{there}-{os.getpid()}-0123abcd.part": (True, False),
+        f".part0.parquet.{here}-{os.getpid()}-0123abcd.part": (False, False),
+        f".part0.parquet.{here}-1-0123abcd.part": (False, False),  # the first process of a machine
+        ".part0.parquet": (False, False),
+        f"part0.parquet.{here}-{gone.pid}-0123abcd.part": (False, False),  # not hidden, so not ours
+    }
+    for old in (True, False):
+        paths = [parent / name for name in names for parent in (tmp_path, tmp_path / "some")]
+        for path in paths:
+            path.write_bytes(b"PAR1")
+            if old:
+                os.utime(path, (time.time() - 25 * 3600,) * 2)
+        (tmp_path / "._part1.parquet").write_bytes(b"")
+        open_parts(tmp_path, {})
+        removed = {path for path in paths if not path.exists()}
+        assert removed == {path for path in paths if names[path.name][0] and old}
+    assert finished([WorkPart("part0", partial(table_of, 3))], folder)["part0"]["number"].item() == 3

@@ -1,0 +1,267 @@
+"""Every table over the heads of a model carries hashes of its weights, and is joined to tables of that model alone."""
+
+import functools
+
+import pandas as pd
+import pytest
+import torch
+import zoo
+from positional_measurements import block_prompt
+from reference_circuits import edited
+from test_block_tasks import Marks
+
+import tlspectral as tls
+from tlspectral.detectors import kernel_prediction, repeated_sequences
+from tlspectral.heads import weight_noise_draws
+from tlspectral.models.attention import attention_view
+from tlspectral.positional import frequency_agreement, logit_shares
+from tlspectral.studies.fingerprint.statistics import permuted_pairing, pseudo_rope
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
+from tlspectral.tables import TABLES, join
+
+QUIET = {"show_progress": False}
+OTHER = "made from other weights than the rows of the table one"
+UNKNOWN = "of the model of the table of heads cannot be told"
+
+
+def deeper():
+    """A third layer behind those of the zoo's Llama, whose weights are the same."""
+    import transformers
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    two = zoo.hf_model("llama")
+    config = two.config.__class__.from_dict({**two.config.to_dict(), "num_hidden_layers": 3})
+    config._attn_implementation = "eager"
+    three = transformers.LlamaForCausalLM(config).float().eval()
+    assert not three.load_state_dict(two.state_dict(), strict=False).unexpected_keys
+    return build_bridge_from_module(three, "LlamaForCausalLM", hf_config=config, tokenizer=None)
+
+
+MODELS = {"same": lambda: zoo.shared("bridge", "llama"), "retrained": lambda: zoo.bridge("llama", seed=1),
+          "deeper": deeper}  # fmt: skip
+
+
+@functools.cache
+def model_named(name):
+    return MODELS[name]()
+
+
+@functools.cache
+def heads_of(name="same"):
+    return analyze(model_named(name))
+
+
+def analyze(model, **options):
+    return tls.analyze_heads(model, **{"null_draws": 2, "detectors": False, **QUIET, **options})
+
+
+def repeated(view):
+    return repeated_sequences(view, 3, 8, seed=0)
+
+
+def sweep(model):
+    return tls.ablation_sweep(model, "output", heads=[(0, 2), (1, 1)], tokens=repeated(attention_view(model)), **QUIET)
+
+
+def bands(model):
+    return tls.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1, **QUIET)
+
+
+def edges(model):
+    return tls.edge_effects(model, "L1H1", tokens=repeated(attention_view(model)), **QUIET)
+
+
+def profile(model):
+    return tls.positional_symbolic_profile(
+        model, Marks(), n_blocks=5, queries=1, draws=2, seed=4, per_frequency=True, **QUIET
+    )
+
+
+def scores(model, **options):
+    return tls.positional_symbolic(model, block_prompt(), exclude_first_block=False, **QUIET, **options)
+
+
+def agreement(model):
+    return frequency_agreement(scores(model, per_frequency=True), tls.frequency_table(model), draws=2)
+
+
+def traced(model, measure, **options):
+    return measure(model, block_prompt(), [(0, 1), (1, 2)], **options)
+
+
+def of_the_first_two_layers(table):
+    return table[table["layer"] < 2]
+
+
+# Name of the table, how it is made, and the layers whose weights it was measured on, None for all. The last: which of
+# its rows are joined, or why tables of one model are refused.
+ROWS = [
+    ("analyze_heads", analyze, None, of_the_first_two_layers),
+    ("frequency_table", tls.frequency_table, None, of_the_first_two_layers),
+    ("weight_noise_band", lambda model: tls.weight_noise_band(model, draws=2), None, of_the_first_two_layers),
+    ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "two rows for L0H0"),
+    ("permuted_pairing", lambda model: permuted_pairing(model, draws=1), None, of_the_first_two_layers),
+    ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),
+    ("logit_shares", lambda model: logit_shares(model, block_prompt((2, 2, 2))), None, of_the_first_two_layers),
+    ("positional_symbolic", scores, None, of_the_first_two_layers),
+    ("positional_symbolic_queries", lambda model: scores(model, every_query=True), None, "two rows for L0H0"),
+    ("positional_symbolic_profile.heads", lambda model: profile(model).heads, None, of_the_first_two_layers),
+    ("positional_symbolic_profile.queries", lambda model: profile(model).queries, None, of_the_first_two_layers),
+    ("positional_symbolic_profile.draws", lambda model: profile(model).draws, None, "two rows for L0H0"),
+    ("positional_symbolic_profile.frequencies", lambda model: profile(model).frequencies, None,
+     of_the_first_two_layers),
+    ("frequency_agreement", agreement, None, of_the_first_two_layers),
+    ("attention_traces", lambda model: traced(model, attention_traces, swaps=[(0, 1)]), None, "without frequency"),
+    ("frequency_norms", lambda model: traced(model, frequency_norms), None, of_the_first_two_layers),
+    ("detect_heads", lambda model: tls.detect_heads(model, n_sequences=2), None, of_the_first_two_layers),
+    ("detect_heads.prompts", lambda model: tls.detect_heads(model, prompts=zoo.prompt()), None,
+     of_the_first_two_layers),
+    ("relative_position_kernel", lambda model: tls.relative_position_kernel(model, "L1H1", zoo.prompt(3, 8)), None,
+     of_the_first_two_layers),
+    ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", zoo.prompt(3, 8)), None,
+     of_the_first_two_layers),
+    ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], of_the_first_two_layers),
+    ("copying_scores", tls.copying_scores, None, of_the_first_two_layers),
+    ("ablation_sweep", sweep, None, of_the_first_two_layers),
+    ("band_effects", bands, None, of_the_first_two_layers),
+    ("edge_effects", edges, None, "those of a source"),
+]  # fmt: skip
+# Tables of several models, of none that is loaded, and those of studies.
+WITHOUT = ("compare_heads", "analyze_models.", "head_history.", "published_", "scheme_contrast.", "beside_published.",
+           "constrained_grid.", "evolve.", "experiments.")  # fmt: skip
+
+
+def test_every_table_over_heads_is_in_the_list():
+    over_heads = {
+        name for name, table in TABLES.items() if {"layer", "head"} <= {column.name for column in table.columns}
+    }
+    assert {name for name in over_heads if not name.startswith(WITHOUT)} == {name for name, *_ in ROWS}
+
+
+@pytest.mark.parametrize(("name", "measure", "layers", "joined"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_table_over_heads_is_joined_to_those_of_its_model_alone(name, measure, layers, joined):
+    heads, table = heads_of(), measure(model_named("same"))
+    assert table.attrs["table"] == name
+    assert table.attrs["n_layers"] == 2
+    expected = {str(layer): heads.attrs["weights_by_layer"][str(layer)] for layer in layers or (0, 1)}
+    assert table.attrs["weights_by_layer"] == expected
+    if isinstance(joined, str):
+        with pytest.raises(ValueError, match=joined):
+            join(heads, one=table)
+    else:
+        assert len(join(heads, one=joined(table))) == len(heads)
+    retrained = measure(model_named("retrained"))
+    with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer {layers[0] if layers else 0} is"):
+        join(heads, one=retrained)
+    with pytest.raises(ValueError, match="of n_layers 2, the rows of the table one are of n_layers 3"):
+        join(heads, one=of_the_first_two_layers(measure(model_named("deeper"))))
+
+
+def test_a_placebo_of_a_model_without_rotary_positions_carries_its_origin():
+    model = zoo.shared("bridge", "gpt2")
+    assert len(join(analyze(model), one=pseudo_rope(model))) == 8
+    with pytest.raises(ValueError, match=OTHER):
+        join(analyze(model), one=pseudo_rope(zoo.bridge("gpt2", seed=1)))
+
+
+# --- hashes of layers ---
+
+
+@pytest.mark.parametrize(
+    ("parameter", "changed"),
+    [("model.layers.1.self_attn.q_proj.weight", {"1"}), ("model.layers.0.self_attn.o_proj.weight", {"0"}),
+     ("model.layers.1.input_layernorm.weight", {"1"}), ("model.embed_tokens.weight", {"0", "1"}),
+     ("model.norm.weight", {"0", "1"}), ("model.layers.0.mlp.up_proj.weight", set())],
+)  # fmt: skip
+def test_a_changed_weight_changes_the_hash_of_its_layer(parameter, changed):
+    def change(model):
+        model.get_parameter(parameter).view(-1)[0] += 1e-3
+
+    before, after = (tls.detect_heads(model, n_sequences=2).attrs["weights_by_layer"]
+                     for model in (model_named("same"), edited("llama", change)))  # fmt: skip
+    assert {layer for layer in before if before[layer] != after[layer]} == changed
+
+
+def test_a_weight_that_is_changed_in_place_is_seen_by_the_next_table():
+    model = zoo.bridge("llama")
+    assert len(join(analyze(model), one=tls.copying_scores(model))) == 8
+    heads = analyze(model)
+    model.blocks[1].attn.q.weight.data.mul_(1.01)  # .data: no version counter moves
+    with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 1"):
+        join(heads, one=tls.copying_scores(model))
+
+
+def test_tables_of_some_layers_are_compared_on_those_that_both_have():
+    some = analyze(model_named("same"), layers=[1])
+    composed = tls.k_composition(model_named("same"), "L1H1")
+    assert len(join(heads_of(), one=some)) == 8
+    assert composed.attrs["weights_by_layer"].keys() == {"0", "1"}
+    with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 1"):
+        join(some, one=sweep(model_named("retrained")))
+    with pytest.raises(ValueError, match=f"{UNKNOWN}: they have no layer in common"):
+        join(some, one=analyze(model_named("same"), layers=[0]))
+
+
+# --- what cannot be compared ---
+
+
+def without_hashes():
+    table = sweep(model_named("same"))
+    table.attrs = {key: value for key, value in table.attrs.items() if not key.startswith("weights_")}
+    return table
+
+
+@pytest.mark.parametrize("table", [without_hashes, lambda: pd.concat([sweep(model_named("same")), without_hashes()])])
+def test_a_table_that_does_not_name_its_weights_is_refused(table):
+    with pytest.raises(ValueError, match=f"{UNKNOWN}: no hash of the weights is known for the rows of .* Make both"):
+        join(heads_of(), one=table().query("part == 'output'"))
+
+
+def test_an_older_table_has_the_hash_of_all_its_layers():
+    heads, older = heads_of(), sweep(model_named("same"))
+    del older.attrs["weights_by_layer"], older.attrs["n_layers"]
+    assert len(join(heads, one=older)) == 8
+    older.attrs["weights_sha256"] = "0" * 64
+    with pytest.raises(ValueError, match=r"other weights or other layers than .* make both again on one model"):
+        join(heads, one=older)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return zoo.save_folder("llama", tmp_path_factory.mktemp("saved") / "llama")
+
+
+def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name(folder):
+    streamed, loaded = analyze(folder), tls.load_model(folder)
+    assert streamed.attrs["backend"] != "bridge"
+    assert streamed.attrs["weights_by_layer"].keys() == {"0", "1"}
+    assert len(join(streamed, one=tls.detect_heads(loaded, n_sequences=2))) == 8
+    with pytest.raises(ValueError, match=r"is of model .*llama, the rows of the table one are of model"):
+        join(streamed, one=tls.detect_heads(tls.load_model("tiny-rope"), n_sequences=2))
+    unnamed = tls.detect_heads(model_named("same"), n_sequences=2)
+    unnamed.attrs["model"] = None
+    with pytest.raises(ValueError, match=f"{UNKNOWN}: their backends differ .* and not both name their model"):
+        join(streamed, one=unnamed)
+
+
+def test_composition_of_a_folder_has_the_hashes_of_its_head_table(folder):
+    streamed, composed = analyze(folder), tls.k_composition(folder, "L1H1")
+    assert composed.attrs["weights_by_layer"] == streamed.attrs["weights_by_layer"]
+    other = zoo.save_folder("llama", folder.parent / "other", seed=1)
+    with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 0"):
+        join(streamed, one=tls.k_composition(other, "L1H1"))
+
+
+def test_agreement_of_frequencies_is_of_one_model():
+    with pytest.raises(ValueError, match="the frequency table was made from other weights than the scores"):
+        frequency_agreement(scores(model_named("same"), per_frequency=True),
+                            tls.frequency_table(model_named("retrained")))  # fmt: skip
+
+
+def test_a_model_whose_weights_are_elsewhere_is_measured_without_hashes():
+    """As accelerate leaves layers that it loads when they are used: their parameters are on the meta device."""
+    view = attention_view(zoo.bridge("llama"))
+    inner = view.model.blocks[1].attn.original_component.q_proj
+    inner.weight = torch.nn.Parameter(inner.weight.to("meta"))
+    assert "weights_by_layer" not in view.origin()
+    assert view.origin()["n_layers"] == 2
