@@ -37,7 +37,7 @@ def cost(model: Any, head: str, turns: int) -> None:
     jobs = {"forward": forward}
     for part in ("antisymmetric", "rope_phase"):
         for name, heads in (("one head", head), ("all heads", None)):
-            jobs[f"{part}, {name}"] = lambda part=part, heads=heads: tls.qk_penalty(model, part, heads).backward()
+            jobs[f"{part}, {name}"] = lambda part=part, heads=heads: tls.heads.qk_penalty(model, part, heads).backward()
     times = {name: [seconds(job) for _ in range(turns + 1)][1:] for name, job in jobs.items()}  # the first warms up
     model.zero_grad()
     whole = statistics.median(times.pop("forward"))
@@ -56,7 +56,7 @@ def train(model: Any, weight: torch.nn.Parameter, rows: slice, train_rows: torch
         row = train_rows[step % len(train_rows)][None]
         loss = model(row, return_type="loss")
         if arm["penalty"]:
-            loss = loss + arm["penalty"] * tls.qk_penalty(model, arm["part"], arm["head"])
+            loss = loss + arm["penalty"] * tls.heads.qk_penalty(model, arm["part"], arm["head"])
         optimizer.zero_grad()
         loss.backward()
         weight.grad.mul_(mask)
@@ -90,7 +90,7 @@ def main(
             arm = {"name": name, "part": part, "head": head, "penalty": strength, "steps": steps, "rate": rate}
             train(model, weight, slice(index * width, (index + 1) * width), train_rows, arm)
         tables[name] = tls.analyze_heads(model, null_draws=20, n_sequences=20, show_progress=False)
-        losses[name] = tls.language_loss(model, held_out)
+        losses[name] = tls.tasks.language_loss(model, held_out)
     report(tables, losses, head_name(layer, index))
 
 

@@ -158,7 +158,7 @@ def test_a_target_that_reads_nothing_has_no_scores():
 def test_nothing_of_the_model_changes():
     model = zoo.bridge("gpt2")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    tls.copying_scores(model)
+    tls.heads.copying_scores(model)
     tls.k_composition(model, (1, 0))
     qk_operators(model)[1, 0].dense().zero_()
     after = model.state_dict()

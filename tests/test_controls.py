@@ -178,7 +178,7 @@ def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
     for part, controls in (("output", {"none"}), ("symmetric", {"none", "score_rms", "random"})):
         table = sweep(model, part, tokens=drawn())
         assert ("delta_above_control" in table.attrs["sums_per_sequence"]) == ("random" in controls)
-        assert set(tls.summarize_sweep(table, heads)["size_control"]) == controls
+        assert set(tls.ablation.summarize_sweep(table, heads)["size_control"]) == controls
 
 
 # --- sets of heads ---

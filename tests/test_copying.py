@@ -23,7 +23,7 @@ import tlspectral as tls
 
 @pytest.mark.parametrize("name", NAMES)
 def test_copying_is_that_of_the_dense_circuit(name):
-    table, dense = tls.copying_scores(bridge(name)), reference(name)
+    table, dense = tls.heads.copying_scores(bridge(name)), reference(name)
     assert_described(table)
     assert table[["layer", "head"]].to_numpy().tolist() == [
         [layer, head] for layer, at in enumerate(dense.layers) for head in range(len(at.qk))
@@ -37,7 +37,7 @@ def test_copying_is_that_of_the_dense_circuit(name):
 def test_the_gain_of_a_norm_that_stores_it_less_1():
     """Gemma multiplies by 1 + w in the input norm and in the final norm: both enter."""
     dense = reference("gemma3")
-    scores = tls.copying_scores(bridge("gemma3"))["positivity"]
+    scores = tls.heads.copying_scores(bridge("gemma3"))["positivity"]
     model = zoo.hf_model("gemma3")
     for norm in [model.model.norm, *(layer.input_layernorm for layer in model.model.layers)]:
         before = norm.weight.detach().clone()
@@ -64,7 +64,7 @@ def test_a_head_that_copies_or_negates(sign):
         layer.self_attn.o_proj.weight[:, 12:24] = sign * layer.self_attn.v_proj.weight[:12].T  # head 1, value head 0
 
     model = edited("llama", plant)
-    table = tls.copying_scores(model)
+    table = tls.heads.copying_scores(model)
     assert table.loc[1, "copying"] == float(sign > 0)
     # Measured: 1e-16; the circuit is symmetric there, so its eigenvalues are real.
     assert table.loc[1, "positivity"] == pytest.approx(sign, abs=1e-12)
@@ -94,7 +94,7 @@ def test_a_head_of_lower_rank_that_copies_all_it_reads(sign, factor, dtype):
         else:
             layer.self_attn.o_proj.weight[:, 12:24] = (sign * lower).T.to(layer.self_attn.o_proj.weight)
 
-    table = tls.copying_scores(edited("llama", plant))
+    table = tls.heads.copying_scores(edited("llama", plant))
     assert table.loc[1, "copying"] == float(sign > 0)
     # Measured: 1e-16 in float64, 2e-3 in bfloat16, from the factors' own rounding; a random head is below .9.
     assert table.loc[1, "positivity"] == pytest.approx(sign, abs=1e-2)
@@ -111,7 +111,7 @@ def test_a_head_whose_circuit_is_nilpotent_has_no_copying():
         read[:12] = first[:, None] * read[0].clone()
         write[:, :12] = write[:, :1].clone() * second
 
-    table = tls.copying_scores(edited("llama", plant))
+    table = tls.heads.copying_scores(edited("llama", plant))
     assert table.loc[4, ["copying", "positivity"]].isna().all()
 
 
@@ -120,9 +120,9 @@ def test_a_head_that_writes_nothing_has_no_copying():
         model.model.layers[1].self_attn.o_proj.weight[:, :12] = 0  # head 0
 
     model = edited("llama", silence)
-    silent = tls.copying_scores(model)
+    silent = tls.heads.copying_scores(model)
     assert silent.loc[4, ["copying", "positivity"]].isna().all()
-    expected = tls.copying_scores(bridge("llama")).drop(index=4)
+    expected = tls.heads.copying_scores(bridge("llama")).drop(index=4)
     pd.testing.assert_frame_equal(silent.drop(index=4), expected, check_exact=True)
 
 
@@ -130,7 +130,7 @@ def test_a_head_that_writes_nothing_has_no_copying():
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3"])
 def test_a_centred_unembedding_enters_as_the_model_holds_it(name):
     """TransformerLens's default processing subtracts W_U's mean over the vocabulary, and that alone shows here."""
-    found, dense = tls.copying_scores(zoo.hooked(name)), reference(name)
+    found, dense = tls.heads.copying_scores(zoo.hooked(name)), reference(name)
     centred = DenseModel(dense.layers, dense.w_e, dense.w_u - dense.w_u.mean(1, keepdims=True))
     copying, positivity = (
         np.concatenate(part) for part in zip(*[dense_copying(x, centred) for x in dense.layers], strict=True)
@@ -138,7 +138,7 @@ def test_a_centred_unembedding_enters_as_the_model_holds_it(name):
     # Measured: 3e-7, weights folded in float32; centring moves positivity by up to 0.1.
     np.testing.assert_allclose(found["positivity"], positivity, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found["copying"], copying)
-    raw = tls.copying_scores(bridge(name))
+    raw = tls.heads.copying_scores(bridge(name))
     assert (found["positivity"] - raw["positivity"]).abs().max() > 1e-3
 
 
@@ -148,7 +148,7 @@ def test_weights_of_16_bits_are_folded_in_float64():
     dense = dense_model("gemma3", zoo.hf_model("gemma3").bfloat16())
     positivity = np.concatenate([dense_copying(layer, dense)[1] for layer in dense.layers])
     # As in float32: rounding of eigenvalues, 1e-14. A gain rounded to bfloat16 moves them by 1e-4 and more.
-    np.testing.assert_allclose(tls.copying_scores(model)["positivity"], positivity, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(tls.heads.copying_scores(model)["positivity"], positivity, rtol=0, atol=1e-10)
 
 
 def toy(**changes):
@@ -166,10 +166,10 @@ def toy(**changes):
 @pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 def test_a_model_that_answers_in_another_vocabulary_has_no_copying():
     """As in modular arithmetic: the output tokens are not the input tokens, so there is nothing to copy."""
-    table = tls.copying_scores(toy(d_vocab_out=7))
+    table = tls.heads.copying_scores(toy(d_vocab_out=7))
     assert len(table) == 2
     assert table[["copying", "positivity"]].isna().all(axis=None)
-    assert tls.copying_scores(toy(d_vocab_out=11))["positivity"].notna().all()
+    assert tls.heads.copying_scores(toy(d_vocab_out=11))["positivity"].notna().all()
 
 
 @pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
@@ -182,4 +182,4 @@ def test_the_final_norm_may_be_of_another_kind_than_the_others(final_rms):
     dense = DenseModel([DenseLayer(w_v, w_v, centring @ w_v, w_o, centring)], w_e, unfold @ w_u)
     expected = dense_copying(dense.layers[0], dense)[1]
     # Measured: 1e-15; a centring too many moves positivity by 1e-2.
-    np.testing.assert_allclose(tls.copying_scores(model)["positivity"], expected, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(tls.heads.copying_scores(model)["positivity"], expected, rtol=0, atol=1e-10)

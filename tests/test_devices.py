@@ -141,7 +141,7 @@ def test_a_penalty_and_its_gradients_stay_on_the_device(backend, name, device):
     for part in ("antisymmetric", "rope_phase"):
         if part not in parts_of(name):
             continue
-        there, here = (tls.qk_penalty(one, part) for one in (model, cpu))
+        there, here = (tls.heads.qk_penalty(one, part) for one in (model, cpu))
         assert there.device == torch.device(device)
         assert torch.equal(there.cpu(), here)
         gradients = [
@@ -230,7 +230,7 @@ def test_tables_are_those_of_the_cpu(backend, name, device):
     options = {"null_draws": 3, "extras": extras if name in ("gpt2", "llama") else (), **quiet}
     same(tls.analyze_heads(cpu, **options), tls.analyze_heads(model, **options))
     same(*(tls.detect_heads(one, n_sequences=4, null_draws=2) for one in (cpu, model)))
-    same(tls.copying_scores(cpu), tls.copying_scores(model))
+    same(tls.heads.copying_scores(cpu), tls.heads.copying_scores(model))
     same(tls.k_composition(cpu, (1, 1)), tls.k_composition(model, (1, 1)))
     assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
     assert tls.analyze_heads(model, **options).attrs["weights_sha256"]
@@ -278,7 +278,7 @@ def test_sweeps_are_those_of_the_cpu(name, device):
         ("output", {"replace": "resample", "reference": zoo.prompt(4, 13)}),
     ):
         same(*(tls.ablation_sweep(one, part, tokens=induction, **options, **quiet) for one in (cpu, model)))
-    assert tls.induction_loss(cpu, n_sequences=4).value == tls.induction_loss(model, n_sequences=4).value
+    assert tls.tasks.induction_loss(cpu, n_sequences=4).value == tls.tasks.induction_loss(model, n_sequences=4).value
 
 
 def _moved(value, device):

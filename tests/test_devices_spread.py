@@ -93,7 +93,7 @@ def test_a_model_on_two_devices(name):
         same(here, there)
     same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",), **quiet) for one in (cpu, model)))
     assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
-    shares = [tls.qk_penalty(one, "antisymmetric") for one in (cpu, model)]
+    shares = [tls.heads.qk_penalty(one, "antisymmetric") for one in (cpu, model)]
     assert shares[1].device == torch.device(DEVICE)
     assert torch.equal(shares[0], shares[1].cpu())
     for mode in ("prompt", "key"):

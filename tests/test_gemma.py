@@ -117,7 +117,7 @@ def test_local_and_global_layers_turn_at_their_own_base(model):
 @needs_gemma
 def test_it_reads_english(model):
     """Weights, tokenizer and windows together: text is far more likely than chance."""
-    loss = tls.language_loss(model, n_sequences=8)
+    loss = tls.tasks.language_loss(model, n_sequences=8)
     # Measured 3.6 nats per token on the packaged book; ln of the vocabulary is 12.5.
     assert loss.value < 4.5 < math.log(model.cfg.d_vocab)
     source = model.tlspectral_source

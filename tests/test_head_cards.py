@@ -240,3 +240,12 @@ def test_a_head_of_whom_nothing_was_measured_has_no_sections():
     evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
     assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
     assert evidence.sections((0, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("kernel", "did you mean 'kernels'"), ("edges_out", "did you mean 'edges'")]
+)
+def test_a_keyword_of_no_table_is_refused_by_page_and_card(name, said):
+    for made in (functools.partial(tls.head_card, heads(), "L1H0"), functools.partial(tls.report, heads())):
+        with pytest.raises(TypeError, match=said):
+            made(**{name: kernels((0, 1))})

@@ -103,7 +103,7 @@ def test_texts_are_refused_by_whatever_takes_heads():
     model = shared("bridge", "llama")
     for call in (
         lambda: tls.ablation_sweep(model, "symmetric", heads=["12"], show_progress=False),
-        lambda: tls.band_effects(model, ["12"], show_progress=False),
+        lambda: tls.ablation.band_effects(model, ["12"], show_progress=False),
         lambda: tls.relative_position_kernel(model, ["12"]),
         lambda: tls.to_spectral(model, heads=["12"]),
     ):

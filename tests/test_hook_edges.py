@@ -195,10 +195,10 @@ def test_the_previous_token_head_acts_by_the_keys_of_the_induction_heads():
 
     def loss(head, part, what):
         with ablate(model, head, part, into=induction, input=what):
-            return tls.induction_loss(model, n_sequences=20).value
+            return tls.tasks.induction_loss(model, n_sequences=20).value
 
     # Measured: 0.11 intact; 1.69 (rope phase) and 3.27 (output) by keys; at most 0.10 by queries and values.
-    assert tls.induction_loss(model, n_sequences=20).value < 0.15
+    assert tls.tasks.induction_loss(model, n_sequences=20).value < 0.15
     assert loss("L0H3", "rope_phase", "k") > 1
     assert loss("L0H3", "output", "k") > 2
     for what in ("q", "v"):

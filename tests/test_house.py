@@ -245,6 +245,23 @@ def test_public_names_are_importable_and_documented(name):
     assert name in dir(tlspectral)
 
 
+IN_ROOMS = {
+    "ablation": ("band_effects", "summarize_sweep"),
+    "heads": ("copying_scores", "qk_penalty", "weight_noise_band"),
+    "spectral_rope": ("SpectralRoPE",),
+    "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),
+    "tasks": ("induction_loss", "language_loss"),
+}
+
+
+@pytest.mark.parametrize(("room", "name"), [(room, name) for room, names in IN_ROOMS.items() for name in names])
+def test_names_of_a_room_are_reached_by_it_alone(room, name):
+    assert not hasattr(tlspectral, name)
+    module = getattr(tlspectral, room)
+    assert name in module.__all__
+    assert (inspect.getdoc(getattr(module, name)) or "").strip()
+
+
 def test_dir_shows_the_public_names_and_nothing_else():
     assert dir(tlspectral) == tlspectral.__all__
 

@@ -27,8 +27,17 @@ MORE = {
 }
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 FIRST = {"model", "checkpoints", "name"}
+IN_ROOMS = (
+    tls.ablation.band_effects,
+    tls.heads.copying_scores,
+    tls.heads.qk_penalty,
+    tls.heads.weight_noise_band,
+    tls.tasks.induction_loss,
+    tls.tasks.language_loss,
+)
+FUNCTIONS = {name: getattr(tls, name) for name in tls.__all__} | {public.__name__: public for public in IN_ROOMS}
 TAKE_A_MODEL = [
-    name for name in tls.__all__ if next(iter(inspect.signature(getattr(tls, name)).parameters), None) in FIRST
+    name for name, public in FUNCTIONS.items() if next(iter(inspect.signature(public).parameters), None) in FIRST
 ]
 NO_MODELS = {
     "text": lambda: "gpt2",
@@ -48,7 +57,7 @@ def test_what_is_no_model_is_a_type_error_that_says_what_is_accepted(name, what)
     if (what == "text" and name in NAMES_TOO) or (what == "a model of transformers" and name in OBJECTS_TOO):
         pytest.skip("accepted")
     accepted = "TransformerBridge.*HookedTransformer" if name not in NAMES_TOO else "TransformerBridge|name"
-    given, function = (NO_MODELS[what](), *MORE.get(name, ())), getattr(tls, name)
+    given, function = (NO_MODELS[what](), *MORE.get(name, ())), FUNCTIONS[name]
     with pytest.raises(TypeError, match=accepted):
         _ = ExitStack().enter_context(function(*given)) if name == "ablate" else function(*given)
 

@@ -69,14 +69,14 @@ def test_every_head_has_the_share_of_its_dense_operator(backend, name, part):
         expected = dense_share(operator, part)
         if expected is None:
             continue
-        found = tls.qk_penalty(model, part, (operator.layer, operator.head))
+        found = tls.heads.qk_penalty(model, part, (operator.layer, operator.head))
         assert found.dtype == torch.float32
         assert found.shape == ()
         # Measured: float32 is off by at most 1e-7; a gain or a mean left out moves shares by 1e-3 and more.
         assert found.item() == pytest.approx(expected, abs=1e-6)
     expected = dense_mean(model, part)
     if expected is not None:
-        assert tls.qk_penalty(model, part).item() == pytest.approx(expected, abs=1e-6)
+        assert tls.heads.qk_penalty(model, part).item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
@@ -84,29 +84,29 @@ def test_it_is_the_square_of_dir_frac_in_the_head_table(name):
     model = shared("bridge", name)
     table = tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False)
     for row in table.itertuples():
-        assert tls.qk_penalty(model, "antisymmetric", row).item() == pytest.approx(row.dir_frac**2, abs=1e-6)
+        assert tls.heads.qk_penalty(model, "antisymmetric", row).item() == pytest.approx(row.dir_frac**2, abs=1e-6)
     mean = (table["dir_frac"] ** 2).mean()
-    assert tls.qk_penalty(model, "M_A", table).item() == pytest.approx(mean, abs=1e-6)
-    assert tls.qk_penalty(model, "M_S").item() == pytest.approx(1 - mean, abs=1e-6)
+    assert tls.heads.qk_penalty(model, "M_A", table).item() == pytest.approx(mean, abs=1e-6)
+    assert tls.heads.qk_penalty(model, "M_S").item() == pytest.approx(1 - mean, abs=1e-6)
 
 
 def test_heads_and_parts_are_read_as_everywhere():
     model = shared("bridge", "llama")
-    expected = tls.qk_penalty(model, "rope_phase", [(1, 0), (0, 3)])
+    expected = tls.heads.qk_penalty(model, "rope_phase", [(1, 0), (0, 3)])
     for heads in (["L1H0", "L0H3"], ["-1.0", "0.3"], ["L0H3", "L1H0"]):
-        assert torch.equal(tls.qk_penalty(model, "Im(M_t)", heads), expected)
+        assert torch.equal(tls.heads.qk_penalty(model, "Im(M_t)", heads), expected)
     with pytest.raises(BadHead, match="L0H4 does not exist"):
-        tls.qk_penalty(model, "symmetric", "L0H4")
+        tls.heads.qk_penalty(model, "symmetric", "L0H4")
     with pytest.raises(ValueError, match="did you mean 'antisymmetric'"):
-        inspect.unwrap(tls.qk_penalty)(model, "antisymetric")  # below beartype, which checks the Literal first
+        inspect.unwrap(tls.heads.qk_penalty)(model, "antisymetric")  # below beartype, which checks the Literal first
     with pytest.raises(BadHead, match="no heads to penalise"):
-        tls.qk_penalty(model, "symmetric", [])
+        tls.heads.qk_penalty(model, "symmetric", [])
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_in_16_bits_it_is_computed_in_float32(part):
     model = fresh("bridge", "qwen3").to(torch.bfloat16)
-    found = tls.qk_penalty(model, part)
+    found = tls.heads.qk_penalty(model, part)
     assert found.dtype == torch.float32
     # The reference reads the same rounded weights; in bfloat16 the sums would be off by 1e-2.
     assert found.item() == pytest.approx(dense_mean(model, part), abs=1e-6)
@@ -115,9 +115,9 @@ def test_in_16_bits_it_is_computed_in_float32(part):
 @pytest.mark.parametrize("part", PARTS)
 def test_mixed_precision_does_not_reach_it(part):
     model = shared("bridge", "llama")
-    plain = tls.qk_penalty(model, part)
+    plain = tls.heads.qk_penalty(model, part)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(tls.qk_penalty(model, part), plain)
+        assert torch.equal(tls.heads.qk_penalty(model, part), plain)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -127,16 +127,16 @@ def test_as_stored_nothing_is_folded(part):
         raw = attention_view(model).raw(layer)
         for head in range(zoo.HEADS):
             plain = QKOperator(layer, head, raw.w_q[head].detach(), raw.w_k[head // 2].detach(), raw.rotary)
-            found = tls.qk_penalty(model, part, (layer, head), folded=False).item()
+            found = tls.heads.qk_penalty(model, part, (layer, head), folded=False).item()
             assert found == pytest.approx(dense_share(plain, part), abs=1e-12)
-            assert abs(found - tls.qk_penalty(model, part, (layer, head)).item()) > 1e-4
+            assert abs(found - tls.heads.qk_penalty(model, part, (layer, head)).item()) > 1e-4
 
 
 def test_a_model_that_is_processed_in_place_is_read_as_it_is_then():
     model = fresh("bridge", "llama")
-    before = tls.qk_penalty(model, "antisymmetric").item()
+    before = tls.heads.qk_penalty(model, "antisymmetric").item()
     model.enable_compatibility_mode(disable_warnings=True)
-    after = tls.qk_penalty(model, "antisymmetric")
+    after = tls.heads.qk_penalty(model, "antisymmetric")
     assert after.requires_grad
     # Folding the gain into the weights leaves M as it was. Measured: 1e-7.
     assert after.item() == pytest.approx(before, abs=1e-6)
@@ -166,7 +166,7 @@ def test_gradients_are_those_of_finite_differences(backend, name, part):
     if dense_mean(model, part, heads) is None:
         return
     parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(tls.qk_penalty(model, part, heads), list(parameters.values()), allow_unused=True)
+    found = torch.autograd.grad(tls.heads.qk_penalty(model, part, heads), list(parameters.values()), allow_unused=True)
     reached = {id(p): (p, g) for p, g in zip(parameters.values(), found, strict=True) if g is not None and g.any()}
     gains = {"gpt2": 1, "neox": 1, "llama": 1, "gptj": 1, "gemma3": 3, "olmo2": 2, "qwen3": 3, "opt": 1, "qwen2": 1}
     assert len(reached) == 2 * (2 + gains[name])  # W_Q, W_K and gains, in two layers
@@ -190,7 +190,7 @@ def test_gradients_are_those_of_finite_differences(backend, name, part):
 def test_a_loss_trains_the_parameters_that_the_penalty_moves(backend, name):
     model = fresh(backend, name)
     parameters = list(model.parameters())
-    reached = torch.autograd.grad(tls.qk_penalty(model, "antisymmetric"), parameters, allow_unused=True)
+    reached = torch.autograd.grad(tls.heads.qk_penalty(model, "antisymmetric"), parameters, allow_unused=True)
     trained = torch.autograd.grad(model(zoo.prompt(), return_type="loss"), parameters, allow_unused=True)
     moved_by_penalty = [i for i, gradient in enumerate(reached) if gradient is not None and gradient.any()]
     assert len(moved_by_penalty) >= 4
@@ -211,7 +211,7 @@ def test_gradcheck(part, folded):
             self.model = model
 
         def forward(self):
-            return tls.qk_penalty(self.model, part, ["L0H1", "L1H2"], folded=folded)
+            return tls.heads.qk_penalty(self.model, part, ["L0H1", "L1H2"], folded=folded)
 
     module = Penalty()
     everything = dict(module.named_parameters())
@@ -232,7 +232,8 @@ def test_a_detached_denominator_is_a_constant_of_the_gradient(part, folded):
     model = in_double("bridge", "qwen3")
     weight = model.blocks[0].attn.q.original_component.weight
     true, frozen = (
-        tls.qk_penalty(model, part, "L0H1", folded=folded, detach_denominator=detached) for detached in (False, True)
+        tls.heads.qk_penalty(model, part, "L0H1", folded=folded, detach_denominator=detached)
+        for detached in (False, True)
     )
     assert torch.equal(true, frozen)
     slopes = []
@@ -246,7 +247,7 @@ def test_a_detached_denominator_is_a_constant_of_the_gradient(part, folded):
 
 def test_a_chosen_head_moves_its_queries_and_the_keys_of_its_group():
     model = fresh("bridge", "llama")
-    tls.qk_penalty(model, "antisymmetric", "L0H3").backward()
+    tls.heads.qk_penalty(model, "antisymmetric", "L0H3").backward()
     attention = model.blocks[0].attn
     query, key = (
         side.original_component.weight.grad.unflatten(0, (heads, -1)).abs().amax((1, 2)) > 0
@@ -264,7 +265,7 @@ def test_descent_takes_the_part_away_and_keeps_the_rest():
     optimizer = torch.optim.Adam([weight], lr=3e-2)
     for _ in range(150):
         optimizer.zero_grad()
-        tls.qk_penalty(model, "antisymmetric", "L1H2").backward()
+        tls.heads.qk_penalty(model, "antisymmetric", "L1H2").backward()
         optimizer.step()
     after = [dense_share(operator, "antisymmetric") for operator in operators(model)]
     assert before[6] > 0.2
@@ -279,7 +280,7 @@ def test_descent_takes_the_part_away_and_keeps_the_rest():
 @pytest.mark.parametrize("part", PARTS)
 def test_gain_and_phase_of_a_spectral_model(backend, part):
     spectral = moved(backend, "qwen3")
-    share = tls.qk_penalty(spectral, part)
+    share = tls.heads.qk_penalty(spectral, part)
     assert share.item() == pytest.approx(dense_mean(spectral, part), abs=1e-6)
     share.backward(inputs=list(spectral.spectral_parameters()))
     for name, parameter in spectral.spectral.named_parameters():
@@ -293,8 +294,8 @@ def test_gain_and_phase_of_a_spectral_model(backend, part):
             gain -= sign * step * gradient / gradient.norm()
     # Parameters are float32 and the step is 1e-3: measured off by at most 6e-5.
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(float(gradient.norm()), rel=1e-3)
-    own = tls.qk_penalty(spectral.base, part, folded=False)
-    assert torch.equal(tls.qk_penalty(spectral, part, folded=False), own)
+    own = tls.heads.qk_penalty(spectral.base, part, folded=False)
+    assert torch.equal(tls.heads.qk_penalty(spectral, part, folded=False), own)
 
 
 # --- what is refused, and what is not ---
@@ -302,25 +303,25 @@ def test_gain_and_phase_of_a_spectral_model(backend, part):
 
 def test_phase_needs_rotary_positions():
     with pytest.raises(UnsupportedArchitecture, match="L1H2: no rotary positions, so it has no phase"):
-        tls.qk_penalty(shared("bridge", "gpt2"), "rope_phase", [(1, 2)])
+        tls.heads.qk_penalty(shared("bridge", "gpt2"), "rope_phase", [(1, 2)])
     with pytest.raises(UnsupportedArchitecture, match="no layer of the model has rotary positions"):
-        tls.qk_penalty(shared("bridge", "gpt2"), "rope_phase")
+        tls.heads.qk_penalty(shared("bridge", "gpt2"), "rope_phase")
 
 
 def test_phase_of_every_head_is_that_of_rotary_layers():
     model = shared("bridge", "smollm3")
     without = [layer for layer in range(model.cfg.n_layers) if attention_view(model).rotary(layer) is None]
     assert 0 < len(without) < model.cfg.n_layers
-    assert tls.qk_penalty(model, "rope_phase").item() == pytest.approx(dense_mean(model, "rope_phase"), abs=1e-6)
+    assert tls.heads.qk_penalty(model, "rope_phase").item() == pytest.approx(dense_mean(model, "rope_phase"), abs=1e-6)
     with pytest.raises(UnsupportedArchitecture, match=f"L{without[0]}H0: no rotary positions"):
-        tls.qk_penalty(model, "rope_phase", (without[0], 0))
+        tls.heads.qk_penalty(model, "rope_phase", (without[0], 0))
 
 
 def test_files_have_no_parameters(tmp_path):
     folder = zoo.save_folder("llama", tmp_path)
     for source in (str(folder), folder):
         with pytest.raises(TypeError, match=r"neither a TransformerBridge nor a HookedTransformer.*load_model"):
-            tls.qk_penalty(source, "antisymmetric")
+            tls.heads.qk_penalty(source, "antisymmetric")
 
 
 def test_a_head_without_an_operator_is_refused():
@@ -329,24 +330,24 @@ def test_a_head_without_an_operator_is_refused():
     with torch.no_grad():
         weight.unflatten(0, (zoo.HEADS, -1))[2] = 0
     with pytest.raises(BadWeights, match=r"L1H2: the squared norm of its operator is 0\.0"):
-        tls.qk_penalty(model, "symmetric")
-    assert tls.qk_penalty(model, "symmetric", ["L1H1", "L0H2"]).isfinite()
+        tls.heads.qk_penalty(model, "symmetric")
+    assert tls.heads.qk_penalty(model, "symmetric", ["L1H1", "L0H2"]).isfinite()
     with torch.no_grad():
         weight[0, 0] = torch.nan
     with pytest.raises(BadWeights, match="layer 1, W_Q: 1 of"):
-        tls.qk_penalty(model, "symmetric", ["L0H1", "L1H0"])
+        tls.heads.qk_penalty(model, "symmetric", ["L0H1", "L1H0"])
 
 
 def test_frozen_parameters_get_no_gradient():
     model = fresh("bridge", "llama").requires_grad_(False)
-    assert not tls.qk_penalty(model, "antisymmetric").requires_grad
+    assert not tls.heads.qk_penalty(model, "antisymmetric").requires_grad
     model.blocks[1].attn.o.original_component.weight.requires_grad_()
-    assert not tls.qk_penalty(model, "antisymmetric").requires_grad
+    assert not tls.heads.qk_penalty(model, "antisymmetric").requires_grad
     model.blocks[1].ln1.original_component.weight.requires_grad_()
-    assert tls.qk_penalty(model, "antisymmetric").requires_grad
-    assert not tls.qk_penalty(model, "antisymmetric", folded=False).requires_grad
+    assert tls.heads.qk_penalty(model, "antisymmetric").requires_grad
+    assert not tls.heads.qk_penalty(model, "antisymmetric", folded=False).requires_grad
     with torch.no_grad():
-        assert not tls.qk_penalty(model, "antisymmetric").requires_grad
+        assert not tls.heads.qk_penalty(model, "antisymmetric").requires_grad
 
 
 @pytest.mark.parametrize("copied", ["w_q", "w_k"])
@@ -363,16 +364,16 @@ def test_a_weight_that_is_read_as_a_copy_is_refused(copied, monkeypatch):
 
     monkeypatch.setattr(bridge, "read_attention", copying)
     with pytest.raises(UnsupportedArchitecture, match=f"layer 0, {copied.upper()}: it is read as a copy"):
-        tls.qk_penalty(model, "antisymmetric")
+        tls.heads.qk_penalty(model, "antisymmetric")
     with torch.no_grad():
-        assert tls.qk_penalty(model, "antisymmetric").isfinite()
+        assert tls.heads.qk_penalty(model, "antisymmetric").isfinite()
 
 
 @some_models
 def test_the_model_is_not_changed(backend, name):
     model = warm(fresh(backend, name))
     before = state_of(model)
-    tls.qk_penalty(model, "antisymmetric")
+    tls.heads.qk_penalty(model, "antisymmetric")
     assert_unchanged(model, before)
     assert all(parameter.grad is None for parameter in model.parameters())
 

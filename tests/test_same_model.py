@@ -176,7 +176,7 @@ def of_placebo(model):
 def of_noise(model):
     table = heads()
     table.attrs["detectors"] = None
-    tls.compare_heads(table, table, noise_a=tls.weight_noise_band(model, draws=2))
+    tls.compare_heads(table, table, noise_a=tls.heads.weight_noise_band(model, draws=2))
 
 
 @pytest.mark.parametrize("joined", [of_sweep, of_kernels, of_placebo, of_noise])

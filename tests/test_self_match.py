@@ -57,7 +57,7 @@ def test_a_zero_head_has_no_self_match():
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
     model = bridge(name)
-    copying, matching = tls.copying_scores(model), self_match(model)
+    copying, matching = tls.heads.copying_scores(model), self_match(model)
     seen = []
 
     def pieces(weight, *, axis):
@@ -68,7 +68,7 @@ def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
     whole = copying_room.vocabulary_chunks
     monkeypatch.setattr(copying_room, "vocabulary_chunks", pieces)
     # Measured: 1e-14, the order of sums in float64; a lost piece moves both by 1e-3 and more.
-    pd.testing.assert_frame_equal(tls.copying_scores(model), copying, rtol=0, atol=1e-11)
+    pd.testing.assert_frame_equal(tls.heads.copying_scores(model), copying, rtol=0, atol=1e-11)
     np.testing.assert_allclose(self_match(model), matching, rtol=0, atol=1e-11)
     assert max(seen) == size
     assert sum(seen) == 3 * zoo.VOCABULARY  # W_U and W_E for copying, W_E for self-match

@@ -114,21 +114,40 @@ def test_the_strongest_head_by_a_detector_is_ranked_by_harm():
     assert statement(harmful, "effect_rank", column="dup")["value"] == 1
 
 
-def test_correlations_are_with_every_numeric_spectral_column():
+def test_correlations_are_with_four_columns():
     sweep, heads, _ = made()
-    summary = summarize_sweep(sweep, heads)
+    summary = summarize_sweep(sweep, heads.assign(rope_imag_frac=np.nan, imag_mass=heads["ind"]))
     named = summary[(summary["statement"] == "rank_correlation") & (summary["size_control"] == "none")]["column"]
-    assert set(named) == {"dir_frac", "D_head", "imag_mass", "prev", "dup", "ind"}
+    assert named.tolist() == ["dir_frac", "D_head", "prev"]  # there is no rope_imag_frac of any head
     found = statement(summary, "rank_correlation", column="dir_frac")
     expected = scipy.stats.spearmanr(heads["dir_frac"], sweep["delta"])
     assert found["value"] == pytest.approx(expected.statistic)
+    assert found["n"] == LAYERS * HEADS
     assert found["low"] < found["value"] < found["high"]
     assert (found["pvalue"] < 0.05) == (found["low"] > 0 or found["high"] < 0)
     certain = statement(summary, "rank_correlation", column="D_head")  # a monotone function of the effect
     assert (certain["value"], certain["low"], certain["high"]) == pytest.approx((1, 1, 1))
-    nothing = statement(summary, "rank_correlation", column="imag_mass")
-    assert nothing["n"] == 0
-    assert np.isnan(nothing["value"])
+
+
+def test_q_corrects_for_all_correlations_of_the_table():
+    (one, heads, _), (two, _, _) = made(control=True), made("antisymmetric", seed=1)
+    summary = summarize_sweep([one, two], heads.assign(rope_imag_frac=heads["ind"]))
+    of_correlations = summary["statement"] == "rank_correlation"
+    tested = summary.loc[of_correlations].sort_values("pvalue", ascending=False)
+    assert len(tested) == 4 * (3 + 2)  # columns; size controls of each sweep
+    shares = tested["pvalue"] * len(tested) / np.arange(len(tested), 0, -1)
+    assert tested["qvalue"].tolist() == pytest.approx(shares.cummin().clip(upper=1).tolist())
+    assert summary.loc[~of_correlations, "qvalue"].isna().all()
+
+
+@pytest.mark.parametrize(("measured", "correlations"), [(20, 3), (19, 0)])
+def test_no_correlation_is_taken_over_fewer_than_20_heads(measured, correlations):
+    sweep, heads, _ = made()
+    sweep.loc[measured:, ["value", "delta", "delta_stderr"]] = np.nan
+    summary = summarize_sweep(sweep, heads)
+    found = summary[(summary["statement"] == "rank_correlation") & (summary["size_control"] == "none")]
+    assert len(found) == correlations
+    assert (found["n"] == measured).all()
 
 
 def test_interval_and_p_take_layers_as_units():
@@ -144,14 +163,10 @@ def test_interval_and_p_take_layers_as_units():
     law = scipy.stats.t(LAYERS - 1, found["value"], np.std(rest) * np.sqrt(LAYERS - 1))
     assert (found["low"], found["high"]) == pytest.approx(tuple(np.clip(law.ppf([0.025, 0.975]), -1, 1)))
     assert found["pvalue"] == pytest.approx(2 * min(law.cdf(0), law.sf(0)))
-    alone = sweep[sweep["layer"] == 0].copy()
-    alone.attrs = sweep.attrs
-    alone["delta"] = rng.normal(size=HEADS)
-    single = statement(
-        summarize_sweep(alone, heads.assign(dir_frac=rng.normal(size=len(heads)))),
-        "rank_correlation",
-        column="dir_frac",
-    )
+    wide = {"layer": 0, "head": np.arange(LAYERS * HEADS)}
+    sweep["delta"] = rng.normal(size=len(sweep))
+    alone = heads.assign(dir_frac=rng.normal(size=len(heads)), **wide)
+    single = statement(summarize_sweep(sweep.assign(**wide), alone), "rank_correlation", column="dir_frac")
     assert np.isfinite(single["value"])
     assert np.isnan([single["low"], single["pvalue"]]).all()
 
@@ -216,5 +231,4 @@ def test_the_real_tables_fit():
     assert set(summary["size_control"]) == {"none", "score_rms", "random"}
     assert (summary.loc[summary["statement"] == "sum", "note"] == "over 3 sequences").all()
     named = set(summary["column"].dropna())
-    assert {"dir_frac", "D_head", "D_head_z", "rope_imag_frac", "prev", "ind"} <= named
-    assert not {"layer", "head", "kv_head", "prev_se"} & named
+    assert named == {"prev", "dup", "ind"}  # the ranks: too few heads for a correlation

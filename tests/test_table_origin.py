@@ -64,7 +64,7 @@ def sweep(model):
 
 
 def bands(model):
-    return tls.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1, **QUIET)
+    return tls.ablation.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1, **QUIET)
 
 
 def edges(model):
@@ -98,7 +98,7 @@ def of_the_first_two_layers(table):
 ROWS = [
     ("analyze_heads", analyze, None, of_the_first_two_layers),
     ("frequency_table", tls.frequency_table, None, of_the_first_two_layers),
-    ("weight_noise_band", lambda model: tls.weight_noise_band(model, draws=2), None, of_the_first_two_layers),
+    ("weight_noise_band", lambda model: tls.heads.weight_noise_band(model, draws=2), None, of_the_first_two_layers),
     ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "two rows for L0H0"),
     ("permuted_pairing", lambda model: permuted_pairing(model, draws=1), None, of_the_first_two_layers),
     ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),
@@ -121,7 +121,7 @@ ROWS = [
     ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", zoo.prompt(3, 8)), None,
      of_the_first_two_layers),
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], of_the_first_two_layers),
-    ("copying_scores", tls.copying_scores, None, of_the_first_two_layers),
+    ("copying_scores", tls.heads.copying_scores, None, of_the_first_two_layers),
     ("ablation_sweep", sweep, None, of_the_first_two_layers),
     ("band_effects", bands, None, of_the_first_two_layers),
     ("edge_effects", edges, None, "those of a source"),
@@ -184,11 +184,11 @@ def test_a_changed_weight_changes_the_hash_of_its_layer(parameter, changed):
 
 def test_a_weight_that_is_changed_in_place_is_seen_by_the_next_table():
     model = zoo.bridge("llama")
-    assert len(join(analyze(model), one=tls.copying_scores(model))) == 8
+    assert len(join(analyze(model), one=tls.heads.copying_scores(model))) == 8
     heads = analyze(model)
     model.blocks[1].attn.q.weight.data.mul_(1.01)  # .data: no version counter moves
     with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 1"):
-        join(heads, one=tls.copying_scores(model))
+        join(heads, one=tls.heads.copying_scores(model))
 
 
 def test_tables_of_some_layers_are_compared_on_those_that_both_have():

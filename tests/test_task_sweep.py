@@ -113,7 +113,7 @@ def test_a_metric_without_a_gradient_refuses_the_screen():
 
 def test_bands_take_a_task():
     model, task = shared("bridge", "llama"), margin_task()
-    table = tls.band_effects(model, "L1H2", task=task, draws=1, show_progress=False)
+    table = tls.ablation.band_effects(model, "L1H2", task=task, draws=1, show_progress=False)
     order = np.argsort(-np.abs(tls.qk_operators(model)["L1H2"].rotary.theta.flatten().numpy()), kind="stable")
     band = table[table["band"] == "high"].iloc[0]
     chosen = order[int(band["first"]) : int(band["last"]) + 1].tolist()
@@ -134,13 +134,13 @@ def test_harm_is_ranked_by_what_is_better():
     heads = tls.analyze_heads(model, null_draws=5, show_progress=False)
     table = sweep(model, "output")
     lowest = table.loc[table["delta"].idxmin()]
-    summary = tls.summarize_sweep(table, heads, small=0.05)
+    summary = tls.ablation.summarize_sweep(table, heads, small=0.05)
     ranks = summary[summary["statement"] == "detector_rank"]
     assert set(ranks["note"]) >= {f"L{int(lowest['layer'])}H{int(lowest['head'])}"}
     share = summary[(summary["statement"] == "share_small") & (summary["size_control"] == "none")]["value"].item()
     assert share == (table["delta"].abs() < 0.05).mean()
     with pytest.raises(ValueError, match="say with small= what a small effect is"):
-        tls.summarize_sweep(table, heads)
+        tls.ablation.summarize_sweep(table, heads)
     unsaid = sweep(model, task=tls.Task(PROMPTS, accuracy, predict=-1), heads=["L0H0", "L0H1"])
     with pytest.raises(ValueError, match="does not say whether a higher score is better"):
-        tls.summarize_sweep(unsaid, heads, small=0.05)
+        tls.ablation.summarize_sweep(unsaid, heads, small=0.05)

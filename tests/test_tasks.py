@@ -182,7 +182,7 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
         lambda model, tokens: tls.detect_heads(model, tokens=tokens),
         lambda model, tokens: tls.edge_effects(model, "L1H1", tokens=tokens, show_progress=False),
         lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
-        lambda model, tokens: tls.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
+        lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
         lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
         lambda model, tokens: tls.tasks.language_loss(model, tokens),
         lambda model, tokens: tls.detect_heads(model, prompts=tokens),
@@ -299,9 +299,11 @@ def test_logits_of_other_positions_are_never_computed():
 
 def test_named_tasks_are_the_losses():
     model = shared("bridge", "llama")
-    assert tls.evaluate(model, "induction").per_sequence.tolist() == tls.induction_loss(model).per_sequence.tolist()
+    assert (
+        tls.evaluate(model, "induction").per_sequence.tolist() == tls.tasks.induction_loss(model).per_sequence.tolist()
+    )
     task = tls.tasks.induction(n_sequences=5, segment_length=6, seed=3)
-    expected = tls.induction_loss(model, n_sequences=5, segment_length=6, seed=3)
+    expected = tls.tasks.induction_loss(model, n_sequences=5, segment_length=6, seed=3)
     assert tls.evaluate(model, task).per_sequence.tolist() == expected.per_sequence.tolist()
 
 

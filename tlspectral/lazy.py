@@ -6,11 +6,14 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: it imports a name from the module below the package that has it."""
+    """Return the `__getattr__` of a package, which imports a name from the module that has it.
+
+    Modules are named from the package on: `card` stands in it, `.operators.penalty` beside it.
+    """
 
     def imported(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(f".{homes[name]}", package), name)
 
     return imported

@@ -6,6 +6,7 @@ mkdocs calls `on_files`. Each page comes from what it describes, so that none of
 import csv
 import re
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,21 @@ if TYPE_CHECKING:
     from tlspectral.tables import Column
 
 ROOT = Path(__file__).parents[2]
+
+IN_ROOMS = {
+    "tlspectral.ablation": ("band_effects", "summarize_sweep"),
+    "tlspectral.heads": ("copying_scores", "qk_penalty", "weight_noise_band"),
+    "tlspectral.spectral_rope": ("SpectralRoPE",),
+    "tlspectral.stats": (
+        "attenuation",
+        "layer_bootstrap",
+        "model_permutation_test",
+        "partial_spearman",
+        "top_head_percentile",
+    ),
+    "tlspectral.tasks": ("induction_loss", "language_loss"),
+}
+"""Public names that are reached by their room, as `tls.stats.attenuation`."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -158,9 +174,10 @@ def api_page() -> str:
     import tlspectral
 
     lines = ["# Python", "", "Everything below is imported as `import tlspectral as tls`.", ""]
-    for name in tlspectral.__all__:
-        home = getattr(tlspectral, name).__module__
-        lines += [f"::: {home}.{name}", ""]
+    for room, names in {"tlspectral": tlspectral.__all__, **IN_ROOMS}.items():
+        module = import_module(room)
+        lines += [f"## `{room.replace('tlspectral', 'tls')}`", ""]
+        lines += [f"::: {getattr(module, name).__module__}.{name}\n" for name in names]
     return "\n".join(lines)
 
 

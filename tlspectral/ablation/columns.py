@@ -95,8 +95,8 @@ _SUMMARY = (
         "strongest head by a detector), rank_correlation (Spearman of the effect with a column of the head table).",
         "label", range="sum, share_small, detector_rank, effect_rank, rank_correlation", source="FP 5, 8"),
     Column("column",
-        "Column of the head table that the statement is about: a detector for the ranks, any spectral column or "
-        "detector for rank_correlation. Missing for the others.", "label",
+        "Column of the head table that the statement is about: a detector for the ranks; dir_frac, D_head, "
+        "rope_imag_frac or prev for rank_correlation. Missing for the others.", "label",
         range="a column of the head table, or missing"),
     Column("value", "The number of the statement.",
         "of the metric for sum (per logit under score_rms), share, rank from 1, or correlation", range="by statement",
@@ -117,6 +117,10 @@ _SUMMARY = (
         does_not_establish="Significance where effects and column drift with depth: layers are taken as independent, "
         "and of simulated tables with neighbouring layers alike a correlation's p rejects "
         "10.4 % at nominal 5 %. The three detectors are not corrected for."),
+    Column("qvalue",
+        "pvalue of a rank_correlation, corrected for the number of correlations in the table (Benjamini-Hochberg). NaN "
+        "for the others.", "q", range="0 .. 1",
+        does_not_establish="More than the p behind it: what drifts with depth stays too small."),
     Column("n", "Heads behind the number; for the ranks the heads that are ranked.", "count", range="0 .. heads",
         does_not_establish="An effective sample size: heads of a layer are not independent."),
     Column("note", "For sum what its interval is over; for the ranks the head. Missing for the others.", "text",
@@ -183,8 +187,8 @@ _KIND = Column("kind",
 
 ABLATION_SWEEP = Table("ablation_sweep", "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
     (*_HEAD, *_SWEEP))
-SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.summarize_sweep`", _SUMMARY)
+SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.ablation.summarize_sweep`", _SUMMARY)
 BAND_EFFECTS = Table("band_effects",
-    "`tls.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
+    "`tls.ablation.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
     (*_HEAD, *_BANDS, _KIND))
 TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS)

@@ -13,12 +13,14 @@ from tlspectral.ablation.columns import SUMMARIZE_SWEEP
 from tlspectral.ablation.effects import WITHOUT_SCORES
 from tlspectral.detectors import DETECTORS
 from tlspectral.selection import head_name
+from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.tables import HEAD_COLUMNS, named
+from tlspectral.tables import named
 from tlspectral.tables.same_model import require_same_model
 
 _SMALL_EFFECT = {"induction": 0.01, "language": 0.01}  # nats, by task
-_NOT_SPECTRAL = {"layer", "head", "kv_head", *DETECTORS, *(f"{name}_se" for name in DETECTORS)}
+_CORRELATED = ("dir_frac", "D_head", "rope_imag_frac", "prev")
+_FEWEST_CORRELATED = 20  # heads
 _LEVEL = 1.959964  # two-sided 95 %
 
 
@@ -44,9 +46,9 @@ def summarize_sweep(
       p = rank / n is exact for a head chosen at random, not corrected for the three detectors. `note` names the head.
     * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
       measured heads by harm.
-    * `rank_correlation`: Spearman of the effect with each numeric column of `heads` that is spectral, and with the
-      detectors; interval and p are Student's t from leaving out one layer after another (ranks of the whole table), NaN
-      with fewer than three layers.
+    * `rank_correlation`: Spearman of the effect with `dir_frac`, `D_head`, `rope_imag_frac` and `prev`, none of fewer
+      than 20 heads; interval and p are Student's t from leaving out one layer after another (ranks of the whole table),
+      NaN with fewer than three layers. `qvalue` is p corrected over all correlations of the table (Benjamini-Hochberg).
 
     Args:
         sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.
@@ -55,8 +57,8 @@ def summarize_sweep(
             and `language`; for a task of one's own it has to be given.
 
     Returns:
-        DataFrame `part, size_control, statement, column, value, low, high, pvalue, n, note`, one statement a row, NaN
-        where something has no meaning.
+        DataFrame `part, size_control, statement, column, value, low, high, pvalue, qvalue, n, note`, one statement
+        a row, NaN where something has no meaning.
 
     Raises:
         ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, heads of another model, no `small`
@@ -75,7 +77,10 @@ def summarize_sweep(
             rows += _part_rows(part, measured, heads, table.attrs if len(parts) == 1 else {}, what_is_small, harm)
     if not rows:
         raise ValueError("the sweep holds no measured effect")
-    return named(pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns]), SUMMARIZE_SWEEP)
+    summary = pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns])
+    of_correlations = summary["pvalue"].where(summary["statement"] == "rank_correlation")
+    summary["qvalue"] = benjamini_hochberg(of_correlations.to_numpy(float)).q
+    return named(summary, SUMMARIZE_SWEEP)
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
@@ -118,7 +123,7 @@ def _part_rows(
             yield start | {"statement": "share_small", "value": share, "low": low, "high": high, "n": len(size)}
         usable_heads = joined.iloc[np.flatnonzero(usable)]
         ranks = _ranks(usable_heads, heads, harm * effect[usable])
-        for statement in chain(ranks, _correlations(usable_heads, heads, effect[usable])):
+        for statement in chain(ranks, _correlations(usable_heads, effect[usable])):
             yield start | statement
 
 
@@ -172,22 +177,18 @@ def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: s
     return {"statement": statement, "column": detector, "value": rank, "pvalue": rank / n, "n": n, "note": head}
 
 
-def _correlations(joined: pd.DataFrame, heads: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
-    spectral = [column.name for column in HEAD_COLUMNS if column.name not in _NOT_SPECTRAL]
-    for name in [*spectral, *DETECTORS]:
-        if name not in heads or not pd.api.types.is_numeric_dtype(heads[name]):
-            continue
-        # A sweep has no column of the head table but these two, so nothing was renamed in the join.
+def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:
+    for name in (name for name in _CORRELATED if name in joined):
         values = joined[name].to_numpy(float)
         usable = np.isfinite(values)
-        row: dict[str, Any] = {"statement": "rank_correlation", "column": name, "n": int(usable.sum())}
         x, y, layers = values[usable], effect[usable], joined["layer"].to_numpy()[usable]
-        if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0:
-            agreement: Any = scipy.stats.spearmanr(x, y)
-            value = float(agreement.statistic)
-            (low, high), pvalue = jackknife(value, _left_out(x, y, layers), 0.95)
-            row |= {"value": value, "low": low, "high": high, "pvalue": pvalue}
-        yield row
+        if len(x) < _FEWEST_CORRELATED or np.ptp(x) == 0 or np.ptp(y) == 0:
+            continue
+        agreement: Any = scipy.stats.spearmanr(x, y)
+        value = float(agreement.statistic)
+        (low, high), pvalue = jackknife(value, _left_out(x, y, layers), 0.95)
+        row = {"statement": "rank_correlation", "column": name, "n": len(x)}
+        yield row | {"value": value, "low": low, "high": high, "pvalue": pvalue}
 
 
 def _left_out(

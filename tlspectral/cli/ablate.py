@@ -151,7 +151,7 @@ def ablate(
         return
     echo_sweep(sweep, known, f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"], every)
     if every and known is not None and answered is None:
-        _print_summary(tlspectral.summarize_sweep(sweep, known))
+        _print_summary(tlspectral.ablation.summarize_sweep(sweep, known))
 
 
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:

@@ -72,8 +72,8 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 
 
 _CONTENTS = {
-    "A model": ("demo", "analyze", "describe", "verify", "ablate", "positional"),
-    "A table of heads": ("show", "report", "plane", "compare"),
+    "A model": ("demo", "analyze", "report", "verify", "ablate", "positional"),
+    "A table of heads": ("show", "plane", "compare"),
     "The three papers": ("study",),
 }
 

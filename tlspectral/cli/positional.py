@@ -151,7 +151,7 @@ def _bands(
     }
     labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
     chosen_heads = labelled.drop_duplicates(["layer", "head"])
-    effects = tlspectral.band_effects(model, chosen_heads, seed=seed, show_progress=show_progress)
+    effects = tlspectral.ablation.band_effects(model, chosen_heads, seed=seed, show_progress=show_progress)
     kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
     joined = effects.merge(kinds, on=["layer", "head"])
     joined.attrs = effects.attrs

@@ -1,7 +1,7 @@
-"""Commands about a table of heads: `show`, `report`, `plane`, `compare`."""
+"""Commands about a table of heads: `show`, `plane`, `compare`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,6 @@ from tlspectral.cli.app import (
 from tlspectral.cli.summary import changes, random_heads, read_heads, summary
 
 
-def _further(function: str) -> Any:
-    return typer.Option(metavar="FILE", help=f"Parquet file of {function}, of heads of the same model.")
-
-
 @app.command(short_help="what stands out in a table")
 def show(
     table: TableFile,
@@ -32,37 +28,6 @@ def show(
     Example: tlspectral show heads.parquet --top 10
     """
     typer.echo(summary(read_heads(table), top))
-
-
-@app.command(short_help="one page about a table, for a browser")
-def report(
-    table: TableFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")],
-    kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
-    positional: Annotated[list[Path] | None, _further("positional_symbolic")] = None,
-    sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
-    edges: Annotated[list[Path] | None, _further("edge_effects")] = None,
-    directions: Annotated[list[Path] | None, _further("head_directions")] = None,
-) -> None:
-    """Write one page about a table of heads, to open in a browser. It loads nothing from a network.
-
-    With further tables of the same model, written by tlspectral.write_table, a head opens into its card, which shows
-    what they hold of it. An option may be given several times.
-
-    Example: tlspectral report heads.parquet -o report.html
-
-    Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
-    """
-    require_writable(output)
-    from tlspectral.report import report as write_report
-    from tlspectral.tables import read_table
-
-    heads = read_heads(table)
-    given = {"kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges,
-             "directions": directions}  # fmt: skip
-    further = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
-    write_report(heads, output, **further)
-    typer.echo(str(output))
 
 
 @app.command(short_help="dir_frac against D_head, with the null")

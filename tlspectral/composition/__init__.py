@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tlspectral.composition.copying import copying_scores
     from tlspectral.composition.paths import k_composition
 
-__all__ = ["copying_scores", "k_composition"]
+__all__ = ["k_composition"]
 
 # A head table needs no composition between heads.
-__getattr__ = lazy_names(__name__, {"copying_scores": "copying", "k_composition": "paths"})
+__getattr__ = lazy_names(__name__, {"k_composition": "paths"})

@@ -14,7 +14,7 @@ from tlspectral.tables import COLUMNS, Table, named
 
 COPYING_SCORES = Table(
     "copying_scores",
-    "`tls.copying_scores`",
+    "`tls.heads.copying_scores`",
     (COLUMNS["layer"], COLUMNS["head"], COLUMNS["copying"], COLUMNS["positivity"]),
 )
 TABLES = (COPYING_SCORES,)

@@ -57,16 +57,10 @@ def head_card(
     heads: pd.DataFrame,
     head: Head,
     *,
-    kernels: Given = None,
-    prediction: Given = None,
-    frequencies: Given = None,
-    positional: Given = None,
-    sweep: Given = None,
-    edges: Given = None,
-    directions: Given = None,
     composition: pd.DataFrame | None = None,
     model: Any = None,
     prompt: Any = None,
+    **tables: Given,
 ) -> HeadCard:
     """Show one head on one page: its row, and what other tables and the model hold of it.
 
@@ -82,14 +76,11 @@ def head_card(
     Args:
         heads: table of `analyze_heads` or `tables.join`.
         head: "L16H0", (16, 0) or a table row.
-        kernels, prediction, frequencies, positional, sweep, edges, directions: tables of
-            `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
-            `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables, of this head
-            or of more.
         composition: table of `k_composition(model, head)`, of this very head.
         model: the TransformerBridge or HookedTransformer that `heads` was made from.
         prompt: text, or a tensor of token ids [pos], of 128 tokens at most. The model runs on it once,
             under the hooks that are on it.
+        tables: `kernels=`, `sweep=` and the others of `report`, of this head or of more.
 
     Returns:
         `HeadCard`, with `sections` and `html`.
@@ -98,6 +89,7 @@ def head_card(
         BadHead: `head` is no head, or not in the table.
         ValueError: a table or model of other weights, a table without a needed column, a prompt without a model, or one
             of several sequences or more than 128 tokens.
+        TypeError: a keyword that `report` does not take either.
         UnsupportedArchitecture, BadWeights: the layer cannot be read, or does not return its attention.
 
     What it does not establish: more than its tables do, each of which says what it does not. That several of them
@@ -115,14 +107,10 @@ def head_card(
         require_table_of(model, heads)
         view = attention_view(model)
         sections.append(_eigenvalues(view, pair, heads))
-        if frequencies is None and view.layer(pair[0]).rotary is not None:
+        if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
             of_all = frequency_table(model)
-            frequencies = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
-    given: dict[str, Given] = {
-        "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
-        "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
-    }  # fmt: skip
-    sections += Evidence(heads, given).sections(pair)
+            tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
+    sections += Evidence(heads, tables).sections(pair)
     if composition is not None:
         sections.append(_composition(heads, pair, composition))
     if prompt is not None:

@@ -133,7 +133,7 @@ ANALYZE_MODELS = {
         _FAILURE),
 }
 FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
-WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.weight_noise_band`",
+WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.heads.weight_noise_band`",
     (*_HEAD, *(column for name in NOISE_COLUMNS for column in _noise_columns(name))))
 WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise_draws`",
     (_DRAW, *_HEAD, *(COLUMNS[name] for name in NOISE_COLUMNS)))

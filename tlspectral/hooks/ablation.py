@@ -129,10 +129,10 @@ def ablate(
         >>> import tlspectral as tls
         >>> model = tls.load_model("tiny-rope")
         >>> induction = [(1, head) for head in range(4)]
-        >>> round(tls.induction_loss(model, n_sequences=20).value, 1)
+        >>> round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         0.1
         >>> with tls.ablate(model, "L0H3", "rope_phase", into=induction, input="k"):
-        ...     round(tls.induction_loss(model, n_sequences=20).value, 1)
+        ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         1.7
     """
     with exclusive(attention_view(model).model, block=True):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         ov_operators,
         qk_operators,
     )
-    from tlspectral.operators.penalty import qk_penalty
 
 __all__ = [
     "OVOperator",
@@ -25,9 +24,8 @@ __all__ = [
     "check_scores",
     "ov_operators",
     "qk_operators",
-    "qk_penalty",
     "verify_scores",
 ]
 
-# The check needs neither the operators nor the penalty, so they are imported when they are asked for.
-__getattr__ = lazy_names(__name__, {name: "penalty" if name == "qk_penalty" else "factored" for name in __all__})
+# The check needs no operators, so they are imported when they are asked for.
+__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "factored"))

@@ -38,7 +38,7 @@ def qk_penalty(
 
     >>> import torch, tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> share = tls.qk_penalty(model, "antisymmetric", "L0H1")
+    >>> share = tls.heads.qk_penalty(model, "antisymmetric", "L0H1")
     >>> round(share.item(), 3), share.requires_grad
     (0.383, True)
     >>> loss = model(torch.arange(16)[None], return_type="loss") + 10 * share

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tlspectral.errors import did_you_mean
 from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
@@ -60,12 +61,17 @@ class _Kind:
 
 
 class Evidence:
-    """Rows of all tables about single heads, by head. Raises ValueError for tables of other heads or weights."""
+    """Rows of all tables about single heads, by head.
+
+    Raises ValueError for tables of other heads or weights, TypeError for a table under another name than a kind's.
+    """
 
     def __init__(self, heads: pd.DataFrame, tables: Mapping[str, Given]):
         self._rows: dict[str, dict[Pair, list[Mapping[Any, Any]]]] = {}
-        known = set(head_pairs(heads))
+        known, names = set(head_pairs(heads)), [name for name in _KINDS if name != "edges_out"]
         for name, given in tables.items():
+            if name not in names:
+                raise TypeError(f"no table is given as {name}=, only as {', '.join(names)}{did_you_mean(name, names)}")
             kind, by_head = _KINDS[name], self._rows.setdefault(name, {})
             for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
                 for pair, row in _checked(table, heads, known, kind, name):

@@ -44,14 +44,7 @@ class Page(str):
 def report(
     heads: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,
-    *,
-    kernels: Given = None,
-    prediction: Given = None,
-    frequencies: Given = None,
-    positional: Given = None,
-    sweep: Given = None,
-    edges: Given = None,
-    directions: Given = None,
+    **tables: Given,
 ) -> Page:
     """One self-contained page about a table of heads.
 
@@ -71,10 +64,10 @@ def report(
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
-        kernels, prediction, frequencies, positional, sweep, edges, directions: tables of
-            `relative_position_kernel`, `detectors.kernel_prediction`, `frequency_table`, `positional_symbolic`,
-            `ablation_sweep`, `edge_effects` and `head_directions`; of each one table or a list of tables. What is not
-            given is not on the cards. Kernels are also drawn for the heads that lead a detector.
+        tables: `kernels=` of `relative_position_kernel`, `prediction=` of `detectors.kernel_prediction`, `frequencies=`
+            of `frequency_table`, `positional=` of `positional_symbolic`, `sweep=` of `ablation_sweep`, `edges=` of
+            `edge_effects`, `directions=` of `head_directions`; of each one table or a list of tables. What is not given
+            is not on the cards. Kernels are also drawn for the heads that lead a detector.
 
     Returns:
         The page's HTML, a string that a notebook shows as the page.
@@ -82,6 +75,7 @@ def report(
     Raises:
         ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
             or another table of other heads or weights.
+        TypeError: another keyword than these.
         FileNotFoundError: the folder of `path` does not exist.
         OSError: the disk is full; the message names `path`, and an older page there stays.
 
@@ -89,11 +83,7 @@ def report(
     further: by ablation, on other prompts, in another seed of the model.
     """
     table = _checked(heads)
-    given: dict[str, Given] = {
-        "kernels": kernels, "prediction": prediction, "frequencies": frequencies,
-        "positional": positional, "sweep": sweep, "edges": edges, "directions": directions,
-    }  # fmt: skip
-    page = Page(_page(table, Evidence(table, given), kernels))
+    page = Page(_page(table, Evidence(table, tables)))
     if path is not None:
         with naming_file(path), whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8")
@@ -145,9 +135,9 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _page(heads: pd.DataFrame, evidence: Evidence, kernels: Given) -> str:
+def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
-    revision = heads.attrs.get("revision")
+    revision, kernels = heads.attrs.get("revision"), evidence.rows("kernels")
     return Template(template).substitute(
         policy=_policy(style, script),
         style=style,
@@ -159,8 +149,8 @@ def _page(heads: pd.DataFrame, evidence: Evidence, kernels: Given) -> str:
         facts=facts(heads),
         detector_note=escape(detector_note(heads)),
         detector_tables=detector_tables(heads),
-        kernels=kernel_figures(evidence.rows("kernels"), heads) if kernels is not None else "",
-        kernels_hidden="" if kernels is not None else "hidden",
+        kernels=kernel_figures(kernels, heads) if kernels else "",
+        kernels_hidden="" if kernels else "hidden",
         null_table=null_table(heads),
         null_draws=escape(str(heads.attrs.get("null_draws", "an unrecorded number of"))),
         statuses=statuses(heads),

@@ -3,7 +3,7 @@
 The penalties of "Fingerprint, Not Blueprint" (FP, section 10). Symmetrising the static `M = W_Q W_K^T` does not touch
 `Im(M_t)`: under rotary positions M holds the real parts of the `M_t` alone, so the two penalties act on different
 parts. Both read the weights as they are stored: no norm gain is folded in and nothing is centred. They are
-`tlspectral.qk_penalty` with `folded=False` and `detach_denominator=True`, but for FP's 1e-8 in the denominators.
+`tlspectral.heads.qk_penalty` with `folded=False` and `detach_denominator=True`, but for FP's 1e-8 in the denominators.
 
 A penalty is any function of the model that returns a scalar; a user's own goes wherever these go.
 """

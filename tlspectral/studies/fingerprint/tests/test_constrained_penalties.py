@@ -1,4 +1,4 @@
-"""Penalties of constrained training: those of `tlspectral.qk_penalty`, and published runs under them."""
+"""Penalties of constrained training: those of `tlspectral.heads.qk_penalty`, and published runs under them."""
 
 import pytest
 import zoo
@@ -17,7 +17,7 @@ from tlspectral.studies.fingerprint.published import published_constrained
 def test_penalties_are_the_public_one_of_the_stored_weights(penalty, part):
     ours, theirs = model(), hooked("rotary")
     theirs.load_state_dict(ours.state_dict(), strict=False)
-    public = tls.qk_penalty(theirs, part, folded=False, detach_denominator=True)
+    public = tls.heads.qk_penalty(theirs, part, folded=False, detach_denominator=True)
     assert public.item() == pytest.approx(penalty(ours).item(), abs=1e-7)
     public.backward()
     penalty(ours).backward()

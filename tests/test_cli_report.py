@@ -1,4 +1,4 @@
-"""`tlspectral describe`: all tables of a model in one folder, made once, and one page."""
+"""`tlspectral report MODEL`: all tables of a model in one folder, made once, and one page."""
 
 import shutil
 
@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 import tlspectral as tls
 from tlspectral.cli import app
-from tlspectral.cli.describe import PASSES, _makers
-from tlspectral.tables import read_table
+from tlspectral.cli.report import PASSES, _makers
+from tlspectral.tables import read_table, write_table
 
 TABLES = ["directions", "heads", "kernel_prediction", "kernels"]
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["describe", *(str(argument) for argument in arguments)])
+    return CliRunner().invoke(app, ["report", *(str(argument) for argument in arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,37 @@ def test_the_same_command_makes_what_is_missing_alone(folder):
         assert (path.stat().st_mtime_ns == times[path.name]) is (path.name != "kernels.parquet")
     again = run("tiny-rope", "-o", folder)
     assert again.stdout.splitlines()[0] == "all tables are there"
+
+
+def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "kernels.parquet").rename(tmp_path / "kernels.parquet")
+    sweep = tls.ablation_sweep(tls.load_model("tiny-rope"), "rope_phase", heads="L0H3", show_progress=False)
+    write_table(sweep, tmp_path / "sweep.parquet")
+    given = ["--kernels", tmp_path / "kernels.parquet", "--sweep", tmp_path / "sweep.parquet"]
+    done = run("tiny-rope", "-o", tmp_path / "copy", *given)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0] == "all tables are there"
+    assert not (tmp_path / "copy" / "kernels.parquet").exists()
+    page, before = ((path / "report.html").read_text(encoding="utf-8") for path in (tmp_path / "copy", folder))
+    assert (page.count("Ablation"), before.count("Ablation")) == (1, 0)  # the section of one head's card
+    assert page.count("By distance") == before.count("By distance") > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["heads.parquet", "-o", "page.html", "--seed", "1"], "--seed is for a model, and heads.parquet is a table"),
+        (["heads.parquet", "-o", "page.html", "--device", "cpu"], "--device is for a model"),
+        (["tiny-rope", "-o", "page.html"], "give -o a folder's name"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_written(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("other", [["tiny-ape"], ["tiny-rope", "--seed", "1"]])

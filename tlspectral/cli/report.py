@@ -1,0 +1,176 @@
+"""The command `report`: one page about a table of heads, or about a model, whose tables it makes."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tlspectral.cli.app import (
+    MODEL_HELP,
+    Backend,
+    Device,
+    DType,
+    Quiet,
+    Revision,
+    app,
+    load_model,
+    require_writable,
+)
+from tlspectral.cli.summary import read_heads
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tlspectral.tables.work import PartFailure
+
+STRONGEST = 2
+"""Heads of each detector whose directions are read."""
+PASSES = {"heads": 45, "kernels": 6, "kernel_prediction": 6, "directions": 16, "positional": 30}
+"""About what each table costs on SmolLM2-135M, in passes of 1,024 tokens: a pass took 2.5 CPU seconds."""
+
+
+def _further(function: str) -> Any:
+    return typer.Option(metavar="FILE", help=f"Parquet file of {function}, of heads of the same model.")
+
+
+@app.command(short_help="one page about a model or a table, for a browser")
+def report(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL|TABLE", help=f"{MODEL_HELP} Or a parquet file written by tlspectral.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="Folder of a model, HTML file of a table.")
+    ],
+    kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
+    positional: Annotated[list[Path] | None, _further("positional_symbolic")] = None,
+    sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
+    edges: Annotated[list[Path] | None, _further("edge_effects")] = None,
+    directions: Annotated[list[Path] | None, _further("head_directions")] = None,
+    backend: Backend = "auto",
+    device: Device = None,
+    dtype: DType = None,
+    revision: Revision = None,
+    seed: Annotated[int, typer.Option(help="Of a model's nulls, prompts and texts.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Write one page about a table of heads, or measure a model and write its tables and page into a folder.
+
+    The page is for a browser, and loads nothing from a network. With further tables of the same model, written by
+    tlspectral.write_table, a head opens into its card, which shows what they hold of it. An option may be given several
+    times.
+
+    Of a model, FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector)
+    and, for a model with a tokenizer, positional, each as .parquet when it is finished; then report.html. What is given
+    as an option is not measured. The same command continues there, and refuses a folder of another model or seed.
+    Without a head table the command stops. Any other table that cannot be made of this model is named at the end, and
+    the exit status is then 1.
+
+    Example: tlspectral report smollm2-135m -o smollm2
+
+    Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
+    """
+    from_table = Path(source).suffix == ".parquet"
+    chosen = {"backend": backend != "auto", "device": device, "dtype": dtype, "revision": revision, "seed": seed}
+    for option in (name for name, value in chosen.items() if value and from_table):
+        raise ValueError(f"--{option} is for a model, and {source} is a table: leave it out")
+    if not from_table and output.suffix == ".html":
+        raise ValueError(f"{source} is measured into a folder, with its page: give -o a folder's name")
+    page = output if from_table else output / "report.html"
+    require_writable(page)
+    from tlspectral.report import report as write_report
+    from tlspectral.tables import read_table
+
+    given = {"kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges, "directions": directions}
+    further: dict[str, Any] = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
+    failures: dict[str, PartFailure] = {}
+    if from_table:
+        heads = read_heads(Path(source))
+    else:
+        loaded = load_model(source, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
+        heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
+        further |= measured
+    write_report(heads, page, **further)
+    if not quiet:
+        typer.echo(str(page))
+    for name, failure in failures.items():
+        typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _measured(
+    model: Any, folder: Path, given: set[str], failures: "dict[str, PartFailure]", seed: int, quiet: bool
+) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
+    """Return the heads of a model and its other tables but those that are given; note what could not be made."""
+    from tlspectral.models.attention import attention_view
+    from tlspectral.tables.parts import open_parts
+    from tlspectral.tables.work import WorkPart, finished_parts
+
+    view = attention_view(model)
+    origin = view.origin()
+    weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
+    parts = open_parts(folder, {"work": "report", **weights, "seed": seed})
+    makers = _makers(model, seed, show_progress=not quiet)
+    wanted = [name for name in PASSES if (name in makers or name == "directions") and name not in given]
+    if not quiet:
+        typer.echo(_estimate(view, [name for name in wanted if not (folder / f"{name}.parquet").exists()]))
+    made = partial(finished_parts, folder=parts, description="report", unit="table", show_progress=not quiet)
+    heads = made([WorkPart("heads", makers["heads"])])["heads"]
+    makers["directions"] = partial(_directions, model, heads, seed)
+    tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failures.__setitem__)
+    if "kernel_prediction" in tables:
+        tables["prediction"] = tables.pop("kernel_prediction")
+    return heads, tables
+
+
+def _makers(model: Any, seed: int, *, show_progress: bool) -> "dict[str, Callable[[], pd.DataFrame]]":
+    """Return what makes each table of a model alone."""
+    import tlspectral
+    from tlspectral.detectors import kernel_prediction
+    from tlspectral.positional import BindingTask
+
+    shown: Any = {"seed": seed, "show_progress": show_progress}
+    makers: dict[str, Callable[[], pd.DataFrame]] = {
+        "heads": partial(tlspectral.analyze_heads, model, **shown),
+        "kernels": partial(tlspectral.relative_position_kernel, model),
+        "kernel_prediction": partial(kernel_prediction, model),
+    }
+    if getattr(model, "tokenizer", None) is not None:
+        profile = partial(tlspectral.positional_symbolic_profile, model, BindingTask("plain", 16), queries=3, draws=2)
+        makers["positional"] = lambda: profile(**shown).heads
+    return makers
+
+
+def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
+    """Return the directions of the strongest heads of each detector, of queries with keys and of values."""
+    import tlspectral
+    from tlspectral.models.attention import attention_view
+    from tlspectral.tables.stacking import stacked
+
+    strongest = stacked(heads.nlargest(STRONGEST, detector) for detector in ("prev", "dup", "ind"))
+    names = strongest.drop_duplicates("name").sort_values(["layer", "head"])["name"]
+    found = [tlspectral.head_directions(model, name, kind, seed=seed) for name in names for kind in ("qk", "ov")]
+    table = stacked(found)
+    table.attrs = {**found[0].attrs, **attention_view(model).origin()}
+    return table
+
+
+def _estimate(view: Any, missing: list[str]) -> str:
+    """Return about how long the missing tables will take, from one pass and their cost on another model."""
+    import torch
+
+    from tlspectral.models.attention.replay import last_logits
+    from tlspectral.tables.work import duration
+
+    if not missing:
+        return "all tables are there"
+    width = min(64, view.n_ctx)
+    tokens = torch.arange(1024 // width * width).remainder(view.d_vocab).view(-1, width)
+    began = time.perf_counter()
+    last_logits(view, tokens)
+    each = time.perf_counter() - began
+    parts = ", ".join(f"{name} {duration(PASSES[name] * each)}" for name in missing)
+    return f"about {duration(each * sum(PASSES[name] for name in missing))}: {parts}"
