@@ -37,7 +37,7 @@ from null_tables import (
 
 from tlspectral.ablation import ablation_sweep, summarize_sweep
 from tlspectral.ablation.controls import head_sets
-from tlspectral.detectors import repeated_sequences
+from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.profile import median_tests
 from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
@@ -334,6 +334,17 @@ def random_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.Gene
     yield row("control_p of four heads, random_head_sets", likeness.name, size_of(shape), wrong)
 
 
+def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """P of `detect_heads` for the heads of fresh models: eight a model, which share sequences."""
+    found = [
+        detect_heads(fresh_model(int(seed)), n_sequences=16, null_draws=19, seed=int(seed))
+        for seed in rng.integers(2**31, size=tables // 8)
+    ]
+    for score in ("prev", "dup", "ind"):
+        pvalues = pd.concat(found)[f"{score}_p"].to_numpy()
+        yield row(f"detect_heads, {score}_p", "freshly initialised models", "8 heads a model", pvalues <= LEVEL)
+
+
 def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     """List what is measured; each takes a generator of its own and the number of tables."""
     found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
@@ -347,7 +358,8 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH):
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
     found += [edges, random_parts]
-    return [*found, *(partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH))]
+    found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
+    return [*found, detectors]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
 from zoo import shared
 
 import tlspectral as tls
@@ -173,7 +172,6 @@ def test_a_function_of_the_tokens_and_its_matrices_agree():
         return equal
 
     table = tls.detect_heads(model, prompts=rows, pattern=duplicates)
-    assert_described(table)
     assert seen == list(LENGTHS)
     pd.testing.assert_series_equal(table["pattern"], table["dup"], check_names=False, check_exact=True)
     assert table.attrs["chance"]["pattern"] == table.attrs["chance"]["dup"]

@@ -40,10 +40,8 @@ def edges():
     return tls.edge_effects(model(), "L1H0", show_progress=False)
 
 
-def types(**columns):
-    rows = {"layer": 1, "head": 0, "type": ["sink", "induction"], "score": [0.3, 0.9], "stderr": [0.01, 0.02],
-            "chance": 0.1, "qvalue": [0.5, 0.001], "claimed": [False, True]}  # fmt: skip
-    return pd.DataFrame({**rows, **columns})
+def sweep_of(**columns):
+    return pd.DataFrame({"layer": 1, "head": 0, "part": ["output", "rope_phase"], "delta": [0.3, 0.9], **columns})
 
 
 def section(card, title):
@@ -69,7 +67,6 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
 
 def test_every_table_given_is_a_section_and_no_other():
     given = {
-        "types": types(),
         "kernels": tls.relative_position_kernel(model()),
         "prediction": tls.detectors.kernel_prediction(model()),
         "sweep": [tls.ablation_sweep(model(), part, show_progress=False) for part in ("rope_phase", "output")],
@@ -77,9 +74,8 @@ def test_every_table_given_is_a_section_and_no_other():
         "directions": [tls.head_directions(model(), "L1H0", kind, n_words=3) for kind in ("qk", "ov")],
     }
     card = tls.head_card(heads(), "L1H0", **given, composition=composition())
-    assert titles(card) == ["Row", "Types", "By distance", "Prediction by distance", "Ablation", "Edges in",
+    assert titles(card) == ["Row", "By distance", "Prediction by distance", "Ablation", "Edges in",
                             "Directions in words", "K-composition"]  # fmt: skip
-    assert re.search(r"induction\s+0\.900\s+0\.020\s+0\.100\s+0\.001\s+yes\nsink .*no$", section(card, "Types").text)
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
         assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
@@ -180,8 +176,7 @@ def hostile():
     sweep.attrs["task"] = INK
     edge = pd.DataFrame([{"layer": 0, "head": 0, "source": INK, "target": INK, "target_layer": 0, "target_head": 1,
                           "input": INK, "delta": 1.0}])  # fmt: skip
-    named = types(layer=0, head=1, type=INK)
-    return {"types": named.iloc[:1], "sweep": sweep, "edges": edge, "directions": words}
+    return {"sweep": sweep, "edges": edge, "directions": words}
 
 
 def test_text_of_tables_and_tokens_stays_text():
@@ -192,7 +187,7 @@ def test_text_of_tables_and_tokens_stays_text():
         assert INK not in page
         assert "<b onmouse" not in page
     assert not [tag for tag, _ in Structure(card.html).tags if tag == "script"]
-    assert Structure(card.html).text().count(INK) >= 7
+    assert Structure(card.html).text().count(INK) >= 6
     drawn = attention_drawing(np.eye(2), [INK, '"><b>'], "x")
     assert INK not in drawn
     assert '"><b>' not in drawn
@@ -210,8 +205,8 @@ def test_the_card_asks_for_nothing_and_runs_nothing():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (lambda: {"types": types(layer=9)}, "the types hold L9H0, which the table of heads lacks"),
-        (lambda: {"sweep": types()}, "the table of sweeps has no column part, delta: give a table of ablation_sweep"),
+        (lambda: {"sweep": sweep_of(layer=9)}, "the sweeps hold L9H0, which the table of heads lacks"),
+        (lambda: {"sweep": kernels((1, 0))}, "the table of sweeps has no column part, delta: give .* ablation_sweep"),
         (lambda: {"composition": tls.k_composition(model(), "L0H0")}, "composition has no rows"),
         (lambda: {"composition": composition().assign(layer=3)}, "composition ends with layer 3, and L1H0 reads"),
         (lambda: {"prompt": "a"}, "give model= too"),
@@ -232,17 +227,17 @@ def test_a_long_prompt_is_refused(monkeypatch):
 
 
 def test_tables_of_other_weights_and_other_heads_are_refused():
-    stranger = types()
+    stranger = sweep_of()
     stranger.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
-    for made in (lambda: tls.head_card(heads(), "L1H0", types=stranger), lambda: tls.report(heads(), types=[stranger])):
-        with pytest.raises(ValueError, match="made from other weights than the types"):
+    for made in (lambda: tls.head_card(heads(), "L1H0", sweep=stranger), lambda: tls.report(heads(), sweep=[stranger])):
+        with pytest.raises(ValueError, match="made from other weights than the sweeps"):
             made()
     with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
         tls.head_card(heads(), "L7H0")
 
 
 def test_a_head_of_whom_nothing_was_measured_has_no_sections():
-    evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "types": None})
+    evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
     assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
     assert evidence.sections((0, 0)) == []
 

@@ -22,10 +22,10 @@ def sweep(part="rope_phase", **attrs):
     return table
 
 
-def types():
+def kinds():
     rows = [(0, 1, "induction", 0.9, True), (0, 1, "self", 0.2, False), (1, 1, "induction", 0.1, False)]
-    table = pd.DataFrame(rows, columns=["layer", "head", "type", "score", "claimed"])
-    table.attrs = {**ORIGIN, "table": "head_types"}
+    table = pd.DataFrame(rows, columns=["layer", "head", "kind", "score", "strong"])
+    table.attrs = {**ORIGIN, "table": "a table that nothing makes"}
     return table
 
 
@@ -41,15 +41,15 @@ def documented():
 
 
 def test_every_number_stands_in_the_row_of_its_head():
-    joined = join(heads(), sweep(), types(), text=sweep("output"))
-    assert list(joined) == ["layer", "head", "name", "prev", "rope_phase_delta", "induction_score", "induction_claimed",
-                            "self_score", "self_claimed", "text_output_delta"]  # fmt: skip
+    joined = join(heads(), sweep(), kinds(), text=sweep("output"))
+    assert list(joined) == ["layer", "head", "name", "prev", "rope_phase_delta", "induction_score", "induction_strong",
+                            "self_score", "self_strong", "text_output_delta"]  # fmt: skip
     assert list(joined["name"]) == list(heads()["name"])
     assert list(joined["rope_phase_delta"]) == list(joined["text_output_delta"]) == [1.0, 2.0, 3.0, 4.0]
     assert joined["induction_score"].tolist()[1::2] == [0.9, 0.1]
     assert joined["induction_score"].isna().tolist() == [True, False, True, False]
-    assert joined["induction_claimed"].dtype == "boolean"
-    assert joined["induction_claimed"].tolist() == [pd.NA, True, pd.NA, False]
+    assert joined["induction_strong"].dtype == "boolean"
+    assert joined["induction_strong"].tolist() == [pd.NA, True, pd.NA, False]
     assert joined["self_score"].notna().sum() == 1
 
 
@@ -63,9 +63,7 @@ def test_numbers_and_several_keys_are_spelled_into_the_names():
 
 
 def test_columns_keep_their_meaning_in_the_frame_and_in_a_file(tmp_path):
-    mine = types()
-    mine.attrs["table"] = "a table that nothing makes"
-    joined = join(heads(), sweep("output"), text=sweep("output"), mine=mine)
+    joined = join(heads(), sweep("output"), text=sweep("output"), mine=kinds())
     described = describe_columns(joined).set_index("name")
     assert list(described.index) == list(joined)
     original = tls.tables.describe_table("ablation_sweep").set_index("name").loc["delta"]
@@ -105,7 +103,7 @@ def test_a_joined_table_can_be_joined_and_reported():
         (lambda: sweep().assign(layer=[9, 1, 0, 0]), "holds L9H1, which the table of heads lacks"),
         (lambda: pd.concat([sweep(), sweep()]), "two rows for L1H1 of one part"),
         (lambda: heads().drop(columns="name"), "has the column prev, which stands there already: .*other=table"),
-        (lambda: pd.concat([heads()] * 2), "two rows for L0H0 and none of type, .* tells them apart"),
+        (lambda: pd.concat([heads()] * 2), "two rows for L0H0 and none of part, .* tells them apart"),
         (lambda: sweep().assign(part=None), "a row without part"),
         (lambda: sweep().assign(part=["a b", "a_b", "a b", "a_b"], layer=0, head=[0, 0, 1, 1]), "spelled alike"),
         (lambda: sweep().assign(target="L1H1"), "layer and head of the table ablation_sweep are those of a source"),

@@ -85,10 +85,6 @@ def agreement(model):
     return frequency_agreement(scores(model, per_frequency=True), tls.frequency_table(model), draws=2)
 
 
-def types(model):
-    return tls.head_types(model, null_draws=1, **QUIET)
-
-
 def traced(model, measure, **options):
     return measure(model, block_prompt(), [(0, 1), (1, 2)], **options)
 
@@ -129,7 +125,6 @@ ROWS = [
     ("ablation_sweep", sweep, None, of_the_first_two_layers),
     ("band_effects", bands, None, of_the_first_two_layers),
     ("edge_effects", edges, None, "those of a source"),
-    ("head_types", types, None, of_the_first_two_layers),
 ]  # fmt: skip
 # Tables of several models, of none that is loaded, and those of studies.
 WITHOUT = ("compare_heads", "analyze_models.", "head_history.", "published_", "scheme_contrast.", "beside_published.",

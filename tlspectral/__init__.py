@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         frequency_table,
         head_card,
         head_directions,
-        head_types,
     )
     from tlspectral.history import head_history
     from tlspectral.hooks import ablate, ablation_hooks
@@ -46,7 +45,6 @@ _ROOMS = {
         "frequency_table",
         "head_card",
         "head_directions",
-        "head_types",
     ),
     "history": ("head_history",),
     "hooks": ("ablate", "ablation_hooks"),
@@ -78,7 +76,6 @@ __all__ = [
     "head_card",
     "head_directions",
     "head_history",
-    "head_types",
     "k_composition",
     "load_model",
     "logit_difference",

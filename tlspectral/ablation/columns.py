@@ -185,39 +185,10 @@ _KIND = Column("kind",
     range="previous-token, symbolic, or both with a comma",
     does_not_establish="That the head does this and nothing else: it is a rank within one table.")
 
-_CHECK_UNIT = "nats; probability for wrong copies; logits for planted facts"
-_CHECK = (
-    Column("type", "Type of the heads that were removed.", "label", range="types of head_types"),
-    Column("n_claimed", "Heads that are claimed for the type.", "count", range="1 .. heads"),
-    Column("heads", "Heads that were removed together: those with the highest score, four at most.", "label",
-        range="L0H0, ..."),
-    Column("task", "What the model is scored on; see `check_head_types`.", "label",
-        range="copy, text, shuffled text, wrong copies, planted facts"),
-    Column("expected", "What removing the heads should cost beside random heads.", "label",
-        range="more, less, no more"),
-    Column("delta", "Score without the heads less that with them; positive is a cost.", _CHECK_UNIT,
-        range="-inf .. inf", does_not_establish="That each of the heads has a part in it."),
-    Column("delta_stderr", "Standard error of delta over sequences, paired.", _CHECK_UNIT, range="0 .. inf",
-        does_not_establish="Sampling of sequences only."),
-    Column("random_mean", "Mean of delta over sets of as many random heads of the same layers.", _CHECK_UNIT,
-        range="-inf .. inf", does_not_establish="That random heads are alike in anything but number and layer."),
-    Column("random_min", "Smallest delta of a random set.", _CHECK_UNIT, range="-inf .. inf",
-        does_not_establish="A bound: other sets may have less."),
-    Column("random_max", "Largest delta of a random set.", _CHECK_UNIT, range="-inf .. inf",
-        does_not_establish="A bound: other sets may have more."),
-    Column("pvalue", "Share of sets, the heads themselves counted as one, with a delta as large; as small where less "
-        "is expected.", "probability", range="0 .. 1",
-        does_not_establish="More than its sets can: no finer than 1 / (sets + 1). Heads of a layer are not all alike, "
-        "so that a small p says that these differ, not why."),
-    Column("passed", "Whether pvalue is .05 at most, or above it where no more is expected.", "flag",
-        range="False, True", does_not_establish="That the heads do what the type says."),
-)
-
 ABLATION_SWEEP = Table("ablation_sweep", "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
     (*_HEAD, *_SWEEP))
 SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.ablation.summarize_sweep`", _SUMMARY)
 BAND_EFFECTS = Table("band_effects",
     "`tls.ablation.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
     (*_HEAD, *_BANDS, _KIND))
-CHECK_HEAD_TYPES = Table("check_head_types", "`tlspectral.ablation.check_head_types`", _CHECK)
-TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS, CHECK_HEAD_TYPES)
+TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS)

@@ -5,6 +5,15 @@ from tlspectral.tables import COLUMNS, Column, Table
 DETECTORS = ("prev", "dup", "ind")
 PROMPT_DETECTORS = ("prev", "dup", "self")
 
+
+def _pvalue(name: str) -> Column:
+    return Column(f"{name}_p",
+        f"Share of draws of the null, the head itself counted as one, that reach the head's {name}, on the first 16 "
+        "sequences. The null: W_K behind a Haar-random rotation of the residual stream. One-sided, not corrected for "
+        "the number of heads. Only with `null_draws=`; NaN where none of these sequences counts.", "probability",
+        range="1 / (null_draws + 1) .. 1", does_not_establish=f"A large {name}: see {name} itself.")  # fmt: skip
+
+
 _FIRST_COPY = (
     Column("prev_first",
         "Mean attention from each query of the first copy, the first one left out, to the token before it. On the "
@@ -13,10 +22,11 @@ _FIRST_COPY = (
         does_not_establish="Its chance level differs from that of prev, since its queries see fewer keys."),
     Column("prev_first_se", "Standard error of prev_first over sequences.", "attention probability", range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
+    _pvalue("prev_first"),
 )  # fmt: skip
 
 
-def _of_prompts(name: str, target: str, also_known_as: str) -> tuple[Column, Column]:
+def _of_prompts(name: str, target: str, also_known_as: str) -> tuple[Column, Column, Column]:
     return (
         Column(name,
             f"Mean attention from a query to {target}, over sequences and the queries that count. NaN where no query "
@@ -27,6 +37,7 @@ def _of_prompts(name: str, target: str, also_known_as: str) -> tuple[Column, Col
         Column(f"{name}_se", f"Standard error of {name} over sequences, NaN for fewer than two that count.",
             "attention probability", range="0 .. inf",
             does_not_establish="Sampling of sequences only: neither other prompts nor another seed of the model."),
+        _pvalue(name),
     )  # fmt: skip
 
 
@@ -39,9 +50,12 @@ _PATTERN = (
     Column("pattern_se", "Standard error of pattern over sequences, NaN for fewer than two that count.",
         "attention probability", range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither other prompts nor another seed of the model."),
+    _pvalue("pattern"),
 )  # fmt: skip
 _HEAD = (COLUMNS["layer"], COLUMNS["head"])
-_DETECTOR_COLUMNS = tuple(COLUMNS[f"{name}{end}"] for name in DETECTORS for end in ("", "_se"))
+_DETECTOR_COLUMNS = tuple(
+    column for name in DETECTORS for column in (COLUMNS[name], COLUMNS[f"{name}_se"], _pvalue(name))
+)
 _PROMPT_COLUMNS = (
     *_of_prompts("prev", "the token before it, from position 2 on", "previous-token score"),
     *_of_prompts("dup", "earlier tokens equal to its own, from position 2 on where there are any",

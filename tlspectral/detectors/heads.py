@@ -30,6 +30,8 @@ from tlspectral.tables import named
 
 BATCH = 25
 _MOST_TOKENS = 2**12
+NULL_SEQUENCES = 16
+"""Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
 
 Pattern = Callable[[Tensor], Any] | Any
 Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
@@ -45,6 +47,7 @@ def detect_heads(
     prompts: Any = None,
     pattern: Pattern | None = None,
     exclude_special: bool = False,
+    null_draws: int = 0,
     seed: int = 0,
     show_progress: bool = False,
 ) -> pd.DataFrame:
@@ -55,6 +58,11 @@ def detect_heads(
     queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
     tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Hooks that are
     on the model stay in force.
+
+    With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
+    W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
+    on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
+    need a correction, `tls.stats.benjamini_hochberg`.
 
         tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
         tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
@@ -71,28 +79,36 @@ def detect_heads(
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
             `"previous_token"`, `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
         exclude_special: leave the tokenizer's special ids out of the draw.
-        seed: of the draw, on the CPU: the same on every device and for every batch size.
-        show_progress: a bar over batches.
+        null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
+            them; a draw takes about as long as the model's attention on 16 sequences.
+        seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
+        show_progress: a bar over batches, and one over draws of the null.
 
     Returns:
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
         prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
         prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
-        keys, averaged over the queries that have any. `attrs` hold where the model came from, with hashes of its
-        weights, L, the number of sequences, the opening token,
-        `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
-        between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On prompts or with a pattern `chance`
-        is a dictionary by score, and `n_counted` says how many sequences have a query for it.
+        keys, averaged over the queries that have any. With `null_draws` each error is followed by its score's p
+        (`prev_p`), NaN where none of the compared sequences counts. `attrs` hold where the model came from, with hashes
+        of its weights, L, the number of sequences, the opening token, `chance`, what uniform attention would score,
+        `reliability`, the rank correlation over heads of each score between even and odd sequences, and `user_hooks`,
+        as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how
+        many sequences have a query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
         ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, that the model does not
             have or that are longer than its context, `tokens` beside `prompts`, or a pattern of another shape, without
             a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
-        UnsupportedArchitecture: the model exposes no attention pattern.
+        UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
+        ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
+            `ablate` block).
 
-    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it.
+    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it. A
+    small p does not say that the score is large.
     """
+    if null_draws < 0:
+        raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
     table = measured_detectors(
         view,
@@ -102,6 +118,7 @@ def detect_heads(
         prompts=prompts,
         pattern=pattern,
         exclude_special=exclude_special,
+        null_draws=null_draws,
         seed=seed,
         show_progress=show_progress,
     )
@@ -118,6 +135,7 @@ def measured_detectors(
     prompts: Any = None,
     pattern: Pattern | None = None,
     exclude_special: bool = False,
+    null_draws: int = 0,
     seed: int,
     show_progress: bool,
 ) -> pd.DataFrame:
@@ -148,10 +166,6 @@ def measured_detectors(
         statistics = _statistics(view, sequences, scorer, bar.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
-    columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
-    for name, mean, error in zip(names, statistics.mean, statistics.error, strict=True):
-        columns |= {name: mean, f"{name}_se": error}
-    table = pd.DataFrame(columns)
     chance: Any = None if length is None else chance_level(length)
     if marks is not None:
         uniform = torch.cat(marks.uniform, dim=1).sum(1)
@@ -159,6 +173,14 @@ def measured_detectors(
         by_mark = zip(names[-n_marked:], (uniform / statistics.n_counted[-n_marked:]).tolist(), strict=True)
         chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_mark)
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
+    pvalues: Any = [None] * len(names)
+    if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
+        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed, show_progress=show_progress)
+        attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
+    columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
+    for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
+        columns |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
+    table = pd.DataFrame(columns)
     table.attrs = {
         **attrs,
         "chance": chance,
@@ -183,6 +205,23 @@ def split_half_reliability(
         varies = len(even) > 2 and np.ptp(even) > 0 and np.ptp(odd) > 0
         reliability[name] = float(pd.Series(even).corr(pd.Series(odd), method="spearman")) if varies else None
     return reliability
+
+
+def _pvalues(
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, draws: int, seed: int, *, show_progress: bool
+) -> tuple[Float64[np.ndarray, "scores heads"], int]:
+    """Return p of each score beside the null, and on how many sequences it was measured."""
+    from tlspectral.detectors.rotated_keys import rotated_key_pvalues
+
+    n_sequences, width = sequences.tokens.shape
+    rows = slice(0, min(n_sequences, NULL_SEQUENCES, max(1, _MOST_TOKENS // width)))
+    reduce, counts = scorer(rows)
+    total = draws * view.n_layers
+    with tqdm(total=total, desc="detectors, null", unit="draw", leave=False, disable=not show_progress) as bar:
+        pvalues = rotated_key_pvalues(
+            view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=bar.update
+        )
+    return pvalues, rows.stop
 
 
 def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:

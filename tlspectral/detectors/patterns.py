@@ -55,4 +55,4 @@ PATTERNS: dict[str, Pattern] = {
     "local": _back(2, WINDOW),
     "self": _back(0, 0),
 }
-"""The named patterns that `detect_heads(pattern=)` takes and `head_types` measures."""
+"""The named patterns that `detect_heads(pattern=)` takes."""

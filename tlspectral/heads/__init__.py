@@ -1,4 +1,4 @@
-"""Tables about heads: spectrum, types, directions, frequencies, copying, weight-rounding noise, comparison, and a card.
+"""Tables about heads: spectrum, directions, frequencies, copying, weight-rounding noise, comparison, and a card.
 
 `qk_penalty` is a part's share in their operators, for a loss.
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
     from tlspectral.heads.noise import weight_noise_band, weight_noise_draws
-    from tlspectral.heads.types import head_types
     from tlspectral.operators.penalty import qk_penalty
 
 _HOMES = {
@@ -30,7 +29,6 @@ _HOMES = {
     "frequency_table": "frequencies",
     "head_card": "card",
     "head_directions": "directions",
-    "head_types": "types",
     "qk_penalty": ".operators.penalty",
     "weight_noise_band": "noise",
     "weight_noise_draws": "noise",
@@ -45,7 +43,6 @@ __all__ = [
     "frequency_table",
     "head_card",
     "head_directions",
-    "head_types",
     "qk_penalty",
     "weight_noise_band",
     "weight_noise_draws",

@@ -141,13 +141,6 @@ def composition_section(rows: Rows) -> Section:
     return _table("K-composition", note, cells)
 
 
-def _types(name: str, rows: Rows) -> list[Section]:
-    ordered = sorted(rows, key=lambda row: (row.get("claimed") is not True, -row["score"]))
-    cells = [_chosen(row, "type", "score", "± se", "chance", "qvalue", "claimed") for row in ordered]
-    note = "Each score beside what its null gives; q over all heads and types. A head may have several types or none."
-    return [_table("Types", note, cells)]
-
-
 def _kernel(name: str, rows: Rows) -> list[Section]:
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
@@ -227,7 +220,6 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 _OF_HEAD = ("layer", "head")
 _EDGE = (*_OF_HEAD, "source", "target", "target_layer", "target_head", "input", "delta")
 _KINDS = {
-    "types": _Kind("types", "head_types", (*_OF_HEAD, "type", "score"), _types),
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
     "frequencies": _Kind(
@@ -247,9 +239,8 @@ _KINDS = {
 
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
-    """Return some columns of a row; "± se" is the standard error, whatever the table calls it."""
-    errors = [name for name in ("stderr", "delta_stderr") if name in row]
-    return {column: row.get(errors[0] if column == "± se" and errors else column) for column in columns}
+    """Return some columns of a row; "± se" is the standard error of delta."""
+    return {column: row.get("delta_stderr" if column == "± se" else column) for column in columns}
 
 
 def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:

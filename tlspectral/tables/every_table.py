@@ -19,7 +19,6 @@ _MODULES = (
     "composition.copying",
     "ablation.columns",
     "wiring.columns",
-    "heads.types.columns",
     "history.columns",
     "studies.fingerprint.published_columns",
     "studies.fingerprint.statistics.columns",

@@ -12,7 +12,7 @@ from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
-KEYS = ("type", "part", "mode", "kind", "band", "frequency", "offset")
+KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
 
 _HEAD = ["layer", "head"]
@@ -28,8 +28,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         joined[["name", "prev", "rope_phase_delta", "output_delta", "text_output_delta"]]
         tls.tables.describe_columns(joined)
 
-    A table with one row per head adds its columns under their own names. Where a table has one of the columns type,
-    part, mode, kind, band, frequency or offset, its value stands before the name: `rope_phase_delta` is `delta` where
+    A table with one row per head adds its columns under their own names. Where a table has one of the columns part,
+    mode, kind, band, frequency or offset, its value stands before the name: `rope_phase_delta` is `delta` where
     `part` is rope_phase, and `frequency_3_im_norm` is `im_norm` where `frequency` is 3. Other characters than letters,
     digits, `_` and `-` become `_`. A table given by keyword has that name before all its columns. A head that a table
     lacks has missing values there; whole numbers and flags then become pandas' nullable types.
@@ -37,7 +37,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     Args:
         heads: table of `analyze_heads`, whose rows and order are kept.
         tables: other tables with `layer` and `head`, such as those of `positional_symbolic`, `ablation_sweep`,
-            `head_types`, `band_effects`, `frequency_table` or `detectors.kernel_prediction`.
+            `band_effects`, `frequency_table` or `detectors.kernel_prediction`.
         more: the same with a name, for tables that share columns with others.
 
     Returns:
