@@ -1,7 +1,7 @@
 """What an edge gives by plain recomputation: no operators, the model's own modules and patched activations alone."""
 
 import torch
-from ablation_runs import a_part, logits, recorded
+from ablation_runs import logits, recorded
 
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
@@ -13,10 +13,6 @@ def edge_of(view):
     """Two source heads, of two layers where there are more than two, target layer and target head."""
     second = 1 if view.n_layers > 2 and view.rotary(1) is not None else 0
     return [(0, 1), (second, 2)], view.n_layers - 1, 1
-
-
-def parts_of(name):
-    return ("output", a_part(name))
 
 
 def run_with(model, hooks, tokens=None):

@@ -4,7 +4,6 @@ import doctest
 import gc
 import inspect
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -33,29 +32,17 @@ from tlspectral.hooks import ablate, ablation, ablation_hooks, edge_reach, heads
 from tlspectral.hooks.edge_reach import check_edge
 from tlspectral.hooks.edges import EdgeRun, _ledgers
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import Input, LayerReads
+from tlspectral.models.attention.writes import LayerReads
 
 # What the warning says has tests of its own, at the end.
 pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 GROUPED = [("bridge", "llama"), ("bridge", "gemma2"), ("bridge", "olmo2")]
 GROUPED += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 grouped_models = pytest.mark.parametrize(("backend", "name"), GROUPED)
-WAYS: list[tuple[Input, dict[str, Any]]] = [
-    ("q", {}),
-    ("k", {}),
-    ("v", {}),
-    ("k", {"shared": False}),
-    ("v", {"shared": False}),
-]
-every_way = pytest.mark.parametrize(("what", "options"), WAYS)
 every_input = pytest.mark.parametrize("what", ["q", "k", "v"])
 # Logits of size 2 in float32. Measured over the zoo, on TransformerLens 3.9 and 4.3: at most 9e-7.
 NOISE = 1e-5
 SEEN = 1e-3  # what an edge moves them by, at least (median 0.1)
-
-
-def ways_of(what) -> list[dict[str, Any]]:
-    return [options for one, options in WAYS if one == what]
 
 
 def furthest(found, expected):
@@ -90,33 +77,6 @@ def test_an_edge_is_what_plain_recomputation_gives(backend, name, what, kind, fu
     expected = recomputed(model, backend, sources, part, layer, target, what)
     assert furthest(found, expected) < NOISE
     assert furthest(found, intact(backend, name)) > SEEN
-
-
-@every_model
-@pytest.mark.parametrize("what", ["k", "v"])
-def test_an_edge_to_one_query_head_moves_that_head_as_the_shared_edge_does(backend, name, what, full):
-    skip_unless_sampled(full, (backend, name), "kv".index(what), of=2)
-    model, view, sources, layer, target = edge(backend, name)
-    if what == "k" and backend == "bridge" and name in zoo.READ_WRONG:
-        with pytest.raises(EditNotHonored, match="the model's scores are not those of"):
-            with_edge(model, sources, "output", (layer, target), what, shared=False)
-        return
-    found = with_edge(model, sources, "output", (layer, target), what, shared=False)
-    with ablate(model, sources, "output", into=(layer, target), input=what):
-        moved = recorded(model, ("z",), layers=[layer])[layer, "z"]
-        together = logits(model)
-
-    def patch(z, hook):
-        edited = z.clone()
-        edited[:, :, target] = moved[:, :, target]
-        return edited
-
-    assert furthest(found, run_with(model, [(view.hook_names(layer)["z"], patch)])) < NOISE
-    raw = view.raw(layer)
-    if len(raw.w_q) == len(raw.w_k):
-        assert furthest(found, together) < NOISE  # a group of one
-    else:
-        assert furthest(found, together) > SEEN
 
 
 @grouped_models
@@ -181,9 +141,6 @@ def test_models_with_learnable_rotary_positions(backend, what):
     found = with_edge(model, sources, "rope_phase", (layer, target), what)
     assert furthest(found, recomputed(model, backend, sources, "rope_phase", layer, target, what)) < NOISE
     assert furthest(found, logits(model)) > SEEN
-    if what != "q":
-        alone = with_edge(model, sources, "rope_phase", [(layer, target), (layer, target - 1)], what, shared=False)
-        assert furthest(alone, found) < NOISE  # all query heads of the group
 
 
 # --- a known circuit ---
@@ -256,11 +213,10 @@ def test_everything_else_is_as_before():
 def test_nothing_removed_changes_no_bit(backend, name, what):
     model, _, sources, layer, target = edge(backend, name)
     plain = intact(backend, name)
-    for options in ways_of(what):
-        assert torch.equal(with_edge(model, [], "output", (layer, target), what, **options), plain)
-        assert torch.equal(with_edge(model, sources, "output", [], what, **options), plain)
-        wide = {"window": zoo.PROMPT_LENGTH, **options}  # measured, and found to be 0
-        assert torch.equal(with_edge(model, sources, "long_range", (layer, target), what, **wide), plain)
+    assert torch.equal(with_edge(model, [], "output", (layer, target), what), plain)
+    assert torch.equal(with_edge(model, sources, "output", [], what), plain)
+    wide = {"window": zoo.PROMPT_LENGTH}  # measured, and found to be 0
+    assert torch.equal(with_edge(model, sources, "long_range", (layer, target), what, **wide), plain)
     if a_part(name) == "rope_phase":
         assert torch.equal(with_edge(model, sources, "rope_phase", (layer, target), what, frequencies=[]), plain)
 
@@ -271,8 +227,8 @@ def test_the_model_is_as_before(backend, name):
     plain = logits(model)
     sources, layer, target = edge_of(attention_view(model))
     before = state_of(model)
-    for what, options in WAYS:
-        with ablate(model, sources, a_part(name), into=(layer, target), input=what, **options) as yielded:
+    for what in POINTS:
+        with ablate(model, sources, a_part(name), into=(layer, target), input=what) as yielded:
             assert yielded is model
             assert not torch.equal(logits(model), plain)
         assert_same_state(state_of(model), before)
@@ -306,37 +262,25 @@ def test_ledgers_keep_no_model_alive():
 
 
 @some_models
-@every_way
-def test_nested_blocks_are_one_block_with_both_sources(backend, name, what, options):
+@every_input
+def test_nested_blocks_are_one_block_with_both_sources(backend, name, what):
     model, _, (one, other), layer, target = edge(backend, name)
     part, into = a_part(name), (layer, target)
-    together = with_edge(model, [one, other], part, into, what, **options)
-    with ablate(model, [one], part, into=into, input=what, **options):
-        nested = with_edge(model, [other], part, into, what, **options)
+    together = with_edge(model, [one, other], part, into, what)
+    with ablate(model, [one], part, into=into, input=what):
+        nested = with_edge(model, [other], part, into, what)
     assert furthest(nested, together) < NOISE
-    assert furthest(with_edge(model, [one], part, into, what, **options), together) > SEEN
+    assert furthest(with_edge(model, [one], part, into, what), together) > SEEN
 
 
 @grouped_models
 def test_blocks_of_two_targets_of_a_group_see_each_other(backend, name):
-    model, view, (one, other), layer, _ = edge(backend, name)
+    model, _, (one, other), layer, _ = edge(backend, name)
     with ablate(model, [one], "output", into=(layer, 0), input="k"):
         nested = with_edge(model, [other], "output", (layer, 1), "k")
-        alone = with_edge(model, [other], "output", (layer, 1), "k", shared=False)
         with pytest.raises(EditNotHonored, match=rf"layer {layer}: two open blocks take L{one[0]}H{one[1]} out of"):
             with_edge(model, [one], "output", (layer, 1), "k")
     assert furthest(nested, with_edge(model, [one, other], "output", (layer, 1), "k")) < NOISE
-    # Head 0 lacks the first source, head 1 both.
-    with ablate(model, [one, other], "output", into=(layer, 1), input="k"):
-        both = recorded(model, ("z",), layers=[layer])[layer, "z"]
-
-    def patch(z, hook):
-        edited = z.clone()
-        edited[:, :, 1] = both[:, :, 1]
-        return edited
-
-    with ablate(model, [one], "output", into=(layer, 0), input="k"):
-        assert furthest(alone, run_with(model, [(view.hook_names(layer)["z"], patch)])) < NOISE
 
 
 @some_models
@@ -461,9 +405,9 @@ def test_other_types(backend, name, dtype):
     model = in_dtype(backend, name, dtype)
     sources, layer, target = edge_of(attention_view(model))
     plain = logits(model)
-    for what, options in WAYS:
-        found = with_edge(model, sources, "output", (layer, target), what, **options)
-        reference = with_edge(shared(backend, name), sources, "output", (layer, target), what, **options)
+    for what in POINTS:
+        found = with_edge(model, sources, "output", (layer, target), what)
+        reference = with_edge(shared(backend, name), sources, "output", (layer, target), what)
         assert found.dtype == plain.dtype
         # Rounding of the model itself: measured 0.04 in bfloat16, 6e-7 in float64 (norms and softmaxes in float32).
         assert furthest((found - plain).double(), (reference - intact(backend, name)).double()) < (
@@ -490,8 +434,8 @@ def weights_of(model, backend, layer):
 
 
 @pytest.mark.parametrize(("backend", "name", "part"), GRADIENTS)
-@every_way
-def test_gradients_are_those_of_finite_differences(backend, name, part, what, options):
+@every_input
+def test_gradients_are_those_of_finite_differences(backend, name, part, what):
     model = getattr(zoo, backend)(name).to(torch.float64)
     if backend == "bridge":
         model.original_model.to(torch.float64)
@@ -503,7 +447,7 @@ def test_gradients_are_those_of_finite_differences(backend, name, part, what, op
     def effect():
         """What the edge does to a sum of logits."""
         tokens = zoo.prompt(length=12)
-        with ablate(model, sources, part, into=targets, input=what, **options):
+        with ablate(model, sources, part, into=targets, input=what):
             edged = model(tokens, return_type="logits")
         return ((edged - model(tokens, return_type="logits")) * weights).sum()
 
@@ -533,20 +477,12 @@ def test_which_heads_an_edge_reaches():
     assert heads_reached(model, "L1H1", "q").heads == ("L1H1",)
     found = heads_reached(model, ["L1H1", (0, 3)], "k")
     assert (found.targets, found.heads) == (("L0H3", "L1H1"), ("L0H2", "L0H3", "L1H0", "L1H1"))
-    assert not found.counterfactual
     assert str(found) == "keys of L0H2, L0H3, L1H0, L1H1"
-    alone = heads_reached(model, "L1H1", "v", shared=False)
-    assert alone.heads == ("L1H1",)
-    assert alone.counterfactual
-    assert str(alone) == "values of L1H1 (a counterfactual: the model shares them)"
-    assert not heads_reached(shared("bridge", "gpt2"), "L1H1", "v", shared=False).counterfactual
     olmo = shared("bridge", "olmo2")  # a query/key norm over all heads
     every = ("L1H0", "L1H1", "L1H2", "L1H3")
     assert heads_reached(olmo, "L1H1", "q").heads == every
     assert heads_reached(olmo, "L1H1", "k").heads == every
     assert heads_reached(olmo, "L1H1", "v").heads == ("L1H0", "L1H1")
-    with pytest.raises(ValueError, match="shared=False"):
-        heads_reached(model, "L1H1", "q", shared=False)
 
 
 @pytest.mark.parametrize(
@@ -585,16 +521,14 @@ def test_a_warning_names_the_heads_that_are_reached_besides(name, into, what, ot
 
 
 @grouped_models
-@every_way
-def test_the_heads_that_are_reached_are_those_that_change(backend, name, what, options):
+@every_input
+def test_the_heads_that_are_reached_are_those_that_change(backend, name, what):
     model, _, sources, layer, target = edge(backend, name)
     before = recorded(model, ("z",), layers=[layer])[layer, "z"]
-    with ablate(model, sources, "output", into=(layer, target), input=what, **options):
+    with ablate(model, sources, "output", into=(layer, target), input=what):
         after = recorded(model, ("z",), layers=[layer])[layer, "z"]
     changed = (before != after).any(dim=-1).any(dim=1).any(dim=0).nonzero().flatten().tolist()
-    assert [f"L{layer}H{head}" for head in changed] == list(
-        heads_reached(model, (layer, target), what, **options).heads
-    )
+    assert [f"L{layer}H{head}" for head in changed] == list(heads_reached(model, (layer, target), what).heads)
 
 
 @pytest.mark.parametrize(
@@ -602,8 +536,6 @@ def test_the_heads_that_are_reached_are_those_that_change(backend, name, what, o
     [
         ((0, 1), {"into": (1, 1)}, "into needs input"),
         ((0, 1), {"input": "k"}, "input needs into"),
-        ((0, 1), {"into": (1, 1), "input": "q", "shared": False}, "shared=False edits for one query head"),
-        ((0, 1), {"shared": False}, "shared=False edits for one query head"),
         ([(0, 1), (1, 2)], {"into": [(1, 3), (1, 1)], "input": "k"}, "L1H1 reads before L1H2 writes"),
         ((1, 0), {"into": (0, 1), "input": "v"}, "L0H1 reads before L1H0 writes"),
     ],
@@ -619,7 +551,7 @@ def test_arguments_that_make_no_edge_are_refused(heads, options, message):
 def test_an_input_that_does_not_exist_is_refused():
     # Under the check of annotations another error would come first.
     with pytest.raises(ValueError, match=r"input must be 'q', 'k' or 'v' .*not 'z'"):
-        inspect.unwrap(check_edge)("L1H1", "z", True)
+        inspect.unwrap(check_edge)("L1H1", "z")
 
 
 def test_targets_that_do_not_exist_are_refused():
@@ -652,17 +584,16 @@ def test_an_input_that_is_not_read_from_the_stream_is_refused(backend, name, wha
     def halve(x, hook):
         return 0.5 * x
 
-    for options in ways_of(what):
-        for tokens in (zoo.prompt(), zoo.prompt(length=1)):
-            if len(tokens[0]) == 1 and what == "v":
-                continue  # of one token an edit cannot be told from a bias, which a value has no record of
-            # After the block has seen the stream, another hook changes it.
-            with (
-                ablate(model, sources, "output", into=(layer, target), input=what, **options),
-                model.hooks(fwd_hooks=[(names["residual"], lambda x, hook: x + torch.linspace(0, 3, x.shape[-1]) * x)]),
-                pytest.raises(EditNotHonored, match=message),
-            ):
-                logits(model, tokens)
+    for tokens in (zoo.prompt(), zoo.prompt(length=1)):
+        if len(tokens[0]) == 1 and what == "v":
+            continue  # of one token an edit cannot be told from a bias, which a value has no record of
+        # After the block has seen the stream, another hook changes it.
+        with (
+            ablate(model, sources, "output", into=(layer, target), input=what),
+            model.hooks(fwd_hooks=[(names["residual"], lambda x, hook: x + torch.linspace(0, 3, x.shape[-1]) * x)]),
+            pytest.raises(EditNotHonored, match=message),
+        ):
+            logits(model, tokens)
     # Before the block it is what the layer reads.
     with model.hooks(fwd_hooks=[(names["residual"], halve)]):
         with_edge(model, sources, "output", (layer, target), what)

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from tlspectral.plots import content_direction_plane
-from tlspectral.plots.style import places_around
 
 
 def heads(layers: int = 4, per_layer: int = 6) -> pd.DataFrame:
@@ -163,8 +162,3 @@ def test_what_cannot_be_drawn_is_refused():
         content_direction_plane(heads().iloc[:0])
     with pytest.raises(ValueError, match="highlight_previous_token is -1"):
         content_direction_plane(heads(), highlight_previous_token=-1)
-
-
-def test_points_that_share_a_place_stand_beside_one_another():
-    assert places_around(3, 1, 0.2).tolist() == [3]
-    assert places_around(3, 3, 0.2).tolist() == pytest.approx([2.8, 3.0, 3.2])

@@ -428,12 +428,3 @@ def test_alibi_slopes_are_those_of_bloom(n_heads):
     theirs = build_alibi_tensor(torch.ones(1, 2), n_heads, torch.float32)[:, 0, 1]
     # Their slopes are powers in float32.
     np.testing.assert_allclose(alibi_slopes(n_heads), theirs.double(), rtol=1e-5)
-
-
-def test_layers_can_be_chosen():
-    view = attention_view(shared("bridge", "gemma3"))
-    check = check_scores(view, layers=[2, 0])
-    whole = checked("bridge", "gemma3")
-    assert check.layers == (2, 0)
-    assert check.errors == (whole.errors[2], whole.errors[0])
-    assert len(check.outside_m) == 2

@@ -14,7 +14,6 @@ from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.edge_reach import check_edge, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.lone_targets import LoneTarget
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.replacement import Replace, replacements
@@ -45,7 +44,6 @@ def ablate(
     blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
-    shared: bool = True,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
@@ -75,8 +73,7 @@ def ablate(
     the norm behind an attention held at its scale in the run, and taken out of the targets' input, their own norms
     taken again. Only the direct path is cut: what layers in between made of the part stays. Blocks on one target act
     like one block with all their heads. A group shares keys and values, so the edit reaches all its heads: a warning
-    names those that are no targets, and `tlspectral.hooks.heads_reached` all of them. `shared=False` edits a key or
-    value for the target alone, which the model cannot do: a counterfactual, labelled so there. Source: path patching
+    names those that are no targets, and `tlspectral.hooks.heads_reached` all of them. Source: path patching
     (Goldowsky-Dill et al. 2023, section 2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the
     mediated phase ablation to future work.
 
@@ -100,7 +97,6 @@ def ablate(
         into: target heads, in the forms of `heads`, each in a later layer than all of `heads`. None: no edge; the part
             is removed from the model.
         input: what of the targets is edited: `"q"`, `"k"` or `"v"`.
-        shared: see above; False goes with `"k"` and `"v"`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -151,7 +147,6 @@ def ablate(
                 blocks=blocks,
                 into=into,
                 input=input,
-                shared=shared,
             )
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
@@ -174,7 +169,6 @@ def ablation_hooks(
     blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
-    shared: bool = True,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -193,7 +187,7 @@ def ablation_hooks(
         sinks=sinks,
         blocks=blocks,
     )
-    check_edge(into, input, shared)
+    check_edge(into, input)
     reach = None if window is None else Reach(window, sinks)
     view = attention_view(model)
     places = None if blocks is None else block_places(view.model, blocks)
@@ -217,14 +211,12 @@ def ablation_hooks(
     sources = {ablation.layer.layer: ablation.heads for ablation in ablations}
     require_writes(view, range(min(sources), max(targets)))
     run = EdgeRun(sources, max(targets))
-    kind = EdgeTarget if shared else LoneTarget
-    if shared:
-        warn_of_other_heads(model, into, input)
+    warn_of_other_heads(model, into, input)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()
     for index, chosen in targets.items():
-        hooks += kind(view, view.layer(index), chosen, input, run).hooks()
+        hooks += EdgeTarget(view, view.layer(index), chosen, input, run).hooks()
     return hooks
 
 

@@ -13,7 +13,7 @@ INPUTS: tuple[Input, ...] = get_args(Input)
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
-def check_edge(into: Heads | None, input: str | None, shared: bool) -> None:
+def check_edge(into: Heads | None, input: str | None) -> None:
     """Raise a ValueError where the arguments of an edge do not go together."""
     if (into is None) != (input is None):
         given, missing = ("into", "input") if input is None else ("input", "into")
@@ -23,11 +23,6 @@ def check_edge(into: Heads | None, input: str | None, shared: bool) -> None:
         )
     if input is not None and input not in INPUTS:
         raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {input!r}")
-    if not shared and input not in ("k", "v"):
-        raise ValueError(
-            "shared=False edits for one query head what its group shares, keys or values: it goes with into= and "
-            "input='k' or 'v'"
-        )
 
 
 def refuse_order(sources: dict[int, list[int]], targets: dict[int, list[int]]) -> None:
@@ -65,25 +60,22 @@ class EdgeReach:
         targets: the heads that were asked for, by name.
         heads: all heads whose queries, keys or values change, by name: the groups of the targets, and every head of a
             layer whose query/key norm runs over all heads (OLMo 2).
-        counterfactual: the targets alone are edited where the model would change other heads with them.
     """
 
     input: Input
     targets: tuple[str, ...]
     heads: tuple[str, ...]
-    counterfactual: bool
 
     def __str__(self) -> str:
-        label = " (a counterfactual: the model shares them)" if self.counterfactual else ""
-        return f"{_NAMES[self.input]} of {', '.join(self.heads)}{label}"
+        return f"{_NAMES[self.input]} of {', '.join(self.heads)}"
 
 
-def heads_reached(model: Any, into: Heads, input: Input, *, shared: bool = True) -> EdgeReach:
-    """Return which heads `ablate(..., into=into, input=input, shared=shared)` edits.
+def heads_reached(model: Any, into: Heads, input: Input) -> EdgeReach:
+    """Return which heads `ablate(..., into=into, input=input)` edits.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        into, input, shared: as of `ablate`.
+        into, input: as of `ablate`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -96,7 +88,7 @@ def heads_reached(model: Any, into: Heads, input: Input, *, shared: bool = True)
         >>> print(heads_reached(model, "L1H0", "q"))
         queries of L1H0
     """
-    check_edge(into, input, shared)
+    check_edge(into, input)
     view = attention_view(model)
     targets: list[tuple[int, int]] = []
     reached: list[tuple[int, int]] = []
@@ -113,4 +105,4 @@ def heads_reached(model: Any, into: Heads, input: Input, *, shared: bool = True)
         targets += [(layer, head) for head in chosen]
         reached += [(layer, head) for head in changed]
     of_targets, of_reached = (tuple(head_name(*pair) for pair in pairs) for pairs in (targets, reached))
-    return EdgeReach(input, of_targets, of_reached if shared else of_targets, not shared and of_targets != of_reached)
+    return EdgeReach(input, of_targets, of_reached)

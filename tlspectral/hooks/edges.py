@@ -109,19 +109,11 @@ class EdgeSource:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What a block took out of what some heads read: key/value heads for keys and values, query heads for queries.
-
-    `alone`: query heads that alone see it, None where all that read `heads` do.
-    """
+    """What a block took out of what some heads read: key/value heads for keys and values, query heads for queries."""
 
     heads: frozenset[int]
-    alone: frozenset[int] | None
     sources: frozenset[tuple[int, int]]
     removed: Tensor
-
-    def seen_by(self, read: int, head: int | None) -> bool:
-        """Tell whether a query head (None: all that read it) reads the head `read` without this."""
-        return read in self.heads and (self.alone is None or head in self.alone)
 
 
 @dataclass
@@ -153,62 +145,46 @@ class EdgeTarget(HeadCapture):
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         point = INPUT_POINTS[self.what]
         require_honoured(self.view, self.layer.layer, point)
-        return [(self.names["residual"], self.hold_stream), (self.names[point], self._edit)]
+        return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
 
     @property
-    def read_heads(self) -> list[int]:
+    def _read_heads(self) -> list[int]:
         """Heads whose projection the targets read: key/value heads for keys and values."""
         return self.heads if self.what == "q" else sorted({self.layer.kv_head(head) for head in self.heads})
 
-    def columns(self, read: int, captured: Tensor) -> list[int]:
+    def _columns(self, read: int, captured: Tensor) -> list[int]:
         """Return where a captured tensor holds a head that is read: it may be repeated per query head."""
         n = captured.shape[2]
         if self.what == "q" or n == self.layer.n_kv_heads:
             return [read]
         return [head for head in range(n) if self.layer.kv_head(head) == read]
 
-    def hold_stream(self, x: Tensor, hook: Any) -> None:
+    def _hold_stream(self, x: Tensor, hook: Any) -> None:
         """Hold the residual stream that enters the layer. All blocks do, before the first of them edits."""
         ledger = self._ledger()
         ledger.taken.clear()
         ledger.waiting.add(id(self))
         self.hold("residual", x)
 
-    def stream(self, captured: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream that entered the layer, and what the sources take out of it.
+    def _changes(self, x: Tensor, removed: Tensor) -> list[Tensor]:
+        """Return for each head that is read what this block changes of it, after earlier ones.
 
-        Both are on the device of a `captured` activation: that of a model spread over several moves inside a layer.
+        The norm is not linear: a block adds the change of a stream that lacks what earlier blocks took out.
         """
-        x = widened(self.taken("residual")).to(captured.device)
-        return x, self.run.total(self.layer.layer, x).to(x.dtype)
-
-    def changes(
-        self, x: Tensor, removed: Tensor, asked: Iterable[tuple[int, int | None]]
-    ) -> list[tuple[Tensor | None, Tensor]]:
-        """Return for each (head that is read, query head or None) what this block changes of it, after earlier ones.
-
-        The norm is not linear: a block adds the change of a stream that lacks what earlier blocks took out. The first
-        of the two is what earlier blocks changed for that query head alone, which no activation holds.
-        """
-        asked = list(asked)
-        reads = self._reads([read for read, _ in asked])
+        heads = self._read_heads
+        reads = self._reads(heads)
         taken = self._ledger().taken
-        seen_by = [tuple(i for i, one in enumerate(taken) if one.seen_by(*pair)) for pair in asked]
-        found: list[tuple[Tensor | None, Tensor]] = [(None, x)] * len(asked)
+        seen_by = [tuple(i for i, one in enumerate(taken) if head in one.heads) for head in heads]
+        found = [x] * len(heads)
         for earlier in set(seen_by):
             self._refuse_twice([taken[i] for i in earlier])
             rows = [row for row, seen in enumerate(seen_by) if seen == earlier]
-            some, stream, before = LayerReads(reads.norm, reads.weight[rows]), x, None
+            stream = x
             for i in earlier:
-                if taken[i].alone is None:
-                    stream = stream - taken[i].removed
-            alone = [taken[i].removed for i in earlier if taken[i].alone is not None]
-            if alone:
-                gone = torch.stack(alone).sum(0)
-                before, stream = some.change(stream, gone), stream - gone
-            change = some.change(stream, removed)
+                stream = stream - taken[i].removed
+            change = LayerReads(reads.norm, reads.weight[rows]).change(stream, removed)
             for at, row in enumerate(rows):
-                found[row] = None if before is None else before[:, :, at], change[:, :, at]
+                found[row] = change[:, :, at]
         return found
 
     def _refuse_twice(self, earlier: Iterable[_Taken]) -> None:
@@ -219,29 +195,28 @@ class EdgeTarget(HeadCapture):
                 f"{INPUT_POINTS[self.what]} (a group shares keys and values); give all targets in one block"
             )
 
-    def note(self, removed: Tensor, *, alone: bool) -> None:
+    def _note(self, removed: Tensor) -> None:
         """Tell the blocks that act later what this one took out."""
         ledger = self._ledger()
-        heads = frozenset(self.heads) if alone else None
-        ledger.taken.append(_Taken(frozenset(self.read_heads), heads, self.run.heads, removed))
+        ledger.taken.append(_Taken(frozenset(self._read_heads), self.run.heads, removed))
         ledger.waiting.discard(id(self))
         if not ledger.waiting:
             ledger.taken.clear()
 
     @torch.no_grad()
-    def require_own_reads(self, captured: Tensor, x: Tensor) -> None:
+    def _require_own_reads(self, captured: Tensor, x: Tensor) -> None:
         """Refuse a run whose queries, keys or values are not read from its residual stream. Raises EditNotHonored.
 
         Compared is the first sequence. Of values, whose bias is not read, what is left has to be the same at every
         token.
         """
-        heads = self.read_heads
+        heads = self._read_heads
         raw = self.view.raw(self.layer.layer)
         bias = None
         if self.what != "v":
             weight, stored = (raw.w_q, raw.b_q) if self.what == "q" else (raw.w_k, raw.b_k)
             bias = folded_bias(weight, stored, raw.norm)[heads]
-        found = widened(captured[:1, :, [self.columns(head, captured)[0] for head in heads]])
+        found = widened(captured[:1, :, [self._columns(head, captured)[0] for head in heads]])
         left = found - self._reads(heads).of(widened(x[:1]))
         off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
@@ -266,13 +241,15 @@ class EdgeTarget(HeadCapture):
         return by_thread.setdefault((get_ident(), self.what), _Ledger())
 
     def _edit(self, captured: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
-        x, removed = self.stream(captured)
+        # An activation of a model spread over several devices moves inside a layer.
+        x = widened(self.taken("residual")).to(captured.device)
+        removed = self.run.total(self.layer.layer, x).to(x.dtype)
         if acts_first(hook, self._edit):
-            self.require_own_reads(captured, x)
-        heads = self.read_heads
+            self._require_own_reads(captured, x)
+        heads = self._read_heads
         edited = captured.clone()
-        for head, (_, change) in zip(heads, self.changes(x, removed, ((head, None) for head in heads)), strict=True):
-            for column in self.columns(head, captured):  # where nothing is removed, adding 0 keeps it to the bit
+        for head, change in zip(heads, self._changes(x, removed), strict=True):
+            for column in self._columns(head, captured):  # where nothing is removed, adding 0 keeps it to the bit
                 edited[:, :, column] = (widened(captured[:, :, column]) + change).to(captured)
-        self.note(removed, alone=False)
+        self._note(removed)
         return edited

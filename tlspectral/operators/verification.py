@@ -1,6 +1,5 @@
 """Checks that the view reproduces a model's own attention scores. Nothing is reported for a model where it does not."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +75,15 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
     return pd.Series(check.errors, index=pd.Index(check.layers, name="layer"), name="worst_error")
 
 
-def check_scores(view: AttentionView, tokens: Any = None, layers: Sequence[int] | None = None) -> ScoreCheck:
+def check_scores(view: AttentionView, tokens: Any = None) -> ScoreCheck:
     """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
-    layers = tuple(range(view.n_layers) if layers is None else layers)
     prompts = checked_prompts(view, tokens)
-    names = {index: view.hook_names(index) for index in layers}
+    names = {index: view.hook_names(index) for index in range(view.n_layers)}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
-    captured = view.capture(prompts.tokens, wanted, last=names[max(layers)]["pattern"])
-    results = [_check_layer(view, index, names[index], captured, prompts.real) for index in layers]
-    return ScoreCheck(layers, *zip(*results, strict=True))
+    captured = view.capture(prompts.tokens, wanted, last=names[max(names)]["pattern"])
+    results = [_check_layer(view, index, names[index], captured, prompts.real) for index in names]
+    return ScoreCheck(tuple(names), *zip(*results, strict=True))
 
 
 def checked_prompts(view: AttentionView, tokens: Any) -> PackedTokens:

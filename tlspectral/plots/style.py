@@ -71,20 +71,6 @@ def draw_dots(
     axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
 
 
-def draw_cells(
-    axes: Axes, values: Float64[np.ndarray, "rows columns"], colours: ScalarMappable, gid: str, **look: Any
-) -> None:
-    """Draw an array as cells around whole numbers; those of NaN have no colour."""
-    down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
-    look = {"cmap": colours.cmap, "norm": colours.norm, "gid": gid, **look}
-    axes.pcolormesh(across, down, np.ma.masked_invalid(values), **look)
-
-
-def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
-    """`count` coordinates spread around one, so that no point hides another; a single one lies at the centre."""
-    return place + (np.linspace(-reach, reach, count) if count > 1 else np.zeros(count))
-
-
 def dress(axes: Axes) -> None:
     """Keep two grey spines, and set dark labels that are legible at the width of a column."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -9,7 +9,7 @@ a product of a row of contents (one per key) and a row of places (one per positi
 decomposition by frequency of "Decoupling Positional and Symbolic Attention Behavior" (PS, appendix B.3).
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -280,17 +280,6 @@ def normed(
     """Queries or keys in float64, after the query/key norm if the layer has one."""
     wide = in_float64(x.detach())
     return wide if norm is None else norm.in_float64().applied(wide)
-
-
-def require_frequencies(view: AttentionView, layers: Iterable[int], frequencies: Sequence[int]) -> None:
-    """Refuse layers without rotary positions (UnsupportedArchitecture), and frequencies not theirs (ValueError)."""
-    for layer in layers:
-        rotary = view.rotary(layer)
-        if rotary is None:
-            raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its heads have no frequencies")
-        for frequency in frequencies:
-            if not 0 <= frequency < rotary.n_pairs:
-                raise ValueError(f"frequency {frequency}: those of layer {layer} are 0 to {rotary.n_pairs - 1}")
 
 
 def read_prompt(

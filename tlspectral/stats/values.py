@@ -80,12 +80,6 @@ def complete_rows(*columns: Float64[np.ndarray, "rows *columns"]) -> Bool[np.nda
     return complete
 
 
-def reasons_as_objects(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with None, not NaN, where the column `reason` is empty."""
-    reasons = table["reason"].astype(object)
-    return table.assign(reason=reasons.where(reasons.notna(), None))
-
-
 def _as_floats(values: Any, name: str) -> np.ndarray:
     try:
         if isinstance(values, pd.Series):

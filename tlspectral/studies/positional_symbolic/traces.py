@@ -1,6 +1,6 @@
 """Single heads in detail: attention before and after swaps, norms per rotary frequency, queries and keys on a pair."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_weights import Mode
 from tlspectral.positional.measure import require_settings, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
-from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt, require_frequencies
+from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.rotary import with_gain_and_phase
 from tlspectral.selection import Head, Heads
@@ -67,7 +68,7 @@ def attention_traces(
     pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
     chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=False)
     intact = tokenized_for(view, prompt, chosen, mode)
-    require_frequencies(view, wanted if pairs else (), pairs)
+    _require_frequencies(view, wanted if pairs else (), pairs)
     before: dict[_Trace, Tensor] = {}
     after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}
 
@@ -125,7 +126,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     view = attention_view(model)
     wanted = heads_by_layer(view, heads)
     intact = prompt.tokenized(model)
-    require_frequencies(view, wanted, [])
+    _require_frequencies(view, wanted, [])
     rows: list[tuple[float, ...]] = []
     keys: dict[int, Tensor] = {}
 
@@ -177,7 +178,7 @@ def rotary_projections(model: Any, prompt: BlockPrompt, head: Head, frequency: i
     chosen = heads_by_layer(view, [head])
     [(layer, [number])] = chosen.items()
     tokens = prompt.tokenized(model).tokens()
-    require_frequencies(view, chosen, [frequency])
+    _require_frequencies(view, chosen, [frequency])
     raw, held = view.raw(layer), dict[str, Tensor]()
     rotary: Any = raw.rotary
     rows: list[tuple[str, int, float, float]] = []
@@ -252,3 +253,14 @@ def _provenance(view: AttentionView, prompt: BlockPrompt) -> dict[str, Any]:
         "n_tokens": len(tokens),
         "tokens_sha256": digest_of([tokens]),
     }
+
+
+def _require_frequencies(view: AttentionView, layers: Iterable[int], frequencies: Sequence[int]) -> None:
+    """Refuse layers without rotary positions (UnsupportedArchitecture), and frequencies not theirs (ValueError)."""
+    for layer in layers:
+        rotary = view.rotary(layer)
+        if rotary is None:
+            raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its heads have no frequencies")
+        for frequency in frequencies:
+            if not 0 <= frequency < rotary.n_pairs:
+                raise ValueError(f"frequency {frequency}: those of layer {layer} are 0 to {rotary.n_pairs - 1}")

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, places_around
+from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.tables.required import require
 
 # Okabe and Ito's colours. Markers and dashes tell arms apart without colour.
@@ -158,3 +159,8 @@ def _draw_kernels(axes: Axes, rerouting: pd.DataFrame, kernels: pd.DataFrame, ar
 
 def _look(arm: str) -> tuple[str, str, str]:
     return _ARMS.get(arm, _OTHERS)
+
+
+def places_around(place: int, count: int, reach: float) -> Float64[np.ndarray, " points"]:
+    """`count` coordinates spread around one, so that no point hides another; a single one lies at the centre."""
+    return place + (np.linspace(-reach, reach, count) if count > 1 else np.zeros(count))

@@ -11,13 +11,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tlspectral.plots.plane import content_direction_plane
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure, places_around
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.stats import attenuation
 from tlspectral.stats.correlations import Method
 from tlspectral.studies.fingerprint.constrained import formation, rerouting
 from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
+from tlspectral.studies.fingerprint.figures.formation import places_around
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
 from tlspectral.studies.fingerprint.replication.positional_schemes import (

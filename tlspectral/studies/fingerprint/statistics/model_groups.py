@@ -7,8 +7,8 @@ import pandas as pd
 
 from tlspectral.stats.permutation import model_permutation_test
 from tlspectral.stats.top_heads import top_head_percentile
-from tlspectral.stats.values import reasons_as_objects
 from tlspectral.studies.fingerprint.statistics.columns import LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY
+from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
 from tlspectral.tables import named
 
 

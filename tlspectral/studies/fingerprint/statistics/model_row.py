@@ -18,10 +18,10 @@ from tlspectral.stats import (
     top_head_percentile,
 )
 from tlspectral.stats.correlations import Method
-from tlspectral.stats.values import reasons_as_objects
 from tlspectral.studies.fingerprint.statistics.columns import ANOTHER_MODEL
 from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_overlap
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
 from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
 from tlspectral.tables import named
 

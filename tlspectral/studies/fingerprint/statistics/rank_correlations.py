@@ -10,8 +10,9 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.stats.values import complete_rows, reasons_as_objects, require_columns, table_columns
+from tlspectral.stats.values import complete_rows, require_columns, table_columns
 from tlspectral.studies.fingerprint.statistics.columns import SPEARMAN_TABLE
+from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
 from tlspectral.tables import named
 
 

@@ -11,8 +11,9 @@ import scipy.stats
 from jaxtyping import Bool, Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
-from tlspectral.stats.values import complete_rows, reasons_as_objects, require_columns, table_columns
+from tlspectral.stats.values import complete_rows, require_columns, table_columns
 from tlspectral.studies.fingerprint.statistics.columns import TRIAGE
+from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
 from tlspectral.tables import named
 
 _LEVEL = 0.95

@@ -6,6 +6,7 @@ from constrained_preset import TINY
 
 from tlspectral.studies.fingerprint.constrained import ARMS
 from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
+from tlspectral.studies.fingerprint.figures.formation import places_around
 
 
 def test_the_figure_stands_where_the_tables_say(tiny_grid):
@@ -62,3 +63,8 @@ def test_the_figure_of_published_tables_says_raw(tiny_grid):
         formation_figure(bare, tables["formation"], raw, tables["kernels"].iloc[:0])
     with pytest.raises(ValueError, match="table of formation has no column last_step: give a table of a constrained"):
         formation_figure(bare, tables["formation"].drop(columns="last_step"), raw, tables["kernels"])
+
+
+def test_points_that_share_a_place_stand_beside_one_another():
+    assert places_around(3, 1, 0.2).tolist() == [3]
+    assert places_around(3, 3, 0.2).tolist() == pytest.approx([2.8, 3.0, 3.2])

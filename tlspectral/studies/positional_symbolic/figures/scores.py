@@ -27,7 +27,6 @@ from tlspectral.plots.style import (
     INK,
     ORANGE,
     colour_bar,
-    draw_cells,
     draw_dots,
     dress,
     legend_below,
@@ -96,7 +95,9 @@ def _heatmaps(scores: pd.DataFrame, titles: dict[str, str], scale: str) -> Figur
     colours = ScalarMappable(Normalize(0, 1), colormaps["cividis"])
     for axes, (score, title) in zip(panels, titles.items(), strict=True):
         values = scores.pivot(index="head", columns="layer", values=score).reindex(index=heads, columns=layers)
-        draw_cells(axes, values.to_numpy(float), colours, score, edgecolors="white", linewidth=0.3)
+        down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
+        look = {"cmap": colours.cmap, "norm": colours.norm, "edgecolors": "white", "linewidth": 0.3}
+        axes.pcolormesh(across, down, np.ma.masked_invalid(values.to_numpy(float)), gid=score, **look)
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_ylabel("head")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
