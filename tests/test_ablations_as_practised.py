@@ -236,7 +236,6 @@ def test_the_settings_are_in_the_table_and_in_the_folder(tmp_path):
         ({"replace": "resample", "prompts": UNEQUAL}, "these have 3 to 5 tokens: give prompts of one length"),
         ({"replace": "resample", "reference": REFERENCE}, "these have 4 to 24 tokens"),
         ({"replace": "mean", "screen": "gradient"}, "screen='gradient' is for replace='zero'.*: leave it out"),
-        ({"part": "long_range", "window": 2, "control": "random"}, "'long_range' is no part of the scores"),
         ({"part": "long_range"}, "long_range needs window"),
         ({"part": "symmetric", "replace": "mean"}, "goes with 'output'"),
     ],
