@@ -92,7 +92,8 @@ class LayerKernels:
         for row, distance in enumerate(self.back):
             diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
             unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
-            sums, counts = in_float64(diagonal).where(unmasked, 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
+            values = in_float64(diagonal)  # on the CPU where the device lacks float64
+            sums, counts = values.where(unmasked.to(values.device), 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
             for part, rows in enumerate((averaged, ~averaged)):
                 self.total[part, 0, row] += sums[rows].sum(0)
                 self.total[part, 1, row] += counts[rows].sum(0)
