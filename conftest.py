@@ -18,7 +18,7 @@ import pytest
 import torch
 
 # Modules of the tests whose asserts are to show their values, as those in test files do.
-pytest.register_assert_rewrite("ablation_runs", "positional_measurements", "streamed_checkpoints")
+pytest.register_assert_rewrite("ablation_runs", "conformance", "positional_measurements", "streamed_checkpoints")
 
 # Files of tests, by how their names begin, that load and read models: all of each on both lines of TransformerLens.
 READ_ON_BOTH_LINES = (
@@ -49,7 +49,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """On TransformerLens 4 leave out two thirds of what is done with every architecture; on 3.9 all is done.
 
-    The line of TransformerLens changes how a model is loaded and read. That is done with every architecture on both.
+    The line of TransformerLens changes how a model is loaded and read. That is done with every architecture on both,
+    and so is the conformance suite, whose cases have no `name`.
     """
     zoo = sys.modules.get("zoo")
     if zoo is None or zoo.HAS_HOOKED or config.getoption("--full"):
@@ -163,6 +164,14 @@ def folder(tmp_path_factory):
         return zoo.save_folder(name, tmp_path_factory.mktemp("saved") / name)
 
     return save
+
+
+@pytest.fixture(scope="session")
+def row(request):
+    """A row of the conformance suite: one model, built and run once for all that is asked of it."""
+    from conformance import Row
+
+    return Row(*request.param)
 
 
 @pytest.fixture

@@ -11,11 +11,6 @@ from tlspectral.models.attention import attention_view
 
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
-# TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its scores are not those of any reading.
-BRIDGES = zoo.RIGHT
-MODELS = [("bridge", name) for name in BRIDGES + zoo.LENGTH_DEPENDENT]
-MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in zoo.HOOKED_ARCHITECTURES]
-every_model = pytest.mark.parametrize(("backend", "name"), MODELS)
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 ROUTES = [*SCORES, ("bridge", "gptj"), ("bridge", "gptneo")]
 some_models = pytest.mark.parametrize(("backend", "name"), ROUTES)
@@ -99,19 +94,3 @@ def in_dtype(backend, name, dtype):
     if backend == "bridge":
         model.original_model.to(dtype)
     return model
-
-
-def state_of(model):
-    """Hooks with their order, contexts, training flags and parameters."""
-    points = {name: (list(p._forward_hooks.items()), len(p.fwd_hooks), len(p.bwd_hooks), dict(p.ctx))
-              for name, p in model.hook_dict.items()}  # fmt: skip
-    modules = [(module.training, len(module._forward_hooks)) for module in model.modules()]
-    parameters = [(id(p), p.requires_grad, p.grad, p.detach().clone()) for p in model.parameters()]
-    return points, modules, getattr(model, "context_level", None), parameters
-
-
-def assert_same_state(found, expected):
-    assert found[:3] == expected[:3]
-    for (*new, new_value), (*old, old_value) in zip(found[3], expected[3], strict=True):
-        assert new == old
-        assert torch.equal(new_value, old_value)

@@ -3,9 +3,11 @@
 import torch
 from ablation_runs import logits, recorded
 
+from tlspectral.detectors.sequences import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
+LENGTH, SEQUENCES = 6, 3
 POINTS = {"q": "query", "k": "key", "v": "value"}
 
 
@@ -83,3 +85,28 @@ def recomputed(model, backend, sources, part, layer, target, what, tokens=None, 
     removed = removed_from_stream(model, backend, sources, part, tokens, **options)
     values = read_from(model, layer, what, removed, tokens)
     return patched(model, layer, what, columns_of(view, layer, target, what, values), values, tokens)
+
+
+def repeated(view):
+    return repeated_sequences(view, SEQUENCES, LENGTH)
+
+
+def grabbed(view, tokens, names, edits=()):
+    found = {}
+    hooks = [*edits, *((name, lambda value, hook, name=name: found.update({name: value.clone()})) for name in names)]
+    with torch.no_grad(), view.model.hooks(fwd_hooks=hooks):
+        logits = view.model(tokens, return_type="logits")
+    return logits, found
+
+
+def cut_by_hand(view, backend, tokens, source, target, what, *, zero):
+    """Logits and pattern of the target with one edge cut by the model's own modules: the stream edited for one read."""
+    layer, head = target
+    write = removed_from_stream(view.model, backend, [source], "output", tokens)
+    if not zero:
+        write = write - write.mean((0, 1))
+    values = read_from(view.model, layer, what, write, tokens)
+    columns, found = columns_of(view, layer, head, what, values), {}
+    keep = (view.hook_names(layer)["pattern"], lambda pattern, hook: found.update(pattern=pattern.clone()))
+    logits = patched(view.model, layer, what, columns, values, tokens, keep=[keep])
+    return logits, found["pattern"][:, head]

@@ -54,19 +54,3 @@ def train(spectral, steps=2, **options):
 
 def same_to_the_bit(one, other):
     return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
-
-
-def everything_about(model):
-    """What has to be as before, other than numbers: hooks, flags, gradients, names."""
-    points = {id(point): point for point in model.hook_dict.values()}
-    return {
-        "hooks": {
-            at: (len(p.fwd_hooks), list(p._forward_hooks), list(p._forward_pre_hooks)) for at, p in points.items()
-        },
-        "modules": {at: (len(m._forward_hooks), len(m._forward_pre_hooks)) for at, m in enumerate(model.modules())},
-        "training": [module.training for module in model.modules()],
-        "requires_grad": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
-        "gradients": {name: parameter.grad is None for name, parameter in model.named_parameters()},
-        "parameters": {name: id(parameter) for name, parameter in model.named_parameters()},
-        "attributes": sorted(vars(model)),
-    }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from attention_models import LAYER_NORM, every_model, fresh, poke
+from attention_models import fresh, poke
 from zoo import shared
 
 from tlspectral.models.attention import attention_view, layer_digest
@@ -114,42 +114,6 @@ def test_a_16_bit_gain_is_not_rounded_again(name):
     torch.testing.assert_close(layer.norm.gain.detach().double(), expected, rtol=1e-7, atol=0)
 
 
-@every_model
-def test_layer_norm_is_centred_and_rms_is_not(backend, name):
-    layer = attention_view(shared(backend, name)).layer(0)
-    means = [float(w.mean(1).abs().max() / w.abs().max()) for w in (layer.w_q, layer.w_k)]
-    if name in LAYER_NORM:
-        assert layer.norm.kind == "LN"
-        assert layer.effective_dimension == zoo.WIDTH - 1
-        assert max(means) < 1e-15  # rounding; uncentred columns have means of 1e-2
-    else:
-        assert layer.norm.kind == ("none" if name == "olmo2" else "RMS")
-        assert layer.effective_dimension == zoo.WIDTH
-        assert min(means) > 1e-3
-
-
-@every_model
-def test_shapes_dtypes_and_kv_heads(backend, name):
-    view = attention_view(shared(backend, name))
-    for index in range(view.n_layers):
-        layer, output = view.layer(index), view.output(index)
-        heads, kv_heads, d_head = layer.n_heads, layer.n_kv_heads, layer.d_head
-        assert view.n_heads(index) == heads
-        assert layer.w_q.shape == (heads, zoo.WIDTH, d_head)
-        assert layer.w_k.shape == output.w_v.shape == (kv_heads, zoo.WIDTH, d_head)
-        assert output.w_o.shape == (heads, d_head, zoo.WIDTH)
-        assert layer.b_q.shape == (heads, d_head)
-        assert layer.b_k.shape == (kv_heads, d_head)
-        tensors = (layer.w_q, layer.w_k, layer.b_q, layer.b_k, output.w_v, output.w_o)
-        assert {tensor.dtype for tensor in tensors} == {torch.float64}
-        assert not any(tensor.requires_grad for tensor in tensors)
-        repeated = layer.operator_factors()[1]
-        assert repeated.shape == (heads, zoo.WIDTH, d_head)
-        if layer.k_norm is None:
-            for head in range(heads):
-                assert torch.equal(repeated[head], layer.w_k[layer.kv_head(head)])
-
-
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_neighbouring_query_heads_share_a_key_head(backend):
     layer = attention_view(shared(backend, "llama")).layer(0)
@@ -182,15 +146,3 @@ def test_facts_that_break_the_bilinear_form_are_told():
     assert told("llama") == "exact"
     assert told("qwen3") == told("gemma3") == "up_to_token_scale"
     assert told("gemma2") == "softcapped"
-
-
-@pytest.mark.parametrize("name", zoo.ARCHITECTURES)
-def test_hook_names_exist_and_tell_delegated_attention(name):
-    model = shared("bridge", name)
-    view = attention_view(model)
-    for index in range(view.n_layers):
-        names = view.hook_names(index)
-        assert set(names.values()) <= set(model.hook_dict)
-        delegated = name in ("gptj", "opt", "gptneo")
-        assert view.delegates_attention(index) == delegated
-        assert ("scores" in names) == (not delegated)

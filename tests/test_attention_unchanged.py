@@ -5,68 +5,12 @@ import contextlib
 import pytest
 import torch
 import zoo
-from attention_models import every_model, fresh
+from attention_models import fresh
+from model_state import assert_unchanged, state_of, warm
 from zoo import shared
 
-from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import verify_scores
-
-
-def warm(model):
-    """Run once: a bridge puts a hook of its own on each norm at its first forward."""
-    with torch.no_grad():
-        model(zoo.prompt())
-    return model
-
-
-def state_of(model):
-    """Everything a reader could leave behind: tensors, modules, flags and hooks, of the bridge and of what it wraps."""
-    tensors, modules = {}, {}
-    for label, root in (("model", model), ("wrapped", getattr(model, "original_model", None))):
-        if root is None:
-            continue
-        tensors |= {(label, key): value for key, value in root.state_dict().items() if isinstance(value, torch.Tensor)}
-        tensors |= {(label, "buffer", key): value for key, value in root.named_buffers()}
-        for name, module in root.named_modules():
-            hooks = [len(getattr(module, f"_{kind}_hooks")) for kind in ("forward", "forward_pre", "backward")]
-            points = [len(getattr(module, f"{kind}_hooks", ())) for kind in ("fwd", "bwd")]
-            grads = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
-            modules[label, name] = (id(module), module.training, hooks, points, grads)
-    copies = {key: (value.data_ptr(), value.detach().clone()) for key, value in tensors.items()}
-    return copies, modules, sorted(model.hook_dict), repr(model.cfg)
-
-
-def bits(tensor):
-    # HookedTransformer leaves BLOOM's W_pos uninitialised: it may hold NaN, which equals nothing.
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def assert_unchanged(model, before):
-    tensors, *rest = state_of(model)
-    assert rest == list(before[1:])
-    assert tensors.keys() == before[0].keys()
-    for key, (pointer, value) in tensors.items():
-        assert pointer == before[0][key][0], key
-        assert value.dtype == before[0][key][1].dtype, key
-        assert bits(value) == bits(before[0][key][1]), key
-
-
-@every_model
-def test_reading_and_running_change_nothing(backend, name):
-    model = warm(shared(backend, name))
-    before = state_of(model)
-    view = attention_view(model)
-    seen = []
-    names = view.hook_names(view.n_layers - 1)
-    for index in range(view.n_layers):
-        view.layer(index), view.output(index), view.n_heads(index), view.hook_names(index)
-    view.embedding(), view.unembedding(), view.position_embedding()
-    view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.shape))], last=names["pattern"])
-    with contextlib.suppress(ScoreMismatch):  # Cohere on TransformerLens 3.9
-        verify_scores(model)
-    assert seen == [(2, zoo.PROMPT_LENGTH, zoo.WIDTH)]
-    assert_unchanged(model, before)
 
 
 def test_reading_alone_changes_nothing_in_a_model_that_never_ran():

@@ -1,14 +1,13 @@
 """`qk_attribution`: wrong ways are seen, wrong arguments refused, and all forms of right ones say the same."""
 
-import copy
 import dataclasses
 
 import numpy as np
 import pytest
-import spectral_zoo
 import torch
 import zoo
 from attention_models import fresh
+from model_state import assert_unchanged, state_of, warm
 from score_terms import KEY, PROMPT, QUERY
 from zoo import shared
 
@@ -147,8 +146,6 @@ def test_sixteen_bits_have_a_tolerance_of_their_own():
 
 def test_the_model_is_as_before():
     model = fresh("bridge", "qwen2")
-    spectral_zoo.logits(model)  # a bridge places hooks of its own in its first run
-    state, hooks = copy.deepcopy(model.state_dict()), spectral_zoo.everything_about(model)
+    before = state_of(warm(model))
     tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, remove=2)
-    assert spectral_zoo.same_to_the_bit(model.state_dict(), state)
-    assert spectral_zoo.everything_about(model) == hooks
+    assert_unchanged(model, before)

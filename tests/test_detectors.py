@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 import zoo
 from described import assert_described
+from model_state import assert_unchanged, state_of, warm
 from zoo import shared
 
 import tlspectral as tls
@@ -53,33 +54,6 @@ def plain_scores(patterns, length):
                 row[f"{name}_se"] = per_sequence.std(ddof=1) / np.sqrt(len(per_sequence))
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-def run_once(model):
-    """A bridge puts permanent torch hooks of its own on norms in its first run."""
-    with torch.no_grad():
-        model(zoo.prompt())
-
-
-def state_of(model):
-    """Everything of a model that a run could leave changed."""
-    return {
-        "weights": {name: value.clone() for name, value in model.state_dict().items()},
-        "gradients": [parameter.requires_grad for parameter in model.parameters()],
-        "training": [module.training for module in model.modules()],
-        "torch_hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
-        "hooks": {name: (len(point.fwd_hooks), len(point.bwd_hooks)) for name, point in model.hook_dict.items()},
-    }
-
-
-def assert_unchanged(model, before):
-    after = state_of(model)
-    weights = before.pop("weights")
-    assert {name: tuple(value.shape) for name, value in after["weights"].items()} == {
-        name: tuple(value.shape) for name, value in weights.items()
-    }
-    assert all(torch.equal(value, weights[name]) for name, value in after.pop("weights").items())
-    assert after == before
 
 
 # --- the sequences ---
@@ -345,7 +319,7 @@ def test_patterns_are_let_go_as_they_pass(monkeypatch, backend, name):
 def test_the_model_is_left_as_it_was(backend, training):
     model = getattr(zoo, backend)("gpt2")
     model.train(training)
-    run_once(model)
+    warm(model)
     seen = []
     model.add_hook(pattern_name(0), lambda pattern, hook: seen.append(pattern.shape[0]), is_permanent=True)
     before = state_of(model)
@@ -366,7 +340,7 @@ def test_dropout_is_off(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupt_leaves_no_hooks(backend):
     model = getattr(zoo, backend)("llama")
-    run_once(model)
+    warm(model)
     before = state_of(model)
 
     def interrupt(pattern, hook):

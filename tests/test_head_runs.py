@@ -6,35 +6,7 @@ import pytest
 import torch
 import zoo
 from head_tables import analyze, assert_same, built, table_of
-
-
-def state_of(model):
-    """Everything of a model that a run could leave changed."""
-    return {
-        "weights": {name: value.clone() for name, value in model.state_dict().items()},
-        "gradients": [(parameter.requires_grad, parameter.grad) for parameter in model.parameters()],
-        "training": [module.training for module in model.modules()],
-        "torch_hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
-        "hooks": {name: (len(point.fwd_hooks), len(point.bwd_hooks)) for name, point in model.hook_dict.items()},
-    }
-
-
-def assert_unchanged(model, before):
-    after, weights = state_of(model), before["weights"]
-    found = after["weights"]
-    assert found.keys() == weights.keys()
-    assert all(
-        torch.equal(value, weights[name]) and value.dtype == weights[name].dtype for name, value in found.items()
-    )
-    assert {k: v for k, v in after.items() if k != "weights"} == {k: v for k, v in before.items() if k != "weights"}
-
-
-def warmed(backend, name):
-    """A model after one run: in its first, a bridge puts permanent torch hooks of its own on norms."""
-    model = getattr(zoo, backend)(name)
-    with torch.no_grad():
-        model(zoo.prompt())
-    return model
+from model_state import assert_unchanged, state_of, warm
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -43,7 +15,7 @@ def warmed(backend, name):
     [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "opt")] + [("hooked", "gpt2")] * zoo.HAS_HOOKED,
 )
 def test_the_model_is_left_as_it_was(backend, name, training):
-    model = warmed(backend, name)
+    model = warm(getattr(zoo, backend)(name))
     model.train(training)
     seen = []
     model.add_hook("blocks.0.attn.hook_pattern", lambda pattern, hook: seen.append(1), is_permanent=True)
@@ -56,7 +28,7 @@ def test_the_model_is_left_as_it_was(backend, name, training):
 @pytest.mark.parametrize("step", ["svdvals", "eigvals"])
 def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     """In the spectra (svdvals) and in the null (eigvals): Ctrl-C between two layers."""
-    model = warmed("bridge", "llama")
+    model = warm(zoo.bridge("llama"))
     before, threads = state_of(model), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     real, calls = getattr(torch.linalg, step), []
@@ -81,7 +53,7 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
 
 
 def test_an_interrupt_in_the_models_run_leaves_no_hooks():
-    model = warmed("bridge", "llama")
+    model = warm(zoo.bridge("llama"))
     before = state_of(model)
 
     def interrupt(pattern, hook):

@@ -11,16 +11,14 @@ import zoo
 from ablation_runs import (
     DELEGATED,
     a_part,
-    assert_same_state,
     in_dtype,
     intact,
     logits,
     recorded,
     some_models,
-    state_of,
 )
-from attention_models import every_model, skip_unless_sampled
 from edge_recomputation import POINTS, edge_of, read_from, recomputed, removed_from_stream, run_with
+from model_state import assert_unchanged, state_of
 from spectral_zoo import moved
 from test_hook_proof import make_deaf
 from test_native_bridges import native
@@ -60,23 +58,6 @@ def with_edge(model, sources, part, into, what, tokens=None, **options):
 
 
 # --- against plain recomputation ---
-
-
-@every_model
-@every_input
-@pytest.mark.parametrize("kind", ["output", "scores"])
-def test_an_edge_is_what_plain_recomputation_gives(backend, name, what, kind, full):
-    skip_unless_sampled(full, (backend, name), "qkv".index(what) + (kind == "scores"))
-    model, _, sources, layer, target = edge(backend, name)
-    part = "output" if kind == "output" else a_part(name)
-    if part == "rope_phase" and backend == "bridge" and name in zoo.READ_WRONG:
-        with pytest.raises(EditNotHonored, match="the model's scores are not those of"):
-            with_edge(model, sources, part, (layer, target), what)
-        return
-    found = with_edge(model, sources, part, (layer, target), what)
-    expected = recomputed(model, backend, sources, part, layer, target, what)
-    assert furthest(found, expected) < NOISE
-    assert furthest(found, intact(backend, name)) > SEEN
 
 
 @grouped_models
@@ -231,7 +212,7 @@ def test_the_model_is_as_before(backend, name):
         with ablate(model, sources, a_part(name), into=(layer, target), input=what) as yielded:
             assert yielded is model
             assert not torch.equal(logits(model), plain)
-        assert_same_state(state_of(model), before)
+        assert_unchanged(model, before)
     assert torch.equal(logits(model), plain)
 
 

@@ -5,60 +5,17 @@ import torch
 import zoo
 from ablation_runs import (
     DELEGATED,
-    NO_ROPE,
     a_part,
     allowed_keys,
-    applicable,
-    every_model,
     in_dtype,
-    intact,
     logits,
     recorded,
     recording,
-    rotary_layers,
-    rotary_parts,
-    skip_without_rope,
 )
 from zoo import shared
 
-from tlspectral.hooks import PARTS, ablate
+from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
-
-
-@every_model
-@pytest.mark.parametrize("part", PARTS[:4])
-def test_other_heads_and_earlier_layers_are_as_they_were_to_the_bit(backend, name, part):
-    skip_without_rope(name, part)
-    model, view = shared(backend, name), attention_view(shared(backend, name))
-    layer, head = applicable(view, part)[-1], 1
-    before = recorded(model, ("pattern", "z"))
-    options = {"frequencies": [0]} if part == "rotary_band" else {}
-    with ablate(model, [(layer, head)], part, **options):
-        during = recorded(model, ("pattern", "z"))
-    for (index, point), activation in before.items():
-        if index > layer:
-            continue
-        old, new = (x.transpose(1, 2) if point == "z" else x for x in (activation, during[index, point]))
-        others = [h for h in range(old.shape[1]) if (index, h) != (layer, head)]
-        assert torch.equal(old[:, others], new[:, others])
-        if index == layer:
-            # The ablation is not idle: it moves pattern and z by far more than rounding, 1e-6.
-            assert float((old[:, head] - new[:, head]).abs().max()) > 1e-3
-    assert torch.equal(logits(model), intact(backend, name))
-
-
-@every_model
-def test_output_silences_the_head(backend, name):
-    model, view = shared(backend, name), attention_view(shared(backend, name))
-    before = recorded(model, ("z",))
-    with ablate(model, [(0, 1), (1, 0)], "output"):
-        during = recorded(model, ("z",))
-    assert not during[0, "z"][:, :, 1].any()
-    assert not during[1, "z"][:, :, 0].any()
-    others = [head for head in range(view.n_heads(0)) if head != 1]
-    assert torch.equal(before[0, "z"][:, :, others], during[0, "z"][:, :, others])
-    assert during[1, "z"][:, :, 1].any()
-    assert torch.equal(logits(model), intact(backend, name))
 
 
 def test_output_acts_on_the_residual_stream_as_taking_the_head_out_of_it():
@@ -102,23 +59,6 @@ def test_nothing_is_attended_that_was_masked(name, part, half):
 
 
 # --- nothing asked, nothing changed ---
-
-
-@every_model
-def test_identities_are_exact(backend, name):
-    model, view = shared(backend, name), attention_view(shared(backend, name))
-    plain = intact(backend, name)
-    for part in ("symmetric", "antisymmetric", "output"):
-        with ablate(model, [], part):
-            assert torch.equal(logits(model), plain)
-    if name in NO_ROPE:
-        return
-    heads = [(layer, head) for layer in rotary_layers(view) for head in range(view.n_heads(layer))]
-    nothing = torch.zeros(view.rotary(heads[0][0]).n_pairs, dtype=torch.bool)
-    for part in rotary_parts:
-        for frequencies in ([], nothing, nothing.tolist()):
-            with ablate(model, heads, part, frequencies=frequencies):
-                assert torch.equal(logits(model), plain)
 
 
 def remove_phase(model, backend):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from ablation_runs import assert_same_state, logits, state_of
+from ablation_runs import logits
+from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablate, ablation
@@ -81,7 +82,7 @@ def test_blocks_may_end_in_any_order(handler, order):
     blocks[order[2]].__exit__(None, None, None)
     assert torch.equal(logits(model), plain)
     assert "generate" not in vars(model)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -97,7 +98,7 @@ def test_blocks_that_are_never_left_end_when_they_are_collected(first):
     gc.collect()
     assert torch.equal(logits(model), plain)
     assert "generate" not in vars(model)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     with ThreadPoolExecutor(1) as pool:  # the model is free for other threads
         assert torch.equal(pool.submit(lambda: attention_view(model).logits(zoo.prompt())).result(), plain)
 
@@ -113,7 +114,7 @@ def test_hooks_that_were_taken_off_meanwhile_are_not_put_back():
         inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)
     assert torch.equal(logits(model), plain)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
 
 def test_methods_that_others_have_set_since_stay():
@@ -144,7 +145,7 @@ def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(monkeypatch):
     assert not torch.equal(logits(model), plain)
     assert torch.equal(attention_view(model).logits(zoo.prompt()), plain)
     assert torch.equal(logits(model), plain)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
 
 def test_a_signal_is_held_back_until_a_block_is_entered_or_left(handler):
@@ -161,7 +162,7 @@ def test_a_signal_is_held_back_until_a_block_is_entered_or_left(handler):
     with pytest.raises(Interrupted), hooks_on(model, model.hook_dict, interrupting()):
         inside.append(1)
     assert not inside
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     assert torch.equal(logits(model), plain)
 
 
@@ -177,7 +178,7 @@ def test_what_takes_long_at_the_entry_is_interrupted(handler, monkeypatch):
     with pytest.raises(Interrupted), ablate(model, [(0, 1)], "output"):
         pass
     assert not calls
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
 
 def test_who_waits_for_a_model_is_interrupted(handler):

@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, SCORES, assert_same_state, intact, logits, some_models, state_of
+from ablation_runs import DELEGATED, SCORES, intact, logits, some_models
+from model_state import assert_unchanged, state_of, warm
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
@@ -32,12 +33,12 @@ def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
     model = getattr(zoo, backend)(name)
     hook = attention_view(model).hook_names(1)[point]
     make_deaf(model, hook)
-    before = state_of(model)
+    before = state_of(warm(model))
     message = rf"an edit of {hook} does not change the logits of this model"
     for _ in range(2):  # a refusal is not remembered as a proof
         with pytest.raises(EditNotHonored, match=message), ablate(model, [(1, 1)], part):
             pytest.fail("entered")
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     with ablate(model, [(0, 1)], part):
         assert not torch.equal(logits(model), intact(backend, name))
 
@@ -104,10 +105,10 @@ def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
     with model.hooks(fwd_hooks=[(point, note("context")), (point, lambda z, hook: 0 * z)]):
         before = state_of(model)
         ablation_hooks(model, [(1, 1)], "symmetric")
-        assert_same_state(state_of(model), before)
+        assert_unchanged(model, before)
         hooks = ablation_hooks(model, [(0, 0), (1, 1)], "symmetric")  # a layer whose z is wiped is no refusal
         assert calls == []
-        assert_same_state(state_of(model), before)
+        assert_unchanged(model, before)
         logits(model)
         assert calls == ["permanent", "added", "context"]
     calls.clear()
@@ -117,9 +118,9 @@ def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
 
 def test_the_probe_leaves_training_flags_and_gradients():
     model = zoo.bridge("llama").train()
-    before = state_of(model)
+    before = state_of(warm(model))
     ablation_hooks(model, [(0, 0)], "symmetric")
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     assert torch.is_grad_enabled()
 
 
@@ -143,13 +144,13 @@ def test_a_model_whose_scores_are_not_those_of_its_operators_is_refused(monkeypa
     real = bridge_reader._score_scale
     monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.01 * real(*arguments))
     model = zoo.bridge(name)
-    before = state_of(model)
+    before = state_of(warm(model))
     with (
         pytest.raises(EditNotHonored, match=r"layer 1, head \d: the model's scores are not those of .*verify_scores"),
         ablate(model, [(1, 1)], "antisymmetric"),
     ):
         pytest.fail("entered")
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
 
 @pytest.mark.parametrize("name", zoo.READ_WRONG)

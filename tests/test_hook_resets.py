@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import a_part, assert_same_state, logits, some_models, state_of
+from ablation_runs import a_part, logits, some_models
+from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
@@ -27,7 +28,7 @@ def test_a_reset_of_hooks_inside_is_an_error_at_the_end(backend, name):
             reset()
         assert not torch.equal(seen[0], plain)
         assert torch.equal(seen[1], plain)
-        assert_same_state(state_of(model), before)
+        assert_unchanged(model, before)
 
 
 @some_models

@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import assert_same_state, logits, some_models, state_of
+from ablation_runs import logits, some_models
+from model_state import assert_unchanged, state_of
 from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
@@ -21,7 +22,7 @@ def test_the_model_and_its_hooks_are_as_before(backend, name, part):
     with ablate(model, [(0, 1), (1, 0)], part) as yielded:
         assert yielded is model
         assert not torch.equal(logits(model), plain)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     calls.clear()
     assert torch.equal(logits(model), plain)
     assert calls == ["permanent", "added"]
@@ -34,7 +35,7 @@ def test_nothing_is_left_after_an_exception(backend, name):
     before = state_of(model)
     with pytest.raises(KeyboardInterrupt), ablate(model, [(0, 1)], "symmetric"):
         raise KeyboardInterrupt
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
 
     def interrupt(activation, hook):
         raise KeyboardInterrupt
@@ -42,7 +43,7 @@ def test_nothing_is_left_after_an_exception(backend, name):
     # In the middle of a forward pass, between the capture of queries and the edit.
     with pytest.raises(KeyboardInterrupt), ablate(model, [(0, 1), (1, 1)], "symmetric"):
         model.run_with_hooks(zoo.prompt(), fwd_hooks=[("blocks.1.attn.hook_v", interrupt)])
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     assert torch.equal(logits(model), plain)
 
 

@@ -7,7 +7,8 @@ from threading import Barrier, Event
 import pytest
 import torch
 import zoo
-from ablation_runs import assert_same_state, intact, logits, some_models, state_of
+from ablation_runs import intact, logits, some_models
+from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
@@ -39,7 +40,7 @@ def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
     assert any(results)
     for wanted, kept in zip(expected, results, strict=True):
         assert all(torch.equal(found, wanted) for found in kept)
-    assert_same_state(state_of(model), before)
+    assert_unchanged(model, before)
     assert torch.equal(logits(model), plain)
 
 
@@ -69,7 +70,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
                 assert not torch.equal(logits(model), expected)
             with pytest.raises(EditNotHonored, match="another thread"):  # the outer block is open still
                 pool.submit(enter).result()
-        assert_same_state(state_of(model), before)
+        assert_unchanged(model, before)
         pool.submit(enter).result()
         assert torch.equal(pool.submit(logits, model).result(), plain)
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from conformance.sweeps import plain_kernel
 from described import assert_described
 from zoo import shared
 
@@ -15,39 +16,6 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-MODELS = [
-    (backend, name)
-    for name in ("gpt2", "llama", "mistral", "gemma2")
-    for backend in BACKENDS
-    if backend == "bridge" or name in zoo.HOOKED_ARCHITECTURES
-]
-
-
-def plain_kernel(model, layer, head, tokens, farthest=20):
-    seen = []
-    name = f"blocks.{layer}.attn.hook_attn_scores"
-    with torch.no_grad(), model.hooks(fwd_hooks=[(name, lambda scores, hook: seen.append(scores[:, head].double()))]):
-        model(tokens)
-    n, means = tokens.shape[1], []
-    for back in range(min(farthest, n - 1), -1, -1):
-        values = [float(seen[0][row, i, i - back]) for row in range(len(tokens)) for i in range(back, n)]
-        kept = [value for value in values if value > -1e30]
-        means.append(np.mean(kept) if kept else np.nan)
-    return means
-
-
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_it_is_the_mean_of_the_kept_scores(backend, name):
-    model, tokens = shared(backend, name), zoo.prompt(3, 24)
-    found = relative_position_kernel(model, [(1, 2), (0, 1)], tokens)
-    assert_described(found)
-    assert list(found) == ["layer", "head", "offset", "score", "predicted"]
-    assert found["offset"].tolist() == 2 * list(range(-20, 1))
-    for (layer, head), one in found.groupby(["layer", "head"]):
-        # Measured: 1e-15; the mean of another offset differs by 0.1.
-        np.testing.assert_allclose(one["score"], plain_kernel(model, layer, head, tokens), rtol=0, atol=1e-9)
-    if name == "mistral":  # a window of 8: nothing farther is ever seen
-        assert (found["score"].isna() == (found["offset"] <= -zoo.WINDOW)).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 import zoo
 from attention_models import every_model, fresh
+from model_state import assert_unchanged, state_of, warm
 from spectral_zoo import moved
-from test_attention_unchanged import assert_unchanged, state_of, warm
 from zoo import shared
 
 import tlspectral as tls

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 import zoo
-from spectral_zoo import base, everything_about, logits, move, moved, same_to_the_bit, some_models, train
+from model_state import assert_unchanged, state_of
+from spectral_zoo import base, logits, move, moved, some_models, train
 
 from tlspectral.spectral_rope import to_spectral
 
@@ -14,16 +15,14 @@ from tlspectral.spectral_rope import to_spectral
 def test_the_base_is_untouched_before_during_and_after_training(backend, name):
     model = getattr(zoo, backend)(name).train()
     before = logits(model)  # first: transformers puts hooks of its own on a model's modules when it first runs
-    about = everything_about(model)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
+    about = state_of(model)
     spectral = to_spectral(model)
-    assert everything_about(model) == about
+    assert_unchanged(model, about)
     with spectral.hooks(fwd_hooks=[("blocks.0.attn.hook_q", lambda x, hook: x)]):
         logits(spectral)
         assert torch.equal(logits(model), before)
     train(spectral)
-    assert everything_about(model) == about
-    assert same_to_the_bit(model.state_dict(), state)
+    assert_unchanged(model, about)
     assert torch.equal(logits(model), before)
     assert not torch.equal(logits(spectral), before)
     assert spectral.base is model

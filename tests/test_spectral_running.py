@@ -6,7 +6,8 @@ import functools
 import pytest
 import torch
 import zoo
-from spectral_zoo import NORMED, everything_about, logits, move, moved, some_models
+from model_state import assert_unchanged, state_of
+from spectral_zoo import NORMED, logits, move, moved, some_models
 
 from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
@@ -81,7 +82,7 @@ def test_hooks_of_others_come_first(backend, name, when):
 @some_models
 def test_a_failed_run_leaves_nothing_behind(backend, name):
     spectral = moved(backend, name)
-    about, expected = everything_about(spectral.base), logits(spectral)
+    about, expected = state_of(spectral.base), logits(spectral)
 
     def fail(x, hook):
         raise ArithmeticError("from a hook")
@@ -89,7 +90,7 @@ def test_a_failed_run_leaves_nothing_behind(backend, name):
     for run in (spectral, spectral.run_with_cache, functools.partial(spectral.run_with_hooks, fwd_hooks=[])):
         with pytest.raises(ArithmeticError), spectral.hooks(fwd_hooks=[("blocks.1.attn.hook_k", fail)]):
             run(zoo.prompt())
-        assert everything_about(spectral.base) == about
+        assert_unchanged(spectral.base, about)
     assert torch.equal(logits(spectral), expected)
 
 

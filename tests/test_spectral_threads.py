@@ -9,7 +9,8 @@ from threading import Barrier
 import pytest
 import torch
 import zoo
-from spectral_zoo import base, everything_about, logits, move, moved, some_models
+from model_state import assert_unchanged, state_of
+from spectral_zoo import base, logits, move, moved, some_models
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
@@ -22,7 +23,7 @@ ROUNDS = 12  # of four threads that start together, each with a prompt of its ow
 @some_models
 def test_four_threads_get_the_logits_of_one(backend, name):
     spectral = moved(backend, name)
-    expected, about = [logits(spectral, prompt) for prompt in PROMPTS], everything_about(spectral.base)
+    expected, about = [logits(spectral, prompt) for prompt in PROMPTS], state_of(spectral.base)
     together = Barrier(4)
 
     def run(prompt):
@@ -33,7 +34,7 @@ def test_four_threads_get_the_logits_of_one(backend, name):
         results = list(pool.map(run, PROMPTS))
     for wanted, found in zip(expected, results, strict=True):
         assert all(torch.equal(one, wanted) for one in found)
-    assert everything_about(spectral.base) == about
+    assert_unchanged(spectral.base, about)
 
 
 @some_models

@@ -76,28 +76,6 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
         assert table["delta"].abs().max() > 5e-4  # fifty of these tolerances
 
 
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_a_replay_is_the_whole_forward(backend, name):
-    """At every layer, under a user's hooks in front of it, at it and behind it."""
-    model, tokens, scored = shared(backend, name), drawn(), slice(11, 20)
-    view = attention_view(model)
-    last = view.n_layers - 1
-    hooks = [(f"blocks.{layer}.hook_resid_pre", lambda x, hook: x * 1.1) for layer in (0, last)]
-    seen = {}
-    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
-        whole = view.logits(tokens)[:, scored]
-        keep = lambda now, logits: seen.update({now.start: logits})  # noqa: E731
-        intact = intact_run(view, tokens, scored, range(view.n_layers), batch=3, reduce=keep)
-        assert sorted(seen) == [0, 3]
-        for layer in range(view.n_layers):
-            again = intact.replay(layer, slice(1, 3), copies=2)
-            # Measured: 2e-7, another batch size.
-            torch.testing.assert_close(again, whole[1:3].repeat(2, 1, 1), rtol=0, atol=1e-5)
-        blocks = [block.__dict__.get("forward") for block in model.blocks]
-        assert blocks == [None] * view.n_layers
-    torch.testing.assert_close(torch.cat([seen[0], seen[3]]), whole, rtol=0, atol=1e-5)
-
-
 def test_only_the_blocks_that_follow_run():
     model, calls = zoo.bridge("gemma2"), []
     for index, block in enumerate(model.blocks):

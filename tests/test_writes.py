@@ -3,17 +3,14 @@
 import pytest
 import torch
 import zoo
-from attention_models import every_model
 from zoo import shared
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import (
-    INPUT_POINTS,
     head_writes,
     layer_reads,
     require_sum_of_writes,
-    z_of,
 )
 from tlspectral.rotary import in_float64, widened
 
@@ -22,57 +19,6 @@ def captured_run(view, tokens):
     points = ("residual", "residual_after", "attention_out", "mlp_out", "z", "query", "key", "value")
     names = [view.hook_names(layer)[point] for layer in range(view.n_layers) for point in points]
     return view.capture(tokens, names, last=view.hook_names(view.n_layers - 1)["residual_after"])
-
-
-@every_model
-@torch.no_grad()
-def test_heads_biases_and_mlp_sum_to_what_a_layer_adds(backend, name):
-    view = attention_view(shared(backend, name))
-    captured = captured_run(view, zoo.prompt())
-    for layer in range(view.n_layers):
-        writes = head_writes(view, layer, in_float64)
-        require_sum_of_writes(view, layer, captured, writes)
-        names = view.hook_names(layer)
-        z = z_of(in_float64(captured[names["z"]]), writes.w_o)
-        scale = writes.token_scale(z)
-        added = writes.of(z, scale).sum(0) + writes.of_biases(scale) + in_float64(captured[names["mlp_out"]])
-        expected = in_float64(captured[names["residual_after"]] - captured[names["residual"]])
-        # Measured: 4e-7 of the largest value. A norm behind, a bias or a multiplier that is left out moves it by 1e-2.
-        torch.testing.assert_close(added, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
-        some = writes.of(z[:, :, [1, 0]], scale, [1, 0])
-        torch.testing.assert_close(some, writes.of(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
-
-
-@every_model
-@torch.no_grad()
-def test_a_changed_residual_stream_changes_queries_keys_and_values_as_the_model_itself_has_it(backend, name):
-    model = shared(backend, name)
-    view, tokens, layer = attention_view(model), zoo.prompt(), 1
-    intact = captured_run(view, tokens)
-    names, raw = view.hook_names(layer), view.raw(layer)
-    x = in_float64(intact[names["residual"]])
-    removed = 0.7 * x.norm(dim=-1, keepdim=True) * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    removed = removed / x.shape[-1] ** 0.5
-    removed[:, 3] = 0.0
-
-    def edit(residual, hook):
-        return (in_float64(residual) - removed).to(residual)
-
-    points = [names[point] for point in INPUT_POINTS.values()]
-    found = {}
-    hooks = [(names["residual"], edit)]
-    hooks += [(point, lambda value, hook, point=point: found.update({point: value})) for point in points]
-    view.run(tokens, hooks, last=names["z"])
-    for what, point in INPUT_POINTS.items():
-        reads = layer_reads(raw, what, in_float64)
-        change = reads.change(x, removed)
-        expected = in_float64(found[names[point]] - intact[names[point]])
-        expected = expected.reshape(*expected.shape[:2], -1, raw.w_q.shape[-1])
-        change = change.repeat_interleave(expected.shape[2] // change.shape[2], dim=2)
-        # Measured: 4e-7 of the largest change, by the model's own rounding. A frozen norm is off by a tenth.
-        torch.testing.assert_close(change, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
-        assert bool((change[:, 3] == 0).all()), "nothing removed is no change, to the bit"
-        torch.testing.assert_close(reads.of(x - removed) - reads.of(x), change, rtol=0, atol=1e-10)  # float64 rounding
 
 
 @torch.no_grad()

@@ -1,0 +1,10 @@
+"""What holds of every architecture and backend: one row each, and properties asked of it one after another.
+
+A new architecture is a line in `zoo_shapes.SHAPES`. A new property is a function of a row under `@asked`, in a module
+that is imported here, with a plain recomputation beside it.
+"""
+
+from . import edges, edits, reading, spectral, sweeps, untouched  # noqa: F401 - asked in this order
+from .rows import Row, cases
+
+__all__ = ["Row", "cases"]

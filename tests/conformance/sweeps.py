@@ -1,0 +1,57 @@
+"""What is computed from a part of a run or summed over it, beside the whole run."""
+
+import numpy as np
+import torch
+import zoo
+from ablation_runs import recording
+from described import assert_described
+
+from tlspectral.detectors import relative_position_kernel
+from tlspectral.models.attention.replay import intact_run
+
+from .rows import asked
+
+
+@asked()
+def a_replay_is_the_whole_forward(row):
+    """At every layer, under a user's hooks in front of it, at it and behind it."""
+    view, tokens, scored, seen = row.view, zoo.prompt(5, 21), slice(11, 20), {}
+    hooks = [(f"blocks.{layer}.hook_resid_pre", lambda x, hook: x * 1.1) for layer in (0, row.layers[-1])]
+    with torch.no_grad(), row.model.hooks(fwd_hooks=hooks):
+        whole = view.logits(tokens)[:, scored]
+        keep = lambda now, logits: seen.update({now.start: logits})  # noqa: E731
+        intact = intact_run(view, tokens, scored, row.layers, batch=3, reduce=keep)
+        assert sorted(seen) == [0, 3]
+        for layer in row.layers:
+            again = intact.replay(layer, slice(1, 3), copies=2)
+            # Measured: 2e-7, another batch size.
+            torch.testing.assert_close(again, whole[1:3].repeat(2, 1, 1), rtol=0, atol=1e-5)
+        assert [block.__dict__.get("forward") for block in row.model.blocks] == [None for _ in row.layers]
+    torch.testing.assert_close(torch.cat([seen[0], seen[3]]), whole, rtol=0, atol=1e-5)
+
+
+def plain_kernel(model, layer, head, tokens, farthest=20):
+    """Mean kept score by offset, one loop over sequences, queries and offsets."""
+    name = f"blocks.{layer}.attn.hook_attn_scores"
+    with torch.no_grad(), recording(model, [name]) as seen:
+        model(tokens)
+    scores, n, means = seen[name][:, head].double().numpy(), tokens.shape[1], []
+    for back in range(min(farthest, n - 1), -1, -1):
+        values = [each[i, i - back] for each in scores for i in range(back, n)]
+        kept = [value for value in values if value > -1e30]
+        means.append(np.mean(kept) if kept else np.nan)
+    return means
+
+
+@asked(lambda row: not row.delegated)
+def the_kernel_is_the_mean_of_the_kept_scores(row):
+    tokens = zoo.prompt(3, 24)
+    found = relative_position_kernel(row.model, [(1, 2), (0, 1)], tokens)
+    assert_described(found)
+    assert list(found) == ["layer", "head", "offset", "score", "predicted"]
+    assert found["offset"].tolist() == 2 * list(range(-20, 1))
+    for (layer, head), one in found.groupby(["layer", "head"]):
+        # Measured: 1e-15; the mean of another offset differs by 0.1.
+        np.testing.assert_allclose(one["score"], plain_kernel(row.model, layer, head, tokens), rtol=0, atol=1e-9)
+    if row.name == "mistral":  # a window of 8: nothing farther is ever seen
+        assert (found["score"].isna() == (found["offset"] <= -zoo.WINDOW)).all()
