@@ -159,10 +159,10 @@ def test_kept_rules_are_not_faulted(file, source):
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 29_986,
+    "lines of the core": 29_987,
     "lines of the studies": 16_563,
-    "lines of the tests": 43_542,
-    "tokens of the core": 194_684,
+    "lines of the tests": 43_534,
+    "tokens of the core": 194_694,
     "functions and classes of the core": 1_630,
     "public names": 28,
     "arguments of public names": 219,
