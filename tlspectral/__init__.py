@@ -57,7 +57,8 @@ _ROOMS = {
     "wiring": ("edge_effects", "qk_attribution"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "plots", "report", "rotary", "spectra", "stats", "studies"}
+_SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "parts", "plots", "report"}
+_SUBMODULES |= {"rotary", "spectra", "stats", "studies"}
 
 __all__ = [
     "BlockPrompt",

@@ -139,12 +139,6 @@ Symbol = Literal["M_S", "M_A", "Im(M_t)"]
 
 _PARTS: dict[str, str] = {"M_S": "symmetric", "M_A": "antisymmetric", "Im(M_t)": "rope_phase"}
 
-SWEPT_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output", "long_range")
-"""Parts that an ablation sweep removes."""
-
-BLOCK_PARTS = ("content", "position", "interaction")
-"""Parts of the scores of keys in blocks of a prompt, which a sweep removes where it is given the blocks."""
-
 
 def chosen_part(part: str, known: Iterable[str]) -> Any:
     """Return the name of a part that is given by name or by `Symbol`.

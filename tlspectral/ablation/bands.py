@@ -1,6 +1,5 @@
 """`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
 
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +14,12 @@ from tlspectral.ablation.effects import replayed_scores, unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.parts import Band
+from tlspectral.parts.scores import Removal
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
@@ -157,8 +157,8 @@ def _head_rows(
         chosen[fast_to_slow[third]] = True
         rng = np.random.default_rng([seed, layer.layer, head, band_index])
         sets = equal_sets(products, chosen, draws, rng)
-        removing = partial(LayerAblation, intact.view, layer, [head], "rotary_band")
-        hooks = [removing(torch.from_numpy(pairs)).hooks() for pairs in [chosen, *sets]]
+        bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
+        hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
         values = np.stack([replayed_scores(intact, sequences, layer.layer, each) for each in hooks])
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows += [
@@ -243,7 +243,6 @@ def _score_products(
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
     total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
-    every = torch.ones(n_pairs, dtype=torch.bool)
     batch = slice(0, 0)
 
     def add_products(removal: Removal) -> Tensor:
@@ -270,7 +269,8 @@ def _score_products(
             total[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 
-    hooks = LayerAblation(view, layer, heads, "rotary_band", every, alter=add_products).hooks()
+    every = Band(range(n_pairs)).on(view, {layer.layer: heads})[layer.layer]
+    hooks = LayerAblation(view, layer, heads, every, alter=add_products).hooks()
     for batch in sequences.batches(view):
         view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
     return (total / len(sequences.tokens)).numpy()

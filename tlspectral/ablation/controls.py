@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from tlspectral.ablation.effects import LayerEffects, layer_effects
-from tlspectral.hooks.parts import Part
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.parts import Bound
 from tlspectral.selection import Heads, head_name
 from tlspectral.tasks import ScoredSequences
 
@@ -86,11 +86,10 @@ def effects_beside_heads(
     sequences: ScoredSequences,
     layer: int,
     heads: list[int],
-    part: Part,
+    part: Bound,
     *,
     draws: int,
     seed: int,
-    **options: Any,
 ) -> LayerEffects:
     """Ablate each of the heads in turn; the controls of each are other heads of the layer, ablated in the same way.
 
@@ -102,7 +101,7 @@ def effects_beside_heads(
         sets = head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head]))
         others.append([other for ((_, other),) in sets])
     measured = [*heads, *sorted({other for drawn in others for other in drawn}.difference(heads))]
-    values = layer_effects(intact, sequences, layer, measured, part, seed=seed, **options).values
+    values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
 

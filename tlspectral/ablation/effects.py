@@ -11,18 +11,16 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from tlspectral.hooks.arguments import Reach
-from tlspectral.hooks.blocks import BlockPlaces
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Part, Removal
-from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.nulls import haar_frame
+from tlspectral.parts import Bound
+from tlspectral.parts.blocks import BlockPlaces, BlockRemoval
+from tlspectral.parts.output import Replacement
+from tlspectral.parts.query_key import ScoreRemoval
+from tlspectral.parts.scores import Removal
 from tlspectral.tasks import ScoredSequences, Scores
-
-WITHOUT_SCORES = ("output", "long_range")
-"""Parts that are no part of the scores: their control is other heads, not a random part of equal size."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class LayerEffects:
     """Scores of a model with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
     `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
-    sequences; NaN for `"output"` and `"long_range"`.
+    sequences; NaN for a part of the mask or of z.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
@@ -65,15 +63,12 @@ def layer_effects(
     sequences: ScoredSequences,
     layer: int,
     heads: list[int],
-    part: Part,
+    part: Bound,
     *,
     draws: int = 0,
     seed: int = 0,
-    reach: Reach | None = None,
-    replacement: Replacement | None = None,
-    blocks: BlockPlaces | None = None,
 ) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences. The last three are as in `LayerAblation`.
+    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them.
 
     A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
     the batch axis. Stacking changes numbers by rounding only.
@@ -90,13 +85,14 @@ def layer_effects(
             chosen = [head for head, _ in jobs[chunk]]
             scores = Scores(sequences, len(chosen))
             for batch in sequences.batches(view):
-                ablation = LayerAblation(view, folded, chosen, part, stacked=True, reach=reach, blocks=blocks)
-                if part not in WITHOUT_SCORES:
+                ablation = LayerAblation(view, folded, chosen, part, stacked=True)
+                if isinstance(part, ScoreRemoval | BlockRemoval):
+                    blocks = part.places if isinstance(part, BlockRemoval) else None
                     ablation.alter = _alteration(
                         jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks
                     )
-                if replacement is not None:
-                    ablation.replacement = replacement.of_rows(batch)
+                elif isinstance(part, Replacement):
+                    ablation.part = part.of_rows(batch)
                 with hooks_on(view.model, intact.points, ablation.hooks()):
                     scores.add(batch, intact.replay(layer, batch, len(chosen)))
             values[chunk] = scores.result()

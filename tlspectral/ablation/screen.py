@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.ablation.effects import root_mean_square, unpadded
-from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Part, Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.parts import Part
+from tlspectral.parts.scores import Removal
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
@@ -26,17 +26,16 @@ def gradient_screen(
     sequences: ScoredSequences,
     by_layer: dict[int, list[int]],
     part: Part,
-    reach: Reach | None = None,
 ) -> pd.DataFrame:
     """Estimate what removing `part` from each head alone would add to the score.
 
     With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
     the score in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
     (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
-    gradient reaches the model's parameters. `"long_range"` (`reach`: what a head still sees) takes keys away, so that
-    no difference of scores is finite; there g is on the difference of the head's output z.
+    gradient reaches the model's parameters. A part of the mask (`LongRange`) takes keys away, so that no difference of
+    scores is finite; there g is on the difference of the head's output z.
 
-    Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for `"output"` and `"long_range"`. Raises
+    Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
     ValueError for a metric that has no gradient.
     """
     gates: dict[int, Tensor] = {}
@@ -54,14 +53,16 @@ def gradient_screen(
             squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
         return difference * gates[layer].to(difference)[:, None, None]
 
+    bound = part.on(view, by_layer)
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
-        if reach is None:
-            hooks += LayerAblation(view, view.layer(layer), heads, part, alter=partial(gated, layer)).hooks()
+        ablation = LayerAblation(view, view.layer(layer), heads, bound[layer])
+        if part.acts_on != "mask":
+            ablation.alter = partial(gated, layer)
+            hooks += ablation.hooks()
             continue
         squares[layer].fill_(torch.nan)
         require_honoured(view, layer, "z")
-        ablation = LayerAblation(view, view.layer(layer), heads, part, reach=reach)
         hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n = len(sequences.tokens)

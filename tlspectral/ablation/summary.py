@@ -10,7 +10,6 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.ablation.columns import SUMMARIZE_SWEEP
-from tlspectral.ablation.effects import WITHOUT_SCORES
 from tlspectral.detectors import DETECTORS
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
@@ -134,7 +133,7 @@ def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.nd
     size = joined["score_rms"].to_numpy(float)
     size = np.where(size > 0, size, np.nan)
     yield "score_rms", "delta_per_rms", delta / size, error / size
-    if "control_delta" in joined and joined["part"].iloc[0] not in WITHOUT_SCORES:
+    if "control_delta" in joined and joined["score_rms"].notna().any():  # else the control is other heads
         above = delta - joined["control_delta"].to_numpy(float)
         yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_stderr"].to_numpy(float))
 

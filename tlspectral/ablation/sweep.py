@@ -9,25 +9,20 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import scipy.stats
-import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.controls import check_draws, effects_beside_heads
-from tlspectral.ablation.effects import WITHOUT_SCORES, layer_effects
+from tlspectral.ablation.effects import layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.arguments import Reach, check_arguments
-from tlspectral.hooks.blocks import BlockPlaces, block_places
-from tlspectral.hooks.parts import Part
-from tlspectral.hooks.replacement import Replace, drawn_donors, from_reference
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import PackedTokens, TokenMask
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import BLOCK_PARTS, SWEPT_PARTS, Heads, Symbol, chosen_part
+from tlspectral.parts import Band, Part, PartName, RopePhase, part_of
+from tlspectral.selection import Heads
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -49,17 +44,12 @@ SCREENED = 20
 
 def ablation_sweep(
     model: Any,
-    part: Part | Symbol,
+    part: Part | PartName,
     *,
     heads: Heads | None = None,
     task: Task | Literal["induction", "language"] = "induction",
     tokens: Int[Tensor, "sequences pos"] | None = None,
     attention_mask: TokenMask | None = None,
-    replace: Replace = "zero",
-    reference: Any = None,
-    window: int | None = None,
-    sinks: int = 0,
-    blocks: Any = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
@@ -75,8 +65,9 @@ def ablation_sweep(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: what is removed, as in `ablate`: `"symmetric"`, `"antisymmetric"`, `"rope_phase"`, `"output"` or
-            `"long_range"`; or `"content"`, `"position"`, `"interaction"`.
+        part: what is removed, as in `ablate`. Without a reference, an `Output` that is not zero takes from all
+            sequences of the task, never from a sequence for itself. The prompt of a part in blocks has its blocks where
+            they stand in every prompt of the task.
         heads: as in `ablate`; None is every head (for `rope_phase`: of layers with rotary positions). On SmolLM2-135M
             they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
         task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
@@ -85,35 +76,28 @@ def ablation_sweep(
         tokens: other sequences for a task that is named, [sequences, pos].
         attention_mask: for `tokens` of the language task that are padded, on either side: 1 for real tokens, 0 for
             padding, [sequences, pos]. Every number is then a mean over sequences of the mean over their real tokens.
-        replace: of `output`, as in `ablate`. Means of prompts of unequal length are over their real tokens, and these
-            cannot be resampled.
-        reference: prompts that means and other sequences come from, in any form that a `Task` takes; None is all
-            sequences of the task, never a sequence for itself.
-        window, sinks: of `long_range`, as in `ablate`.
-        blocks: of `content`, `position` and `interaction`, as in `ablate`: a prompt whose blocks stand where they stand
-            in every prompt of the task.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
-            numbers taken from other blocks, by a random cycle through all of them. Of `output` and `long_range`: the
+            numbers taken from other blocks, by a random cycle through all of them. Of `Output` and `LongRange`: the
             same is removed from other heads of the layer, chosen at random, one at a time.
-        draws: random parts per head, None is five; for `output` and `long_range` other heads per head, None is all
-            (no more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
+        draws: random parts per head, None is five; for `Output` and `LongRange` other heads per head, None is all (no
+            more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
             gives the same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
-        seed: of sequences, resampling, control draws, the screen's random set and sign flips.
+        seed: of sequences, control draws, the screen's random set and sign flips.
         show_progress: a bar over layers.
 
     Returns:
         DataFrame sorted by layer and head: `layer, head, part, value` (score of the ablated model), `delta` (value less
         that of the intact model, in the unit of the metric, nats for a loss), `delta_stderr` and `delta_p` (over
         sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
-        softcap, over unmasked pairs, for parts in blocks of a query behind and a key in them; NaN for `output` and
-        `long_range`). With a control `control_delta, control_delta_stderr`: mean over draws, and its error over draws
+        softcap, over unmasked pairs, for parts in blocks of a query behind and a key in them; NaN for `Output` and
+        `LongRange`). With a control `control_delta, control_delta_stderr`: mean over draws, and its error over draws
         and sequences, in squares; `control_excess`, |delta| less the mean of the draws' |effects|; `control_p`, of "the
         part is one of the control's" (see `tasks.control_test`). With a screen `estimate` and `measured` (`"top"`,
         `"control"` or empty; `value` is NaN where empty). `attrs` hold model and settings; with a screen
@@ -132,20 +116,16 @@ def ablation_sweep(
     `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
     random one is `control_p`.
     """
-    removed = _checked_part(part, control, screen)
+    removed = part_of(part)
+    _check(removed, control, screen)
     check_draws(draws)
-    check_arguments(removed, replace=replace, reference=reference, window=window, sinks=sinks, blocks=blocks)
-    if screen is not None and (replace != "zero" or blocks is not None):
-        raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
-    reach = None if window is None else Reach(window, sinks)
     chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    replacing = None if replace == "zero" else _reference_of(view, sequences, replace, reference, seed)
-    places = None if blocks is None else block_places(view.model, blocks)
-    plan = _Plan(removed, sequences, per_head, seed, reach, replacing, places)
+    plan = _Plan(removed.fixed(view, sequences), sequences, per_head, seed)
+    name = removed.name
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -157,24 +137,25 @@ def ablation_sweep(
             "screen": screen,
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
             "seed": seed,
-            **plan.edit,
+            **plan.part.settings,
         }
         intact = score_of(view, sequences).value
         folder = open_model_parts(checkpoint_dir, settings, intact, manifest="sweep.json")
     screened = None
     if screen == "gradient":
-        name = f"{removed}_screen"
-        screening = WorkPart(name, partial(_screen, view, sequences, by_layer, removed, seed, reach))
-        screened = finished_parts([screening], folder, description=name, unit="screen", show_progress=False)[name]
+        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
+        (screened,) = finished_parts(
+            [screening], folder, description=screening.name, unit="screen", show_progress=False
+        ).values()
         chosen_heads = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
         [
-            WorkPart(f"{removed}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
+            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ],
         folder,
-        description=f"sweep {removed}",
+        description=f"sweep {name}",
         unit="layer",
         items="heads",
         prepare=partial(intact_values, view, sequences, list(by_layer)),
@@ -185,15 +166,6 @@ def ablation_sweep(
 
 
 @dataclass(frozen=True)
-class _Reference:
-    """Sequences that replace the output of heads, and which of them does so for each of the task; None for means."""
-
-    how: Literal["mean", "resample"]
-    sequences: PackedTokens
-    donors: Int[Tensor, "rows"] | None
-
-
-@dataclass(frozen=True)
 class _Plan:
     """The settings that all heads share."""
 
@@ -201,79 +173,44 @@ class _Plan:
     sequences: ScoredSequences
     draws: int
     seed: int
-    reach: Reach | None = None
-    reference: _Reference | None = None
-    blocks: BlockPlaces | None = None
-
-    @property
-    def edit(self) -> dict[str, Any]:
-        """What is put in place of the part, as tables and folders hold it; nothing for a plain removal."""
-        if self.blocks is not None:
-            return {"block_starts": list(self.blocks.starts), "block_width": self.blocks.width}
-        if self.reach is not None:
-            return {"window": self.reach.window, "sinks": self.reach.sinks}
-        if self.reference is not None:
-            return {"replace": self.reference.how, "reference_sha256": self.reference.sequences.hashed()}
-        return {}
 
 
-def _checked_part(part: str, control: str | None, screen: str | None) -> Part:
-    if part == "rotary_band":
-        raise ValueError("a sweep has no frequencies: use ablate(..., 'rotary_band', frequencies=...) for a band")
-    part = chosen_part(part, (*SWEPT_PARTS, *BLOCK_PARTS))
+def _check(part: Part, control: str | None, screen: str | None) -> None:
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    return part  # pyright: ignore[reportReturnType]
+    if screen is not None and (part.control == "blocks" or getattr(part, "replace", "zero") != "zero"):
+        raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
 
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
     """Return the random parts per head, or the most other heads that a head is compared with."""
-    if part not in WITHOUT_SCORES:
+    if part.control != "heads":
         return draws or CONTROL_DRAWS
     others = {layer: view.n_heads(layer) - 1 for layer in layers}
     for layer, count in others.items():
         if count == 0:
             raise ValueError(
-                f"layer {layer}: the control of {part!r} is other heads of the layer, and there is one head: leave "
-                "control out"
+                f"layer {layer}: the control of {part.name!r} is other heads of the layer, and there is one head: "
+                "leave control out"
             )
     return min(draws or max(others.values()), max(others.values()))
 
 
-def _reference_of(
-    view: AttentionView, sequences: ScoredSequences, how: Literal["mean", "resample"], reference: Any, seed: int
-) -> _Reference:
-    """Return the reference of a sweep, which is given as for `ablation_sweep`. Raises as it does."""
-    given = sequences if reference is None else packed_prompts(view, reference)
-    n = len(sequences.tokens)
-    if reference is None and n < 2:
-        raise ValueError(
-            f"the task has one sequence, and replace={how!r} takes from the others: give more prompts, or reference="
-        )
-    if how == "mean":
-        return _Reference(how, given, None)
-    found = torch.cat([given.lengths, sequences.lengths])
-    shortest, longest = int(found.min()), int(found.max())
-    if shortest != longest:
-        raise ValueError(
-            "replace='resample' takes the output of each position from another sequence, and these have "
-            f"{shortest} to {longest} tokens: give prompts of one length, or replace='mean'"
-        )
-    return _Reference(how, given, drawn_donors(n, None if reference is None else len(given.tokens), seed))
-
-
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
     chosen = heads_by_layer(view, heads)
-    if part != "rope_phase":
+    if not isinstance(part, RopePhase | Band):
         return chosen
     non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
     if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):
         raise UnsupportedArchitecture(
-            f"layer {non_rotary[0]}: no rotary positions, so there is no rope_phase to remove"
+            f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove"
         )
-    return {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
+    rotary = {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
+    if set(part.on(view, rotary)) != set(rotary):
+        raise ValueError("no frequencies were given, so there is nothing to sweep")
+    return rotary
 
 
 def _screen(
@@ -282,10 +219,9 @@ def _screen(
     by_layer: dict[int, list[int]],
     part: Part,
     seed: int,
-    reach: Reach | None,
 ) -> pd.DataFrame:
     """Estimate the effects of all heads, and choose which of them are to be measured."""
-    table = gradient_screen(view, sequences, by_layer, part, reach)
+    table = gradient_screen(view, sequences, by_layer, part)
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
     table["measured"] = ""
@@ -299,30 +235,18 @@ def _layer_table(
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
-    beside_heads = plan.draws > 0 and plan.part in WITHOUT_SCORES
-    replacement = None
-    if plan.reference is not None:
-        how, given, donors = plan.reference.how, plan.reference.sequences, plan.reference.donors
-        of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
-        replacement = from_reference(intact.view, {layer: of_heads}, how, given, plan.seed, donors)[layer]
+    beside_heads = plan.draws > 0 and plan.part.control == "heads"
+    of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
+    part = plan.part.on(intact.view, {layer: of_heads})[layer]
     effects = (effects_beside_heads if beside_heads else layer_effects)(
-        intact,
-        plan.sequences,
-        layer,
-        heads,
-        plan.part,
-        draws=plan.draws,
-        seed=plan.seed,
-        reach=plan.reach,
-        replacement=replacement,
-        blocks=plan.blocks,
+        intact, plan.sequences, layer, heads, part, draws=plan.draws, seed=plan.seed
     )
     deltas = effects.values - intact_value
     table = pd.DataFrame(
         {
             "layer": layer,
             "head": heads,
-            "part": plan.part,
+            "part": plan.part.name,
             "value": effects.values.mean(1),
             "delta": deltas.mean(1),
             "delta_stderr": [standard_error(delta) for delta in deltas],
@@ -370,7 +294,7 @@ def _assembled(
         "higher_is_better": plan.sequences.higher_is_better,
         **arguments,
         "draws": plan.draws,
-        **plan.edit,
+        **plan.part.settings,
         "seed": plan.seed,
         "n_sequences": len(plan.sequences.tokens),
         "tokens_sha256": plan.sequences.digest,
@@ -381,7 +305,7 @@ def _assembled(
         attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}
     else:
         table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
-        table["part"] = plan.part
+        table["part"] = plan.part.name
         table["score_rms"] = screened["score_rms"].to_numpy()
         others = [name for name in table if name not in ("estimate", "measured")]
         table = table.reindex(columns=[*others, "estimate", "measured"])

@@ -112,9 +112,8 @@ def ablate(
         raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
     if prompts is None and (correct, wrong) != (None, None):
         raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
-    from tlspectral.selection import SWEPT_PARTS, chosen_part, head_pairs
+    from tlspectral.selection import head_pairs
 
-    part = chosen_part(part, SWEPT_PARTS)
     if control is None and draws is not None:
         raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
     if (part == "long_range") != (window is not None):
@@ -124,6 +123,9 @@ def ablate(
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
+    from tlspectral.parts import LongRange, part_of
+
+    removed = part_of(part) if window is None else LongRange(window, sinks)  # type: ignore[arg-type]
 
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
@@ -135,13 +137,11 @@ def ablate(
     scored: Any = task or "induction" if answered is None else tlspectral.logit_difference(*answered)
     sweep = tlspectral.ablation_sweep(
         loaded,
-        part,  # type: ignore[arg-type]
+        removed,
         heads=chosen,
         task=scored,
         control=control,  # type: ignore[arg-type]
         draws=draws,
-        window=window,
-        sinks=sinks,
         checkpoint_dir=folder,
         seed=seed,
         show_progress=not quiet,

@@ -3,70 +3,45 @@
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper
 from inspect import signature
-from typing import Any, get_args
-
-from jaxtyping import Int
-from torch import Tensor
+from typing import Any
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.arguments import Frequencies, Reach, check_arguments, chosen_pairs
-from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.edge_reach import check_edge, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_writes
-from tlspectral.hooks.replacement import Replace, replacements
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import Input
-from tlspectral.selection import Heads, Symbol, chosen_part
-
-PARTS: tuple[Part, ...] = get_args(Part)
+from tlspectral.parts import Part, PartName, part_of
+from tlspectral.selection import Heads
 
 
 @uninterrupted
 def ablate(
     model: Any,
     heads: Heads,
-    part: Part | Symbol,
+    part: Part | PartName,
     *,
-    frequencies: Frequencies = None,
-    include_bias: bool = False,
-    replace: Replace = "zero",
-    reference: Int[Tensor, "sequences pos"] | None = None,
-    seed: int = 0,
-    window: int | None = None,
-    sinks: int = 0,
-    blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
-    What is removed (with C, D of `tlspectral.hooks.parts`):
-
-    * `"rope_phase"`: Im(M_t), the part of the score that is odd in the offset; of some frequencies if given.
-    * `"antisymmetric"`: M_A, so that content acts by M_S; the phase is left alone.
-    * `"symmetric"`: M_S, so that content acts by M_A; the phase is left alone.
-    * `"rotary_band"`: everything that the given frequencies contribute.
-    * `"output"`: everything that the head writes. `replace` says what z becomes: 0; its mean over sequences; or its z
-      on another sequence.
-    * `"long_range"`: the keys between the first `sinks` tokens and the last `window`.
-    * `"content"`, `"position"`, `"interaction"`: of the scores between queries behind the `blocks` of a prompt and keys
-      in them, what depends on which content a block has, on where it stands, and on both together
-      (`tlspectral.hooks.blocks` has the formulas; `tlspectral.positional.logit_shares` says how large they are).
+    `tlspectral.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
+    `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
+    `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
 
     `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
     says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
 
-    Biases, ALiBi, windows and masks stay as they are, unless `include_bias` adds the bias terms to a part of the
-    scores: the operator on tokens with a 1 appended. Works with `run_with_cache`, `run_with_hooks`, gradients and hooks
-    of your own: enter it after hooks that edit queries and keys, which it then sees. Two contexts on different heads
-    act like one on both; on the same head they need not add up. Ctrl-C leaves nothing on the model.
+    Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
+    `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks that edit queries and
+    keys, which it then sees. Two contexts on different heads act like one on both; on the same head they need not add
+    up. Ctrl-C leaves nothing on the model.
 
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the targets read: their
     queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
@@ -81,19 +56,7 @@ def ablate(
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
         heads: "L5H1", (5, 1), a table row, a list of these over any layers, or a DataFrame with `layer` and `head`;
             an empty list changes nothing.
-        part: what is removed, by name or as `"M_S"`, `"M_A"`, `"Im(M_t)"`.
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
-        include_bias: see above.
-        replace: `"mean"` is taken at each position where the run has the reference's length, else over all positions
-            too. `"resample"` needs that length; each sequence of a run gets that of one other, the same in every head.
-        reference: token ids without padding, that means and other sequences come from; they are run once, at the start
-            of the block, under the hooks on the model by then. None: the sequences of each run itself, every position
-            counted, never a sequence for itself. Batches then differ, so give a reference where a loss is computed.
-        seed: of the draw of other sequences, which is the same in each run.
-        window, sinks: of `long_range`; the token itself counts in the window, and padding is no first token.
-        blocks: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
-            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
-            into the prefix to leave it out.
+        part: what is removed: a value of `tlspectral.parts`, or one without settings by name or symbol.
         into: target heads, in the forms of `heads`, each in a later layer than all of `heads`. None: no edge; the part
             is removed from the model.
         input: what of the targets is edited: `"q"`, `"k"` or `"v"`.
@@ -102,9 +65,8 @@ def ablate(
         BadHead: a head that does not exist.
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions; or an edge over
             layers whose residual stream is no sum of what heads and MLPs write.
-        ValueError: an unknown part, frequencies that do not exist, arguments that do not go together, a reference that
-            is no token ids of the model or looks padded, blocks of unequal length, or a target that reads before a
-            source writes.
+        ValueError: an unknown part, frequencies that do not exist, a reference that the model cannot read or that
+            looks padded, blocks of unequal length, or a target that reads before a source writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
@@ -133,21 +95,7 @@ def ablate(
     """
     with exclusive(attention_view(model).model, block=True):
         with interruptible():
-            hooks = ablation_hooks(
-                model,
-                heads,
-                part,
-                frequencies=frequencies,
-                include_bias=include_bias,
-                replace=replace,
-                reference=reference,
-                seed=seed,
-                window=window,
-                sinks=sinks,
-                blocks=blocks,
-                into=into,
-                input=input,
-            )
+            hooks = ablation_hooks(model, heads, part, into=into, input=input)
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
         with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
@@ -157,16 +105,8 @@ def ablate(
 def ablation_hooks(
     model: Any,
     heads: Heads,
-    part: Part | Symbol,
+    part: Part | PartName,
     *,
-    frequencies: Frequencies = None,
-    include_bias: bool = False,
-    replace: Replace = "zero",
-    reference: Int[Tensor, "sequences pos"] | None = None,
-    seed: int = 0,
-    window: int | None = None,
-    sinks: int = 0,
-    blocks: Any = None,
     into: Heads | None = None,
     input: Input | None = None,
 ) -> list[tuple[str, Callable[..., Any]]]:
@@ -176,34 +116,17 @@ def ablation_hooks(
     TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
     a second one.
     """
-    removed = chosen_part(part, PARTS)
-    check_arguments(
-        removed,
-        frequencies,
-        include_bias,
-        replace=replace,
-        reference=reference,
-        window=window,
-        sinks=sinks,
-        blocks=blocks,
-    )
+    removed = part_of(part)
     check_edge(into, input)
-    reach = None if window is None else Reach(window, sinks)
     view = attention_view(model)
-    places = None if blocks is None else block_places(view.model, blocks)
     by_layer = heads_by_layer(view, heads)
     targets = None if into is None else heads_by_layer(view, into)
     if targets is not None:
         refuse_order(by_layer, targets)
-    written = replacements(view, by_layer, replace, reference, seed)
-    ablations: list[LayerAblation] = []
-    for index, chosen in by_layer.items():
-        layer = view.layer(index)
-        pairs = chosen_pairs(layer, removed, frequencies)
-        if pairs is None or bool(pairs.any()):
-            ablation = LayerAblation(view, layer, chosen, removed, pairs, include_bias)
-            ablation.reach, ablation.replacement, ablation.blocks = reach, written.get(index), places
-            ablations.append(ablation)
+    ablations = [
+        LayerAblation(view, view.layer(index), by_layer[index], bound)
+        for index, bound in removed.on(view, by_layer).items()
+    ]
     if targets is None or into is None or input is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
     if not ablations or not targets:

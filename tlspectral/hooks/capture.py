@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.parts import Projection, Rotation, project, whole_scores
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import (
     AttentionLayer,
@@ -22,6 +21,7 @@ from tlspectral.models.attention import (
     softcapped,
 )
 from tlspectral.models.attention.threads import Hook
+from tlspectral.parts.scores import Projection, Rotation, project, whole_scores
 from tlspectral.rotary import RotaryGeometry, per_pair, widened
 
 

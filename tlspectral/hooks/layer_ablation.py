@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.hooks.arguments import Reach
-from tlspectral.hooks.blocks import BlockPlaces, block_removal
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
-from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention.threads import Hook
+from tlspectral.parts import Bound, LongRange
+from tlspectral.parts.blocks import BlockRemoval
+from tlspectral.parts.output import Replacement
+from tlspectral.parts.query_key import ScoreRemoval
+from tlspectral.parts.scores import Projection, Removal, Rotation
 from tlspectral.rotary import widened
 
 
@@ -23,29 +24,21 @@ class LayerAblation(HeadCapture):
     """The hooks that remove a part from heads of one layer.
 
     Attributes:
-        pairs: rotary pairs that the removal is limited to, None for all.
+        part: what is removed, bound to these heads by `Part.on`.
         stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
             may recur) loses its part in the i-th copy alone.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
-            not change need not be equal to the bit. Not for `"long_range"`, which adds nothing.
-        reach: what the heads still see, for `"long_range"`.
-        replacement: of z, for `"output"`; None is 0.
-        blocks: keys that `"content"`, `"position"` and `"interaction"` are taken from.
+            not change need not be equal to the bit. Not for `LongRange`, which adds nothing.
     """
 
-    part: Part
-    pairs: Bool[Tensor, "pairs"] | None = None
-    include_bias: bool = False
+    part: Bound
     alter: Callable[[Removal], Tensor] | None = None
-    reach: Reach | None = None
-    replacement: Replacement | None = None
-    blocks: BlockPlaces | None = None
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         self.prove()
         names = self.names
-        if self.part == "output":
+        if isinstance(self.part, Replacement):
             return [(names["z"], self._edit_output)]
         if "scores" not in names:
             if self.view.reweighs(self.layer.layer):
@@ -58,14 +51,14 @@ class LayerAblation(HeadCapture):
 
     def prove(self) -> None:
         """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
-        if self.part != "output" and "scores" in self.names:
+        if not isinstance(self.part, Replacement) and "scores" in self.names:
             return self.prove_scores()
-        reweighs = self.part != "output" and self.view.reweighs(self.layer.layer)
+        reweighs = not isinstance(self.part, Replacement) and self.view.reweighs(self.layer.layer)
         require_honoured(self.view, self.layer.layer, "pattern" if reweighs else "z")
 
     def measuring(self) -> list[Hook]:
         """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
-        if self.part == "output":
+        if isinstance(self.part, Replacement):
             return []
         hooks = self.holders("query", "key", "value")
         if "scores" in self.names:  # rotations of the run; a delegating layer shows none
@@ -76,9 +69,9 @@ class LayerAblation(HeadCapture):
         self, z: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return z of the heads without the part, less z, after the hooks of `measuring`."""
-        if self.part == "output":
+        if isinstance(self.part, Replacement):
             selected = self.selected(z, heads_axis=2)
-            return widened(self.replaced_z(selected)) - widened(selected)
+            return widened(self.part.of(selected, self.heads)) - widened(selected)
         if "scores" not in self.names:
             return self._weights_of_run(z)[-1]
         scores = [self.taken(point) for point in ("scores", "edited")]
@@ -101,9 +94,9 @@ class LayerAblation(HeadCapture):
         self.require_lengths(*scores.shape[-2:], query.whole.shape[-2], key.whole.shape[-2])
         if first:  # else the scores may be edited, and the edit is to be kept
             self.require_own_scores(scores, query, key, rotation)
-        if self.reach is not None:
+        if isinstance(self.part, LongRange):
             selected = self.selected(scores, heads_axis=1)
-            limited = self.reach.limited(selected, self.visible(selected))
+            limited = self.part.limited(selected, self.visible(selected))
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
         difference = self._difference(query, key, rotation, allowed)
@@ -127,8 +120,8 @@ class LayerAblation(HeadCapture):
         scores = self.raw_scores(query, key, rotation)
         allowed = self.causal_mask(scores)
         before = key_weights(self.capped(scores), allowed)
-        if self.reach is not None:
-            allowed = allowed & ~self.reach.beyond(allowed)
+        if isinstance(self.part, LongRange):
+            allowed = allowed & ~self.part.beyond(allowed)
         else:
             scores = scores + self._difference(query, key, rotation, allowed)
         return before, key_weights(self.capped(scores), allowed)
@@ -141,10 +134,6 @@ class LayerAblation(HeadCapture):
         z_before = before @ values
         self.require_own_z(self.selected(z, heads_axis=2), z_before.transpose(1, 2), delegated=True)
         return before, after, (after @ values - z_before).transpose(1, 2)
-
-    def replaced_z(self, selected: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
-        """Return what stands in place of the z of the heads, for `"output"`."""
-        return torch.zeros_like(selected) if self.replacement is None else self.replacement.of(selected, self.heads)
 
     def _edit_scores(self, scores: Tensor, hook: Any) -> Tensor:
         return self.edited_scores(scores, first=acts_first(hook, self._edit_scores))
@@ -182,19 +171,14 @@ class LayerAblation(HeadCapture):
         if self.alter is not None:
             edited = selected + self.alter(Removal(-selected.transpose(1, 2), None, None, None, None)).transpose(1, 2)
         else:
-            edited = self.replaced_z(selected)
+            assert isinstance(self.part, Replacement)
+            edited = self.part.of(selected, self.heads)
         return self.with_replaced(z, edited, heads_axis=2)
 
     def _difference(self, query: Projection, key: Projection, rotation: Rotation | None, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
-        if self.blocks is not None:
-            allowed = self.blocks.read(allowed)
-            difference = block_removal(self.part, query, key, rotation, self.layer, self.heads, self.blocks)
-            difference = difference.masked_fill_(~allowed, 0.0)
-        else:
-            difference = removal(
-                self.part, query, key, rotation, self.layer, pairs=self.pairs, include_bias=self.include_bias
-            )
+        assert isinstance(self.part, ScoreRemoval | BlockRemoval)
+        difference, allowed = self.part.of(query, key, rotation, self.heads, allowed)
         if self.alter is None:
             return difference
         return self.alter(Removal(difference, allowed, query, key, rotation))

@@ -16,20 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionLayer, QueryKeyNorm
+from tlspectral.models.attention import QueryKeyNorm
 from tlspectral.rotary import RotaryGeometry, times_phase, widened, with_gain_and_phase
-
-Part = Literal[
-    "symmetric",
-    "antisymmetric",
-    "rope_phase",
-    "rotary_band",
-    "output",
-    "long_range",
-    "content",
-    "position",
-    "interaction",
-]
 
 
 @dataclass(frozen=True)
@@ -146,41 +134,6 @@ def whole_scores(
 ) -> Float[Tensor, "batch heads pos pos"]:
     """Return scaled scores with biases, before softcap and mask."""
     return score_scale * rotated_products(query.whole, key.whole, rotation, 1)
-
-
-def removal(
-    part: Part,
-    query: Projection,
-    key: Projection,
-    rotation: Rotation | None,
-    layer: AttentionLayer,
-    *,
-    pairs: Bool[Tensor, "pairs"] | None,
-    include_bias: bool,
-) -> Float[Tensor, "batch heads pos pos"]:
-    """Return what removing `part` adds to the scaled scores of every pair of tokens (i, j), masked or not.
-
-    `pairs` selects frequencies for `rope_phase` and `rotary_band`; `include_bias` lets the part act on the bias terms
-    as well, as the operator on tokens with a 1 appended.
-    """
-    queries, keys = (side.whole if include_bias else side.content for side in (query, key))
-    if part in ("rope_phase", "rotary_band"):
-        assert rotation is not None
-        forward = rotation.product(queries, keys, direction=1, pairs=pairs)
-        if part == "rotary_band":
-            return forward.mul_(-layer.score_scale)
-        return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=pairs)).mul_(-layer.score_scale / 2)
-    content = rotated_products(queries, keys, rotation, 1)
-    if rotation is not None:
-        content = content.add_(rotated_products(queries, keys, rotation, -1)).div_(2)
-    mirrored = content.mT
-    if query.token_scale is not None and key.token_scale is not None:
-        # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
-        ratio = query.token_scale / key.token_scale
-        mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
-    if part == "antisymmetric":
-        return (mirrored - content).mul_(layer.score_scale / 2)
-    return (mirrored + content).mul_(-layer.score_scale / 2)
 
 
 def rotated_products(queries: Tensor, keys: Tensor, rotation: Rotation | None, direction: Literal[1, -1]) -> Tensor:

@@ -17,6 +17,7 @@ Symbolic Attention Behavior" (PS) conjectures in section 6 that any head decompo
 positional or purely symbolic; the interaction is what such a sum of two lacks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +26,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.hooks.parts import Part, Projection, Rotation, rotated_products
-from tlspectral.models.attention import AttentionLayer
+from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.parts.part import Part
+from tlspectral.parts.scores import Projection, Rotation, rotated_products
 from tlspectral.rotary import in_float64
 
 
@@ -95,7 +97,7 @@ class BlockPlaces:
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
     """Return where the blocks of a `BlockPrompt` stand. Raises ValueError for blocks of unequal length."""
     if not hasattr(blocks, "tokenized"):
-        raise ValueError(f"blocks is a BlockPrompt, whose blocks are the keys; found {type(blocks).__name__}")
+        raise ValueError(f"blocks are those of a BlockPrompt, the keys; found {type(blocks).__name__}")
     spans = blocks.tokenized(model).spans()
     widths = sorted({stop - start for start, stop in spans})
     if len(widths) > 1:
@@ -106,36 +108,104 @@ def block_places(model: Any, blocks: Any) -> BlockPlaces:
     return BlockPlaces(tuple(start for start, _ in spans), widths[0])
 
 
-def block_removal(
-    part: Part,
-    query: Projection,
-    key: Projection,
-    rotation: Rotation | None,
-    layer: AttentionLayer,
-    heads: list[int],
-    places: BlockPlaces,
-) -> Float[Tensor, "batch heads pos pos"]:
-    """Return what removing a part adds to the scaled scores, before a softcap; of use for the pairs of `read` alone.
+@dataclass(frozen=True, eq=False)
+class BlockPart(Part):
+    """A part of the scores between queries behind the blocks of a prompt and keys in them.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
+            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
+            into the prefix to leave it out.
+    """
+
+    control = "blocks"
+    prompt: Any
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Where the blocks stand, of a settled part."""
+        return {"block_starts": list(self.prompt.starts), "block_width": self.prompt.width}
+
+    def fixed(self, view: AttentionView, prompts: Any) -> "BlockPart":
+        """Return the part with the places of its blocks in place of the prompt. Raises as `block_places`."""
+        return replace(self, prompt=self._places(view))
+
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockRemoval"]:
+        """Bind the part to layers. Raises as `block_places`."""
+        places = self._places(view)
+        return {index: BlockRemoval(self, view.layer(index), places) for index in by_layer}
+
+    def _places(self, view: AttentionView) -> BlockPlaces:
+        return self.prompt if isinstance(self.prompt, BlockPlaces) else block_places(view.model, self.prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class Content(BlockPart):
+    """What of these scores depends on which content a block has (`tlspectral.parts.blocks` has the formulas)."""
+
+    name = "content"
+
+
+@dataclass(frozen=True, eq=False)
+class Position(BlockPart):
+    """What of these scores depends on where a block stands."""
+
+    name = "position"
+
+
+@dataclass(frozen=True, eq=False)
+class Interaction(BlockPart):
+    """What of these scores depends on the content of a block and on its place together."""
+
+    name = "interaction"
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRemoval:
+    """A part in blocks that is taken from the scores of heads of one layer.
 
     Biases are in it. Non-rotary columns do not depend on the place, so they are content; ALiBi is position.
     """
-    mean_keys, key_deviations = places.split(key.whole)
-    mean_rotation = place_deviations = None
-    if rotation is not None:
-        tables = zip(places.split(rotation.cos), places.split(rotation.sin), strict=True)
-        mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
-    if part == "content":
-        return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-layer.score_scale)
-    keys = mean_keys if part == "position" else key_deviations
-    if place_deviations is None:
-        removed = torch.zeros_like(query.whole @ keys.mT)
-    else:
-        removed = place_deviations.product(query.whole, keys, direction=1)
-    removed = removed.mul_(-layer.score_scale)
-    if part == "position" and layer.alibi is not None:
-        bias = in_float64(layer.alibi.bias(torch.arange(keys.shape[-2]))[heads])
-        removed = removed - places.split(bias[..., None])[1].mT.to(removed)
-    return removed
+
+    part: BlockPart
+    layer: AttentionLayer
+    places: BlockPlaces
+
+    def of(
+        self,
+        query: Projection,
+        key: Projection,
+        rotation: Rotation | None,
+        heads: list[int],
+        allowed: Bool[Tensor, "*batch pos pos"],
+    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
+
+        Raises as that.
+        """
+        read = self.places.read(allowed)
+        return self._added(query, key, rotation, heads).masked_fill_(~read, 0.0), read
+
+    def _added(
+        self, query: Projection, key: Projection, rotation: Rotation | None, heads: list[int]
+    ) -> Float[Tensor, "batch heads pos pos"]:
+        mean_keys, key_deviations = self.places.split(key.whole)
+        mean_rotation = place_deviations = None
+        if rotation is not None:
+            tables = zip(self.places.split(rotation.cos), self.places.split(rotation.sin), strict=True)
+            mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
+        if isinstance(self.part, Content):
+            return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-self.layer.score_scale)
+        keys = mean_keys if isinstance(self.part, Position) else key_deviations
+        if place_deviations is None:
+            removed = torch.zeros_like(query.whole @ keys.mT)
+        else:
+            removed = place_deviations.product(query.whole, keys, direction=1)
+        removed = removed.mul_(-self.layer.score_scale)
+        if isinstance(self.part, Position) and self.layer.alibi is not None:
+            bias = in_float64(self.layer.alibi.bias(torch.arange(keys.shape[-2]))[heads])
+            removed = removed - self.places.split(bias[..., None])[1].mT.to(removed)
+        return removed
 
 
 def centred(values: Tensor, dim: int) -> Tensor:

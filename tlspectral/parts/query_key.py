@@ -1,0 +1,183 @@
+"""Parts of a head's query-key operator: M_S, M_A, Im(M_t), and the contribution of some rotary pairs.
+
+With C and D of `tlspectral.parts.scores`, even and odd in the offset, removing a part changes a score S by
+
+    Symmetric       -(C + C^T)/2     content then acts by M_A
+    Antisymmetric   -(C - C^T)/2     content then acts by M_S
+    RopePhase       -D               Im(M_t) is gone
+    Band            less what these rotary pairs contribute
+
+and the first three sum to -S. Source: "Fingerprint, Not Blueprint", sections 5, 8 and 10.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.parts.part import Part
+from tlspectral.parts.scores import Projection, Rotation, rotated_products
+from tlspectral.rotary import pair_mask
+
+Frequencies = Iterable[Any] | Tensor
+
+
+class QueryKeyPart(Part):
+    """A part of the product of a head's queries and keys.
+
+    `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
+    well, as the operator on tokens with a 1 appended.
+    """
+
+    frequencies: Any = None
+    include_bias: bool = False
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The frequencies, and whether biases are in it, where they are not the default."""
+        given = {} if self.frequencies is None else {"frequencies": list(self.frequencies)}
+        return given | ({"include_bias": True} if self.include_bias else {})
+
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "ScoreRemoval"]:
+        """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
+        bound = {}
+        for index in by_layer:
+            layer = view.layer(index)
+            pairs = self._pairs(layer)
+            if pairs is None or bool(pairs.any()):
+                bound[index] = ScoreRemoval(self, layer, pairs)
+        return bound
+
+    def _pairs(self, layer: AttentionLayer) -> Bool[Tensor, "pairs"] | None:
+        if not isinstance(self, RopePhase | Band):
+            return None
+        if layer.rotary is None:
+            raise UnsupportedArchitecture(
+                f"layer {layer.layer}: no rotary positions, so there is no {self.name} to remove"
+            )
+        if self.frequencies is None:
+            return None
+        try:
+            return pair_mask(self.frequencies, layer.rotary.n_pairs)
+        except ValueError as error:
+            raise ValueError(f"layer {layer.layer}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetric(QueryKeyPart):
+    """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Symmetric(include_bias=True)
+    Symmetric(include_bias=True)
+    """
+
+    name = "symmetric"
+    include_bias: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Antisymmetric(QueryKeyPart):
+    """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Antisymmetric()
+    Antisymmetric(include_bias=False)
+    """
+
+    name = "antisymmetric"
+    include_bias: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RopePhase(QueryKeyPart):
+    """Im(M_t), the part of a score that is odd in the offset.
+
+    Attributes:
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None is all.
+        include_bias: whether it acts on bias terms as well.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.RopePhase(frequencies=range(2))
+    RopePhase(frequencies=(0, 1), include_bias=False)
+    """
+
+    name = "rope_phase"
+    frequencies: Frequencies | None = None
+    include_bias: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frequencies", _listed(self.frequencies))
+
+
+@dataclass(frozen=True, eq=False)
+class Band(QueryKeyPart):
+    """Everything that some rotary pairs contribute to a score.
+
+    Attributes:
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Band([0, 3])
+    Band(frequencies=(0, 3))
+    """
+
+    name = "rotary_band"
+    frequencies: Frequencies
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frequencies", _listed(self.frequencies))
+
+
+def _listed(frequencies: Any) -> Any:
+    """Frequencies that can be read twice and stored; what is no list of numbers stays, to be refused with its layer."""
+    if isinstance(frequencies, Tensor):
+        return tuple(frequencies.flatten().tolist())
+    return tuple(frequencies) if isinstance(frequencies, Iterable) else frequencies
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRemoval:
+    """A part that is taken from the scores of heads of one layer, limited to some rotary pairs (None: all)."""
+
+    part: QueryKeyPart
+    layer: AttentionLayer
+    pairs: Bool[Tensor, "pairs"] | None
+
+    def of(
+        self,
+        query: Projection,
+        key: Projection,
+        rotation: Rotation | None,
+        heads: list[int],
+        allowed: Bool[Tensor, "*batch pos pos"],
+    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        """Return what is added to the scaled scores of every pair of tokens, and the pairs that it is meant for."""
+        queries, keys = (side.whole if self.part.include_bias else side.content for side in (query, key))
+        return self._added(queries, keys, query, key, rotation), allowed
+
+    def _added(
+        self, queries: Tensor, keys: Tensor, query: Projection, key: Projection, rotation: Rotation | None
+    ) -> Float[Tensor, "batch heads pos pos"]:
+        scale = self.layer.score_scale
+        if isinstance(self.part, RopePhase | Band):
+            assert rotation is not None
+            forward = rotation.product(queries, keys, direction=1, pairs=self.pairs)
+            if isinstance(self.part, Band):
+                return forward.mul_(-scale)
+            return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=self.pairs)).mul_(-scale / 2)
+        content = rotated_products(queries, keys, rotation, 1)
+        if rotation is not None:
+            content = content.add_(rotated_products(queries, keys, rotation, -1)).div_(2)
+        mirrored = content.mT
+        if query.token_scale is not None and key.token_scale is not None:
+            # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
+            ratio = query.token_scale / key.token_scale
+            mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
+        if isinstance(self.part, Antisymmetric):
+            return (mirrored - content).mul_(scale / 2)
+        return (mirrored + content).mul_(-scale / 2)
