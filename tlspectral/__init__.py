@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tlspectral.models.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic, positional_symbolic_profile
+    from tlspectral.selection import receivers
     from tlspectral.spectral_rope import SpectralHookedTransformer, to_spectral
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, logit_difference
@@ -51,6 +52,7 @@ _ROOMS = {
     "models.loading": ("load_model",),
     "operators": ("qk_operators", "verify_scores"),
     "positional": ("BlockPrompt", "BlockTask", "positional_symbolic", "positional_symbolic_profile"),
+    "selection": ("receivers",),
     "spectral_rope": ("SpectralHookedTransformer", "to_spectral"),
     "tables": ("read_table", "write_table"),
     "tasks": ("Task", "evaluate", "logit_difference"),
@@ -85,6 +87,7 @@ __all__ = [
     "qk_attribution",
     "qk_operators",
     "read_table",
+    "receivers",
     "relative_position_kernel",
     "to_spectral",
     "verify_scores",

@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ HEAD_FORMS = (
 )
 _FIELDS = ("layer", "head")
 _NAME = re.compile(r"L?(-?\d+)[H.](\d+)", re.IGNORECASE)
+_RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(\d+)\.([qkv])", re.IGNORECASE)
 
 
 def head_name(layer: int, head: int) -> str:
@@ -97,6 +98,74 @@ def _is_one(heads: Any) -> bool:
     if isinstance(heads, list | tuple) or getattr(heads, "ndim", 0) == 1:
         return len(heads) == 2 and all(whole_number(part) is not None for part in heads)
     return False
+
+
+class Receiver(NamedTuple):
+    """What an edge ends in: the queries of a head, or keys or values, which several heads may share.
+
+    `head` counts key/value heads where `shared`, else query heads.
+    """
+
+    layer: int
+    head: int
+    input: Literal["q", "k", "v"]
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name in tables: L18H6.q, or L18KV2.k where heads share it."""
+        return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
+
+
+Receivers = str | Receiver | Iterable[Any] | pd.DataFrame
+"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, a list of these, or a table with a column `receiver`."""
+
+
+def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
+    """Return the queries, keys or values of heads as receivers, for `ablate(into=)` and `edge_effects`.
+
+    >>> import tlspectral as tls
+    >>> tls.receivers(["L1H0", (1, 2)], "k")
+    ['L1H0.k', 'L1H2.k']
+
+    Args:
+        heads: heads in any form: a name, a pair, a table row, a list of these, or a DataFrame.
+        input: `"q"`, `"k"` or `"v"`.
+
+    Raises:
+        BadHead: heads in none of the forms.
+        ValueError: another input.
+    """
+    if input not in ("q", "k", "v"):
+        raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {input!r}")
+    return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
+
+
+def read_receivers(given: Receivers) -> list[Receiver]:
+    """Return receivers in their order, each once. Raises BadHead for what names none."""
+    if isinstance(given, pd.DataFrame):
+        if "receiver" not in given.columns:
+            raise BadHead(f"a DataFrame without a column receiver names no receivers: {_RECEIVER_FORMS}")
+        given = given["receiver"]
+    listed = [given] if isinstance(given, str | Receiver) else given
+    if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
+        raise BadHead(f"{given!r} names no receivers: {_RECEIVER_FORMS}")
+    return list(dict.fromkeys(map(_receiver, listed)))
+
+
+_RECEIVER_FORMS = (
+    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v); make a list of heads with tls.receivers(heads, "k")'
+)
+
+
+def _receiver(given: Any) -> Receiver:
+    if isinstance(given, Receiver):
+        return given
+    match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
+    if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
+        raise BadHead(f"{given!r} names no receiver: {_RECEIVER_FORMS}")
+    input: Any = match[4].lower()
+    return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
 
 def whole_number(value: Any) -> int | None:

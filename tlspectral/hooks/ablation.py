@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper
 from inspect import signature
+from itertools import groupby
 from typing import Any
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.edge_reach import check_edge, refuse_order, warn_of_other_heads
 from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_writes
+from tlspectral.hooks.receivers import reached, refuse_order, warn_of_other_heads
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
-from tlspectral.models.attention.writes import Input
 from tlspectral.parts import Part, PartName, part_of
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, Receivers
 
 
 @uninterrupted
@@ -26,8 +26,7 @@ def ablate(
     heads: Heads,
     part: Part | PartName,
     *,
-    into: Heads | None = None,
-    input: Input | None = None,
+    into: Receivers | None = None,
 ) -> Iterator[Any]:
     """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
 
@@ -43,12 +42,11 @@ def ablate(
     keys, which it then sees. Two contexts on different heads act like one on both; on the same head they need not add
     up. Ctrl-C leaves nothing on the model.
 
-    **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the targets read: their
-    queries, keys or values (`input`). What removing the part changes of the residual stream is measured at the heads,
-    the norm behind an attention held at its scale in the run, and taken out of the targets' input, their own norms
-    taken again. Only the direct path is cut: what layers in between made of the part stays. Blocks on one target act
-    like one block with all their heads. A group shares keys and values, so the edit reaches all its heads: a warning
-    names those that are no targets, and `tlspectral.hooks.heads_reached` all of them. Source: path patching
+    **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
+    removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
+    scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
+    what layers in between made of the part stays. Keys and values that a group shares are one receiver (`L18KV2.k`);
+    where it is given by one of its heads (`L18H6.k`), a warning names the others that it reaches. Source: path patching
     (Goldowsky-Dill et al. 2023, section 2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the
     mediated phase ablation to future work.
 
@@ -57,45 +55,44 @@ def ablate(
         heads: "L5H1", (5, 1), a table row, a list of these over any layers, or a DataFrame with `layer` and `head`;
             an empty list changes nothing.
         part: what is removed: a value of `tlspectral.parts`, or one without settings by name or symbol.
-        into: target heads, in the forms of `heads`, each in a later layer than all of `heads`. None: no edge; the part
-            is removed from the model.
-        input: what of the targets is edited: `"q"`, `"k"` or `"v"`.
+        into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
+            in a later layer than all of `heads`. None: no edge; the part is removed from the model.
 
     Raises:
-        BadHead: a head that does not exist.
+        BadHead: a head or a receiver that does not exist.
         UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions; or an edge over
             layers whose residual stream is no sum of what heads and MLPs write.
         ValueError: an unknown part, frequencies that do not exist, a reference that the model cannot read or that
-            looks padded, blocks of unequal length, or a target that reads before a source writes.
+            looks padded, blocks of unequal length, or a receiver that reads before a head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
             thread opens a block on the model or runs it while a block is open.
-        EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a source; a
-            target does not read the residual stream as the operators do; the pass skips a source (as a sweep does); or
-            two open blocks take one source out of the same keys.
+        EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a head; a
+            receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
+            two open blocks have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
             to resample that are of another length; or no query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
-    size. An edge without effect does not say that the source does not matter to the target: paths over other heads and
+    size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and
     MLPs are not cut.
 
     Example: in a model with an induction circuit, the previous-token head acts by the keys of the induction heads.
 
         >>> import tlspectral as tls
         >>> model = tls.load_model("tiny-rope")
-        >>> induction = [(1, head) for head in range(4)]
+        >>> keys = tls.receivers([(1, head) for head in range(4)], "k")
         >>> round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         0.1
-        >>> with tls.ablate(model, "L0H3", "rope_phase", into=induction, input="k"):
+        >>> with tls.ablate(model, "L0H3", "rope_phase", into=keys):
         ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         1.7
     """
     with exclusive(attention_view(model).model, block=True):
         with interruptible():
-            hooks = ablation_hooks(model, heads, part, into=into, input=input)
+            hooks = ablation_hooks(model, heads, part, into=into)
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
         with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
@@ -107,8 +104,7 @@ def ablation_hooks(
     heads: Heads,
     part: Part | PartName,
     *,
-    into: Heads | None = None,
-    input: Input | None = None,
+    into: Receivers | None = None,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -117,30 +113,29 @@ def ablation_hooks(
     a second one.
     """
     removed = part_of(part)
-    check_edge(into, input)
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
-    targets = None if into is None else heads_by_layer(view, into)
-    if targets is not None:
-        refuse_order(by_layer, targets)
+    ends = [] if into is None else reached(view, into)
+    refuse_order(by_layer, ends)
     ablations = [
         LayerAblation(view, view.layer(index), by_layer[index], bound)
         for index, bound in removed.on(view, by_layer).items()
     ]
-    if targets is None or into is None or input is None:
+    if into is None:
         return [hook for ablation in ablations for hook in ablation.hooks()]
-    if not ablations or not targets:
+    if not ablations or not ends:
         return []
-    sources = {ablation.layer.layer: ablation.heads for ablation in ablations}
-    require_writes(view, range(min(sources), max(targets)))
-    run = EdgeRun(sources, max(targets))
-    warn_of_other_heads(model, into, input)
+    last = max(end.receiver.layer for end in ends)
+    require_writes(view, range(min(one.layer.layer for one in ablations), last))
+    run = EdgeRun({one.layer.layer: one.heads for one in ablations})
+    warn_of_other_heads(ends)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
         hooks += EdgeSource(ablation, run).hooks()
-    for index, chosen in targets.items():
-        hooks += EdgeTarget(view, view.layer(index), chosen, input, run).hooks()
-    return hooks
+    for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
+        heads_read = [end.receiver.head for end in some]
+        hooks += EdgeTarget(view, view.layer(layer), heads_read, what, run).hooks()
+    return [*hooks, (view.hook_names(last)["z"], run.forget)]
 
 
 @uninterrupted

@@ -6,11 +6,9 @@ patching of the direct path from source to target (Goldowsky-Dill et al. 2023, "
 Patching", section 2), with any part of a head as the corruption.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -24,27 +22,20 @@ from tlspectral.models.attention import folded_bias
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 from tlspectral.rotary import widened
-from tlspectral.selection import head_name
 
 
 @dataclass
 class EdgeRun:
     """What the source heads of one block take out of the residual stream, by thread (of its current run) and layer.
 
-    `sources` are by layer too; behind `last`, the last layer with targets, a run's tensors are dropped.
+    `sources` are by layer too.
     """
 
     sources: dict[int, list[int]]
-    last: int
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
-    @property
-    def heads(self) -> frozenset[tuple[int, int]]:
-        """The source heads as (layer, head)."""
-        return frozenset((layer, head) for layer, heads in self.sources.items() for head in heads)
-
-    def forget(self, activation: Any = None, hook: Any = None) -> None:
-        """Drop what a run that broke off has left."""
+    def forget(self, activation: Any, hook: Any) -> None:
+        """Drop what a run has left: in front of the first layer what broke off, behind the last receiver the rest."""
         self.removed.pop(get_ident(), None)
 
     def take(self, layer: int, removed: Float[Tensor, "batch pos d_model"]) -> None:
@@ -62,8 +53,6 @@ class EdgeRun:
                 "out: that layer was skipped (by a sweep, which replays later layers alone, or by start_at_layer), or "
                 "some hooks of the ablation were taken off the model"
             )
-        if layer == self.last:
-            self.forget()
         return torch.stack([part.to(x.device) for part in removed.values()]).sum(0)
 
 
@@ -107,50 +96,21 @@ class EdgeSource:
             )
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """What a block took out of what some heads read: key/value heads for keys and values, query heads for queries."""
-
-    heads: frozenset[int]
-    sources: frozenset[tuple[int, int]]
-    removed: Tensor
-
-
-@dataclass
-class _Ledger:
-    """What the blocks that are open took out so far, at one input of one layer, in the current run of a thread."""
-
-    taken: list[_Taken] = field(default_factory=list)
-    waiting: set[int] = field(default_factory=set)
-
-
-_ledgers: WeakKeyDictionary[Any, dict[tuple[int, Input], _Ledger]] = WeakKeyDictionary()
-
-
 @dataclass
 class EdgeTarget(HeadCapture):
-    """The hooks that take what the sources wrote out of the queries, keys or values that the target heads read.
+    """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
 
-    Keys and values are those of the targets' groups.
+    `heads` are those whose projection is edited: key/value heads for keys and values.
     """
 
     what: Input
     run: EdgeRun
-    _stream_point: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._stream_point = self.view.model.hook_dict[self.names["residual"]]
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         point = INPUT_POINTS[self.what]
         require_honoured(self.view, self.layer.layer, point)
         return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
-
-    @property
-    def _read_heads(self) -> list[int]:
-        """Heads whose projection the targets read: key/value heads for keys and values."""
-        return self.heads if self.what == "q" else sorted({self.layer.kv_head(head) for head in self.heads})
 
     def _columns(self, read: int, captured: Tensor) -> list[int]:
         """Return where a captured tensor holds a head that is read: it may be repeated per query head."""
@@ -160,64 +120,22 @@ class EdgeTarget(HeadCapture):
         return [head for head in range(n) if self.layer.kv_head(head) == read]
 
     def _hold_stream(self, x: Tensor, hook: Any) -> None:
-        """Hold the residual stream that enters the layer. All blocks do, before the first of them edits."""
-        ledger = self._ledger()
-        ledger.taken.clear()
-        ledger.waiting.add(id(self))
         self.hold("residual", x)
 
-    def _changes(self, x: Tensor, removed: Tensor) -> list[Tensor]:
-        """Return for each head that is read what this block changes of it, after earlier ones.
-
-        The norm is not linear: a block adds the change of a stream that lacks what earlier blocks took out.
-        """
-        heads = self._read_heads
-        reads = self._reads(heads)
-        taken = self._ledger().taken
-        seen_by = [tuple(i for i, one in enumerate(taken) if head in one.heads) for head in heads]
-        found = [x] * len(heads)
-        for earlier in set(seen_by):
-            self._refuse_twice([taken[i] for i in earlier])
-            rows = [row for row, seen in enumerate(seen_by) if seen == earlier]
-            stream = x
-            for i in earlier:
-                stream = stream - taken[i].removed
-            change = LayerReads(reads.norm, reads.weight[rows]).change(stream, removed)
-            for at, row in enumerate(rows):
-                found[row] = change[:, :, at]
-        return found
-
-    def _refuse_twice(self, earlier: Iterable[_Taken]) -> None:
-        again = frozenset().union(*(taken.sources for taken in earlier)) & self.run.heads
-        if again:
-            raise EditNotHonored(
-                f"layer {self.layer.layer}: two open blocks take {head_name(*min(again))} out of the same "
-                f"{INPUT_POINTS[self.what]} (a group shares keys and values); give all targets in one block"
-            )
-
-    def _note(self, removed: Tensor) -> None:
-        """Tell the blocks that act later what this one took out."""
-        ledger = self._ledger()
-        ledger.taken.append(_Taken(frozenset(self._read_heads), self.run.heads, removed))
-        ledger.waiting.discard(id(self))
-        if not ledger.waiting:
-            ledger.taken.clear()
-
     @torch.no_grad()
-    def _require_own_reads(self, captured: Tensor, x: Tensor) -> None:
+    def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:
         """Refuse a run whose queries, keys or values are not read from its residual stream. Raises EditNotHonored.
 
         Compared is the first sequence. Of values, whose bias is not read, what is left has to be the same at every
         token.
         """
-        heads = self._read_heads
         raw = self.view.raw(self.layer.layer)
         bias = None
         if self.what != "v":
             weight, stored = (raw.w_q, raw.b_q) if self.what == "q" else (raw.w_k, raw.b_k)
-            bias = folded_bias(weight, stored, raw.norm)[heads]
-        found = widened(captured[:1, :, [self._columns(head, captured)[0] for head in heads]])
-        left = found - self._reads(heads).of(widened(x[:1]))
+            bias = folded_bias(weight, stored, raw.norm)[self.heads]
+        found = widened(captured[:1, :, [self._columns(head, captured)[0] for head in self.heads]])
+        left = found - reads.of(widened(x[:1]))
         off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
         # By head. Measured over the zoo: 5e-7 in float32, 0.006 in bfloat16; an edit of the attention's input moves
@@ -226,30 +144,38 @@ class EdgeTarget(HeadCapture):
         if not bool((excess <= 0).all()):
             at = int(excess.argmax())
             raise EditNotHonored(
-                f"layer {self.layer.layer}, head {heads[at]}: the {INPUT_POINTS[self.what]} of this run is not what "
-                f"the operators read from the residual stream (off by {float(off[at]):.1e}, largest "
+                f"layer {self.layer.layer}, head {self.heads[at]}: the {INPUT_POINTS[self.what]} of this run is not "
+                f"what the operators read from the residual stream (off by {float(off[at]):.1e}, largest "
                 f"{float(largest[at]):.1e}), so a change of the stream cannot be carried to it; look for hooks that "
                 "edit the input of attention or its norm, and enter the block after hooks that edit the residual "
                 "stream, queries, keys or values"
             )
 
-    def _reads(self, heads: list[int]) -> LayerReads:
-        return layer_reads(self.view.raw(self.layer.layer), self.what, widened, heads)
-
-    def _ledger(self) -> _Ledger:
-        by_thread = _ledgers.setdefault(self._stream_point, {})
-        return by_thread.setdefault((get_ident(), self.what), _Ledger())
-
     def _edit(self, captured: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
+        refuse_open_receivers(hook, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
         removed = self.run.total(self.layer.layer, x).to(x.dtype)
+        reads = layer_reads(self.view.raw(self.layer.layer), self.what, widened, self.heads)
         if acts_first(hook, self._edit):
-            self._require_own_reads(captured, x)
-        heads = self._read_heads
+            self._require_own_reads(captured, x, reads)
         edited = captured.clone()
-        for head, change in zip(heads, self._changes(x, removed), strict=True):
+        for head, change in zip(self.heads, reads.change(x, removed).unbind(2), strict=True):
             for column in self._columns(head, captured):  # where nothing is removed, adding 0 keeps it to the bit
                 edited[:, :, column] = (widened(captured[:, :, column]) + change).to(captured)
-        self._note(removed)
         return edited
+
+
+def refuse_open_receivers(point: Any, heads: list[int], of: EdgeTarget | None = None) -> None:
+    """Refuse queries, keys or values that another open block edits too. Raises EditNotHonored.
+
+    `point` is the hook point, `heads` those whose projection is meant, and `of` the block that asks.
+    """
+    for handle in getattr(point, "fwd_hooks", ()):
+        edit = getattr(handle.user_hook, "hook", handle.user_hook)
+        other = getattr(edit, "__self__", None)
+        if isinstance(other, EdgeTarget) and other is not of and set(other.heads) & set(heads):
+            raise EditNotHonored(
+                f"{point.name}: an open block edits head {min(set(other.heads) & set(heads))} there already; give all "
+                "senders of a receiver in one block"
+            )

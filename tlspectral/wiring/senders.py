@@ -24,7 +24,7 @@ _MLP = re.compile(r"L?(\d+)\.?MLP", re.IGNORECASE)
 Replaced = Literal["mean", "zero"]
 
 
-class Source(NamedTuple):
+class Sender(NamedTuple):
     """One writer. `head` is -1 for an MLP and for the embedding, `layer` -1 for the embedding."""
 
     layer: int
@@ -39,45 +39,45 @@ class Source(NamedTuple):
         return f"L{self.layer}MLP" if self.kind == "mlp" else "embedding"
 
 
-EMBEDDING = Source(-1, -1, "embedding")
+EMBEDDING = Sender(-1, -1, "embedding")
 
 
-def chosen_sources(view: AttentionView, sources: Any, below: int) -> list[Source]:
+def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
     """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for no such head or MLP.
 
-    `sources`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
+    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
     all layers) and "heads" (those of all layers).
     """
-    if sources is None:
+    if senders is None:
         return list(_heads(view, below))
-    words = [sources] if isinstance(sources, str) else sources
+    words = [senders] if isinstance(senders, str) else senders
     if not isinstance(words, list | tuple) or not any(isinstance(word, str) for word in words):
-        return _of_heads(view, sources)
-    chosen: list[Source] = []
+        return _of_heads(view, senders)
+    chosen: list[Sender] = []
     for word in words:
         name = word.strip() if isinstance(word, str) else ""
         mlp = _MLP.fullmatch(name)
         if name == "heads":
             chosen += _heads(view, below)
         elif name == "mlps":
-            chosen += [Source(layer, -1, "mlp") for layer in range(below)]
+            chosen += [Sender(layer, -1, "mlp") for layer in range(below)]
         elif name == "embedding":
             chosen.append(EMBEDDING)
         elif mlp is not None:
             if int(mlp[1]) >= view.n_layers:
                 raise BadHead(f"{word} does not exist: the model has layers 0 to {view.n_layers - 1}")
-            chosen.append(Source(int(mlp[1]), -1, "mlp"))
+            chosen.append(Sender(int(mlp[1]), -1, "mlp"))
         else:
             chosen += _of_heads(view, [word])
     return sorted(set(chosen))
 
 
-def _heads(view: AttentionView, below: int) -> Iterator[Source]:
-    return (Source(layer, head, "head") for layer in range(below) for head in range(view.n_heads(layer)))
+def _heads(view: AttentionView, below: int) -> Iterator[Sender]:
+    return (Sender(layer, head, "head") for layer in range(below) for head in range(view.n_heads(layer)))
 
 
-def _of_heads(view: AttentionView, heads: Any) -> list[Source]:
-    return [Source(layer, head, "head") for layer, chosen in heads_by_layer(view, heads).items() for head in chosen]
+def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
+    return [Sender(layer, head, "head") for layer, chosen in heads_by_layer(view, heads).items() for head in chosen]
 
 
 @dataclass(frozen=True)
@@ -89,35 +89,35 @@ class CachedRun:
     captured: dict[str, Tensor]
 
     def removed(
-        self, sources: list[Source], replace: Replaced, *, draws: int = 0, seed: int = 0
-    ) -> Iterator[Float64[Tensor, "sources sequences pos d_model"]]:
-        """Yield what is taken out of the residual stream for sources of one layer and kind, then a control per draw.
+        self, senders: list[Sender], replace: Replaced, *, draws: int = 0, seed: int = 0
+    ) -> Iterator[Float64[Tensor, "senders sequences pos d_model"]]:
+        """Yield what is taken out of the residual stream for senders of one layer and kind, then a control per draw.
 
         It is what they wrote (`"zero"`), or that less its mean over the real tokens of all sequences (`"mean"`). A
-        control writes in random directions, with the norms and angles of what the source wrote.
+        control writes in random directions, with the norms and angles of what the sender wrote.
         """
         real = self.sequences.real[..., None]
-        for written in (self._heads if sources[0].kind == "head" else self._whole)(sources, draws, seed):
+        for written in (self._heads if senders[0].kind == "head" else self._whole)(senders, draws, seed):
             if replace == "mean":
                 counted = real.to(written.device)
                 yield written - (written * counted).sum((1, 2), keepdim=True) / counted.sum()
             else:
                 yield written
 
-    def _whole(self, sources: list[Source], draws: int, seed: int) -> Iterator[Tensor]:
+    def _whole(self, senders: list[Sender], draws: int, seed: int) -> Iterator[Tensor]:
         """Yield the write of an MLP or of the embedding, then rotated: all of them alike in a draw."""
-        names = self.view.hook_names(max(0, sources[0].layer))
-        point = names["residual" if sources[0].kind == "embedding" else "mlp_out"]
+        names = self.view.hook_names(max(0, senders[0].layer))
+        point = names["residual" if senders[0].kind == "embedding" else "mlp_out"]
         if point not in self.captured:
-            raise BadHead(f"{sources[0].name} does not exist: {point} never fires in this model")
+            raise BadHead(f"{senders[0].name} does not exist: {point} never fires in this model")
         written = in_float64(self.captured[point])[None]
         yield written
         for draw in range(draws):
             yield written @ haar_frame(written.shape[-1], written.shape[-1], [seed, draw]).to(written.device)
 
-    def _heads(self, sources: list[Source], draws: int, seed: int) -> Iterator[Tensor]:
+    def _heads(self, senders: list[Sender], draws: int, seed: int) -> Iterator[Tensor]:
         """Yield the writes of heads, then those of maps that differ from W_O in their directions alone."""
-        layer, heads = sources[0].layer, [source.head for source in sources]
+        layer, heads = senders[0].layer, [sender.head for sender in senders]
         writes = head_writes(self.view, layer, in_float64)
         z = z_of(in_float64(self.captured[self.view.hook_names(layer)["z"]]), writes.w_o)
         z = z[:, :, heads] * writes.token_scale(z)[..., None, None]
@@ -130,9 +130,9 @@ class CachedRun:
 
 
 def cached_run(
-    view: AttentionView, sequences: PackedTokens, target_layers: Iterable[int], sources: list[Source]
+    view: AttentionView, sequences: PackedTokens, target_layers: Iterable[int], senders: list[Sender]
 ) -> CachedRun:
-    """Run the model once under the hooks that are on it, and keep what its sources wrote and its targets read.
+    """Run the model once under the hooks that are on it, and keep what its senders wrote and its targets read.
 
     Raises UnsupportedArchitecture for a layer of which the residual stream is no sum of writes.
     """
@@ -145,9 +145,9 @@ def cached_run(
     with torch.no_grad():
         for layer in below:
             require_sum_of_writes(view, layer, first, head_writes(view, layer, in_float64))
-    kept = {names[source.layer]["z"] for source in sources if source.kind == "head" and source.layer in below}
-    kept |= {names[source.layer]["mlp_out"] for source in sources if source.kind == "mlp" and source.layer in below}
-    kept |= {names[0]["residual"]} if EMBEDDING in sources else set()
+    kept = {names[sender.layer]["z"] for sender in senders if sender.kind == "head" and sender.layer in below}
+    kept |= {names[sender.layer]["mlp_out"] for sender in senders if sender.kind == "mlp" and sender.layer in below}
+    kept |= {names[0]["residual"]} if EMBEDDING in senders else set()
     for layer in targets:
         wanted = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
         kept |= {names[layer][point] for point in wanted if point in names[layer]}

@@ -18,7 +18,7 @@ from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, 
 from tlspectral.rotary import in_float64, rotate, with_gain_and_phase
 from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, Scores
-from tlspectral.wiring.sources import CachedRun
+from tlspectral.wiring.senders import CachedRun
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class QueryKeyPairs:
 
 
 @dataclass(frozen=True)
-class TargetLayer:
+class ReceiverLayer:
     """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
 
     `reads` is how the heads read `what` is changed, `allowed` the pairs of tokens that are not masked, and `tables` are
@@ -99,7 +99,7 @@ class TargetLayer:
             )
 
 
-def target_layer(run: CachedRun, index: int, what: Input) -> TargetLayer:
+def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
     """Return one layer of a cached run, of which one input is changed.
 
     Raises ValueError past the length up to which the layer's score scale holds; as `AttentionView.layer`, and
@@ -116,7 +116,7 @@ def target_layer(run: CachedRun, index: int, what: Input) -> TargetLayer:
         allowed = view.unmasked(index, run.captured[names["scores"]][:, 0])
     else:
         allowed = view.causal_mask(index, n_positions)
-    return TargetLayer(
+    return ReceiverLayer(
         run,
         layer,
         what,
@@ -149,7 +149,7 @@ def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
 
 @dataclass(frozen=True)
 class Replayed:
-    """An intact run, from which the model goes on from a target's layer, and the score of each of its sequences."""
+    """An intact run, from which the model goes on from a receiver's layer, and the score of each of its sequences."""
 
     intact: IntactRun
     values: Float64[np.ndarray, "sequences"]
@@ -158,14 +158,14 @@ class Replayed:
     @torch.no_grad()
     def deltas(
         self,
-        target: TargetLayer,
+        receiver: ReceiverLayer,
         heads: list[int],
-        change: Float64[Tensor, "sources sequences pos heads d_head"],
-    ) -> Float64[np.ndarray, "targets sources sequences"]:
+        change: Float64[Tensor, "senders sequences pos heads d_head"],
+    ) -> Float64[np.ndarray, "receivers senders sequences"]:
         """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
-        view, layer = self.intact.view, target.layer.layer
-        point = view.hook_names(layer)[INPUT_POINTS[target.what]]
-        jobs = [(head, source) for head in heads for source in range(len(change))]
+        view, layer = self.intact.view, receiver.layer.layer
+        point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
+        jobs = [(head, sender) for head in heads for sender in range(len(change))]
         n = len(self.sequences.tokens)
         values = torch.zeros(len(jobs), n, dtype=torch.float64)
         stack = max(1, self.sequences.rows_at_once(view) // n)
@@ -173,28 +173,28 @@ class Replayed:
             chunk = jobs[first : first + stack]
             scores = Scores(self.sequences, len(chunk))
             for batch in self.sequences.batches(view):
-                edit = _edit(target, chunk, change[:, batch])
+                edit = _edit(receiver, chunk, change[:, batch])
                 with hooks_on(view.model, self.intact.points, [(point, edit)]):
                     scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
             values[first : first + len(chunk)] = scores.result()
         return values.view(len(heads), len(change), n).numpy() - self.values
 
 
-def _edit(target: TargetLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
-    """Return the hook that adds to each copy of the batch the change of its own source and target."""
+def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
+    """Return the hook that adds to each copy of the batch the change of its own sender and receiver."""
 
     def edit(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.reshape(*activation.shape[:2], -1, target.layer.d_head).clone()
+        edited = activation.reshape(*activation.shape[:2], -1, receiver.layer.d_head).clone()
         copies = edited.unflatten(0, (len(jobs), -1))
         n_heads = edited.shape[2]
-        for copy, (head, source) in zip(copies, jobs, strict=True):
-            if target.what == "q":
+        for copy, (head, sender) in zip(copies, jobs, strict=True):
+            if receiver.what == "q":
                 of_change, reached = head, [head]
             else:
-                of_change = target.layer.kv_head(head)
-                size = n_heads // target.layer.n_kv_heads  # some models repeat keys, one per query head
+                of_change = receiver.layer.kv_head(head)
+                size = n_heads // receiver.layer.n_kv_heads  # some models repeat keys, one per query head
                 reached = list(range(of_change * size, (of_change + 1) * size))
-            copy[:, :, reached] += change[source, :, :, of_change].to(copy)[:, :, None]
+            copy[:, :, reached] += change[sender, :, :, of_change].to(copy)[:, :, None]
         return edited.reshape(activation.shape)
 
     return edit

@@ -1,0 +1,102 @@
+"""Receivers of edges in a model: which heads each of them reaches, and the names that tables print."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from tlspectral.errors import BadHead
+from tlspectral.models.attention import AttentionView
+from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
+
+_NAMES = {"q": "queries", "k": "keys", "v": "values"}
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A receiver of a model, the query heads that were asked for, and those that an edit of it reaches.
+
+    Attributes:
+        receiver: under its name in tables: keys and values that heads share are one receiver.
+        asked: query heads; all that read it where it is given by the name of the group.
+        heads: query heads whose queries, keys or values change: those that share them, and every head of a layer whose
+            query/key norm runs over all heads (OLMo 2).
+    """
+
+    receiver: Receiver
+    asked: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    @property
+    def read(self) -> int:
+        """The head whose projection is edited: a key/value head for keys and values."""
+        return self.receiver.head
+
+
+def reached(view: AttentionView, given: Receivers) -> list[Reached]:
+    """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
+
+    Raises BadHead for a receiver that does not exist.
+    """
+    asked: dict[Receiver, set[int]] = {}
+    for one in read_receivers(given):
+        layer = one.layer + view.n_layers if -view.n_layers <= one.layer < 0 else one.layer
+        if not 0 <= layer < view.n_layers:
+            raise BadHead(f"{one.name} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        raw = view.raw(layer)
+        n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
+        if one.head >= (n_kv_heads if one.shared else n_heads):
+            what = f"key/value heads 0 to {n_kv_heads - 1}" if one.shared else f"heads 0 to {n_heads - 1}"
+            raise BadHead(f"{one.name} does not exist: layer {layer} has {what}")
+        size = n_heads // n_kv_heads
+        if one.input == "q" or size == 1:
+            asked.setdefault(Receiver(layer, one.head, one.input), set()).add(one.head)
+        elif one.shared:
+            group = range(one.head * size, (one.head + 1) * size)
+            asked.setdefault(Receiver(layer, one.head, one.input, True), set()).update(group)
+        else:
+            asked.setdefault(Receiver(layer, one.head // size, one.input, True), set()).add(one.head)
+    order = sorted(asked, key=lambda one: (one.layer, one.input, one.head))
+    return [Reached(one, tuple(sorted(asked[one])), _changed(view, one)) for one in order]
+
+
+def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
+    raw = view.raw(receiver.layer)
+    norm = {"q": raw.q_norm, "k": raw.k_norm, "v": None}[receiver.input]
+    if norm is not None and norm.over_heads:
+        return tuple(range(len(raw.w_q)))
+    size = len(raw.w_q) // len(raw.w_k) if receiver.shared else 1
+    return tuple(range(receiver.head * size, (receiver.head + 1) * size))
+
+
+def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
+    """Raise a ValueError for a receiver that reads before a sender writes."""
+    if not senders or not receivers:
+        return
+    last, first = max(senders), min(receivers, key=lambda one: one.receiver.layer).receiver
+    if last >= first.layer:
+        raise ValueError(
+            f"{first.name} reads before {head_name(last, senders[last][0])} writes: into= takes receivers in later "
+            "layers than all of `heads`; heads of one layer read the same residual stream"
+        )
+
+
+def warn_of_other_heads(receivers: list[Reached]) -> None:
+    """Warn by name of heads that are reached though they were not asked for."""
+    of_layer: dict[tuple[int, str], list[Reached]] = {}
+    for one in receivers:
+        of_layer.setdefault((one.receiver.layer, one.receiver.input), []).append(one)
+    for (layer, what), some in of_layer.items():
+        asked = sorted({head for one in some for head in one.asked})
+        others = sorted({head for one in some for head in one.heads} - set(asked))
+        if others:
+            warnings.warn(
+                f"the {_NAMES[what]} of {_names(layer, asked)} cannot be edited alone: the edit also reaches "
+                f"{_names(layer, others)} (heads of a group share keys and values, and a query/key norm over all heads "
+                f"ties those of a layer), so an effect is that of all of them; name the receiver "
+                f"{', '.join(one.receiver.name for one in some)} where that is meant",
+                stacklevel=5,
+            )
+
+
+def _names(layer: int, heads: Any) -> str:
+    return ", ".join(head_name(layer, head) for head in heads)
