@@ -240,7 +240,7 @@ def _prepared(
 def _part_table(
     plan: _Plan, layer: int, what: Input, ends: list[Reached], prepared: tuple[CachedRun, Replayed | None]
 ) -> pd.DataFrame:
-    """Measure the edges into queries, keys or values of one layer, at each asked head or at each receiver for a task."""
+    """Measure edges into queries, keys or values of one layer, at each asked head or at each receiver for a task."""
     run, replayed = prepared
     receiver = receiver_layer(run, layer, what)
     senders = [sender for sender in plan.senders if sender.layer < layer]
