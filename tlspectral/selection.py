@@ -14,14 +14,15 @@ Head = Any
 """One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative layers count from the end."""
 
 Heads = Iterable[Any] | pd.DataFrame | str
-"""Heads: one `Head`, a list of them, or a DataFrame with `layer` and `head` as columns or index."""
+"""Heads: one `Head`, `"L5"` for all of a layer, a list of these, or a DataFrame with `layer` and `head`."""
 
 HEAD_FORMS = (
-    'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, a list of them, or a '
-    "DataFrame with layer and head as columns or index"
+    'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, "L5" for all of a '
+    "layer, a list of them, or a DataFrame with layer and head as columns or index"
 )
 _FIELDS = ("layer", "head")
 _NAME = re.compile(r"L?(-?\d+)[H.](\d+)", re.IGNORECASE)
+_LAYER = re.compile(r"L(-?\d+)", re.IGNORECASE)
 _RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(\d+)\.([qkv])", re.IGNORECASE)
 
 
@@ -89,6 +90,16 @@ def head_pairs(heads: Any, n_layers: int | None = None) -> list[tuple[int, int]]
     if not isinstance(heads, Iterable) or isinstance(heads, Mapping):
         _refuse(heads)
     return list(dict.fromkeys(head_pair(head, n_layers) for head in heads))
+
+
+def whole_layers(heads: Any) -> tuple[list[int], Any]:
+    """Return the layers that are named as a whole, such as `"L5"`, and the other heads of a choice."""
+    listed = [heads] if isinstance(heads, str) else heads
+    if not isinstance(listed, list | tuple):
+        return [], heads
+    named = [(_LAYER.fullmatch(one.strip()) if isinstance(one, str) else None, one) for one in listed]
+    layers = [int(match[1]) for match, _ in named if match is not None]
+    return layers, [one for match, one in named if match is None] if layers else heads
 
 
 def _is_one(heads: Any) -> bool:
