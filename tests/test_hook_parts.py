@@ -108,26 +108,6 @@ def test_content_is_even_and_phase_odd_in_the_offset(seed, shape, norm, bias):
 
 
 @invariant
-@given(seeds, rotary_shapes)
-def test_a_common_turn_of_a_pair_changes_no_part(seed, shape):
-    # W_Q and W_K share a gauge freedom per pair: the same rotation of both leaves every M_t as it is.
-    case = Case(seed, shape)
-    angles = np.random.default_rng(seed).uniform(0, 6, case.geometry.n_pairs)
-    turned = Case(seed, shape)
-    real, imag = case.geometry.real_index.numpy(), case.geometry.imag_index.numpy()
-    for name in ("w_q", "w_k", "b_q", "b_k"):
-        w = getattr(case, name)
-        new = w.copy()
-        new[..., real] = w[..., real] * np.cos(angles) - w[..., imag] * np.sin(angles)
-        new[..., imag] = w[..., imag] * np.cos(angles) + w[..., real] * np.sin(angles)
-        setattr(turned, name, new)
-    turned.query = turned._project(turned.w_q, turned.b_q, None)
-    turned.key = turned._project(turned.w_k, turned.b_k, None)
-    for part in (*CONTENT, "rope_phase"):
-        close(turned.removal(part), case.removal(part))
-
-
-@invariant
 @given(seeds, rotary_shapes, norms, st.booleans())
 def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias):
     case = Case(seed, shape, norm=norm)
