@@ -16,9 +16,8 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables import named
 from tlspectral.wiring.columns import QK_ATTRIBUTION
-from tlspectral.wiring.query_row import QueryRow, query_row
 from tlspectral.wiring.score_form import PARTS, PairTerms, head_form, pair_terms, removed_key_sources, removed_pairs
-from tlspectral.wiring.two_tokens import TwoTokens, trace
+from tlspectral.wiring.two_tokens import QueryRow, TwoTokens, query_row, trace
 
 MOST_ROWS = 2_000_000
 REST, BIAS, ALIBI = "rest", "bias", "alibi"
