@@ -11,11 +11,11 @@ from described import assert_described
 from zoo import shared
 
 import tlspectral as tls
-import tlspectral.ablation.controls as controls_module
+import tlspectral.ablation.effects as effects_module
 import tlspectral.ablation.sweep as sweep_module
 import tlspectral.wiring.edges as edges_module
 from tlspectral.ablation import ablation_sweep, random_head_sets
-from tlspectral.ablation.controls import head_sets
+from tlspectral.ablation.effects import head_sets
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead
 from tlspectral.models.attention import attention_view
@@ -39,7 +39,7 @@ def by_hand(delta, effects):
 
 
 def test_the_examples_run():
-    for module in (score, controls_module):
+    for module in (score, effects_module):
         assert doctest.testmod(module).failed == 0
 
 

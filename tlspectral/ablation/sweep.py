@@ -14,8 +14,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
-from tlspectral.ablation.controls import check_draws, effects_beside_heads
-from tlspectral.ablation.effects import WITHOUT_SCORES, layer_effects
+from tlspectral.ablation.effects import WITHOUT_SCORES, check_draws, effects_beside_heads, layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.arguments import Reach, check_arguments
