@@ -35,10 +35,9 @@ def left_by(*interrupts):
 
 
 def test_interrupted_blocks_leave_nothing():
-    said, errors = left_by("steps", 60, "edges", 60, "moments", 10)
-    assert said == "".join(
-        f"{kind}: {count} interrupts, nothing left\n" for kind, count in (("steps", 60), ("edges", 60), ("moments", 10))
-    ), errors
+    said, errors = left_by("steps", 40, "edges", 30, "moments", 5)
+    counts = {"steps": 40, "edges": 30, "moments": 5}
+    assert said == "".join(f"{kind}: {n} interrupts, nothing left\n" for kind, n in counts.items()), errors
 
 
 @pytest.mark.slow

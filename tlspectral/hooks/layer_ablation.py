@@ -11,7 +11,7 @@ from torch import Tensor
 from tlspectral.hooks.arguments import Reach
 from tlspectral.hooks.blocks import BlockPlaces, block_removal
 from tlspectral.hooks.capture import HeadCapture, acts_first, key_weights
-from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal
+from tlspectral.hooks.parts import Part, Projection, Removal, Rotation, removal, whole_scores
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.replacement import Replacement
 from tlspectral.models.attention.threads import Hook
@@ -24,8 +24,6 @@ class LayerAblation(HeadCapture):
 
     Attributes:
         pairs: rotary pairs that the removal is limited to, None for all.
-        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
-            may recur) loses its part in the i-th copy alone.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
             not change need not be equal to the bit. Not for `"long_range"`, which adds nothing.
         reach: what the heads still see, for `"long_range"`.
@@ -103,13 +101,14 @@ class LayerAblation(HeadCapture):
             self.require_own_scores(scores, query, key, rotation)
         if self.reach is not None:
             selected = self.selected(scores, heads_axis=1)
-            limited = self.reach.limited(selected, self.visible(selected))
+            beyond = self.reach.beyond(self.visible(selected))
+            limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
         difference = self._difference(query, key, rotation, allowed)
         if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits by other hooks are kept here too.
-            raw = self.raw_scores(query, key, rotation)
+            raw = whole_scores(query, key, rotation, self.layer.score_scale)
             difference = self.capped(raw + difference) - self.capped(raw)
         # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
         # most two matrices of the scores' size are in memory.
@@ -124,8 +123,8 @@ class LayerAblation(HeadCapture):
         """Return the heads' attention with and without the part in a layer that delegates its attention."""
         query, key, rotation = self.projections()
         self.require_lengths(query.whole.shape[-2], key.whole.shape[-2], *lengths)
-        scores = self.raw_scores(query, key, rotation)
-        allowed = self.causal_mask(scores)
+        scores = whole_scores(query, key, rotation, self.layer.score_scale)
+        allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(self.capped(scores), allowed)
         if self.reach is not None:
             allowed = allowed & ~self.reach.beyond(allowed)

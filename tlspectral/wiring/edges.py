@@ -97,12 +97,11 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per source and target, sorted by target, then source: `source, layer, head, target,
-        target_layer, target_head, input, reached, attention` (intact)`, delta, delta_stderr, k_composition`; with a
-        control `control_delta, control_delta_stderr, control_excess, control_p, pvalue, qvalue`: `control_excess` is
-        |delta| less the mean of |control effects|, `control_p` of "the write is one of the source's own draws" (see
-        `tasks.control_test`). A source in the target's layer or behind has no row. `attrs` hold model and settings;
-        `norm_behind_held`: layers of sources with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
-        head's write is its share with that norm's scale held.
+        target_layer, target_head, input, reached, attention, delta, delta_stderr, k_composition`; with a control
+        `control_delta, control_delta_stderr, control_excess, control_p, pvalue, qvalue`;
+        `tables.describe_table("edge_effects")` says what each is. A source in the target's layer or behind has no row.
+        `attrs` hold model and settings; `norm_behind_held`: layers of sources with a norm behind the attention (Gemma 2
+        and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head that does not exist.
