@@ -83,22 +83,18 @@ def test_every_table_given_is_a_section_and_no_other():
     assert section(card, "Edges in").text.splitlines()[1].startswith(strongest["source"])
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
     assert "predicted" in section(card, "By distance").body
+    for words in given["directions"]:  # a direction without words is counted and not listed
+        read, sides = (rows.groupby(["direction", "side"]).ngroups for rows in (words[words["token"].notna()], words))
+        found = section(tls.head_card(heads(), "L1H0", directions=words), "Directions in words")
+        assert f"{read} of {sides} sides" in found.note
+        assert len(found.text.splitlines()) == max(read, 0) + 1
+    none = section(tls.head_card(heads(), "L1H0", directions=words[words["token"].isna()]), "Directions in words")
+    assert (none.text, none.body) == ("no reading", "")
     assert section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out").text.splitlines()[1].startswith("L1H0")
     Structure(card.html)  # well formed
     report = Structure(tls.report(heads(), **given))
     assert [attributes["id"] for tag, attributes in report.tags if tag == "script" and "id" in attributes] == [
         "data", "cards"]  # fmt: skip
-
-
-def test_a_direction_without_words_is_counted_and_not_listed():
-    words = tls.head_directions(model(), "L1H0", "qk", n_words=3)
-    read = words[words["token"].notna()].groupby(["direction", "side"]).ngroups
-    sides = words.groupby(["direction", "side"]).ngroups
-    found = section(tls.head_card(heads(), "L1H0", directions=words), "Directions in words")
-    assert f"{read} of {sides} sides" in found.note
-    assert len(found.text.splitlines()) == read + 1
-    none = section(tls.head_card(heads(), "L1H0", directions=words[words["token"].isna()]), "Directions in words")
-    assert (none.text, none.body) == ("no reading", "")
 
 
 def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
@@ -127,15 +123,13 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert not any(point.fwd_hooks for point in model().hook_dict.values())
 
 
-def test_eigenvalues_that_are_rounding_have_no_ratio():
-    unknown = heads().assign(D_head=np.nan)
-    unknown.attrs = heads().attrs
-    assert "D_head" not in section(tls.head_card(unknown, "L1H0", model=model()), "Eigenvalues").text
-
-
-def test_a_table_of_some_layers_is_enough_beside_the_model():
+def test_a_table_of_some_layers_and_without_a_ratio_is_enough_beside_the_model():
     few = tls.analyze_heads(model(), layers=[1], null_draws=2, detectors=False, show_progress=False)
-    assert titles(tls.head_card(few, "L1H0", model=model())) == ["Row", "Eigenvalues", "Phase by frequency"]
+    attrs, few = few.attrs, few.assign(D_head=np.nan)
+    few.attrs = attrs
+    card = tls.head_card(few, "L1H0", model=model())
+    assert titles(card) == ["Row", "Eigenvalues", "Phase by frequency"]
+    assert "D_head" not in section(card, "Eigenvalues").text  # eigenvalues that are rounding have no ratio
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -166,6 +160,9 @@ def test_drawings_stand_where_the_numbers_are():
     np.testing.assert_allclose(heights, [86 * t / 4 for t in range(4)], atol=0.051)
     drawn = attention_drawing(np.array([[1.0, 0.0], [0.25, 0.75]]), [" a", "\n"], "x")
     assert re.findall(r'fill-opacity="([\d.]+)"', drawn) == ["1.000", "0.250", "0.750"]
+    squares = np.array(re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)"', drawn), int)
+    first = 8 + round(2 * 6.6)  # right of tokens of two letters
+    assert squares.tolist() == [[first, first, 14], [first, first + 15, 14], [first + 15, first + 15, 14]]
     assert "\N{OPEN BOX}a (0)" in drawn
 
 
@@ -179,73 +176,66 @@ def hostile():
     return {"sweep": sweep, "edges": edge, "directions": words}
 
 
-def test_text_of_tables_and_tokens_stays_text():
+def test_text_of_tables_and_tokens_stays_text_and_the_card_asks_for_nothing():
     table = made_up_heads()
     table.attrs["model"] = INK
     card = tls.head_card(table, (0, 1), **hostile())
     for page in (card.html, tls.report(table, **hostile()), card._repr_html_()):
         assert INK not in page
         assert "<b onmouse" not in page
-    assert not [tag for tag, _ in Structure(card.html).tags if tag == "script"]
-    assert Structure(card.html).text().count(INK) >= 6
+    found = Structure(card.html)
+    assert not [tag for tag, _ in found.tags if tag == "script"]
+    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert not any(name.startswith("on") or name in ("style", "src") for _, given in found.tags for name in given)
+    assert found.text().count(INK) >= 6
     drawn = attention_drawing(np.eye(2), [INK, '"><b>'], "x")
     assert INK not in drawn
     assert '"><b>' not in drawn
 
 
-def test_the_card_asks_for_nothing_and_runs_nothing():
-    found = Structure(tls.head_card(made_up_heads(), (0, 1), kernels=kernels((0, 1))).html)
-    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
-    assert not any(
-        name.startswith("on") or name in ("style", "src") for _, attributes in found.tags for name in attributes
-    )
+def stranger():
+    table = sweep_of()
+    table.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
+    return table
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (lambda: {"sweep": sweep_of(layer=9)}, "the sweeps hold L9H0, which the table of heads lacks"),
-        (lambda: {"sweep": kernels((1, 0))}, "the table of sweeps has no column part, delta: give .* ablation_sweep"),
-        (lambda: {"composition": tls.k_composition(model(), "L0H0")}, "composition has no rows"),
-        (lambda: {"composition": composition().assign(layer=3)}, "composition ends with layer 3, and L1H0 reads"),
-        (lambda: {"prompt": "a"}, "give model= too"),
-        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, "found 2 of 4"),
-        (lambda: {"model": tls.load_model("tiny-ape")}, "other weights|of model tiny-rope"),
-    ],
-)
-def test_what_does_not_fit_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        tls.head_card(heads(), "L1H0", **given())
+def card_of(name="L1H0", **given):
+    return tls.head_card(heads(), name, **given)
+
+
+REFUSED = {
+    "heads": (lambda: card_of(sweep=sweep_of(layer=9)), "the sweeps hold L9H0, which the table of heads lacks"),
+    "columns": (lambda: card_of(sweep=kernels((1, 0))), "no column part, delta: give .* ablation_sweep"),
+    "no rows": (lambda: card_of(composition=tls.k_composition(model(), "L0H0")), "composition has no rows"),
+    "layer": (lambda: card_of(composition=composition().assign(layer=3)), "ends with layer 3, and L1H0 reads"),
+    "prompt": (lambda: card_of(prompt="a"), "give model= too"),
+    "prompts": (lambda: card_of(model=model(), prompt=torch.ones(2, 4, dtype=torch.long)), "found 2 of 4"),
+    "model": (lambda: card_of(model=tls.load_model("tiny-ape")), "other weights|of model tiny-rope"),
+    "weights": (lambda: card_of(sweep=stranger()), "made from other weights than the sweeps"),
+    "page": (lambda: tls.report(heads(), sweep=[stranger()]), "made from other weights than the sweeps"),
+    "head": (lambda: card_of("L7H0"), "L7H0 is not in the table of heads, which has 8"),
+    "keyword": (lambda: card_of(kernel=kernels((0, 1))), "did you mean 'kernels'"),
+    "keyword of the page": (lambda: tls.report(heads(), edges_out=kernels((0, 1))), "did you mean 'edges'"),
+}
+ERRORS = {"head": BadHead, "keyword": TypeError, "keyword of the page": TypeError}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused(what):
+    call, said = REFUSED[what]
+    with pytest.raises(ERRORS.get(what, ValueError), match=said):
+        call()
 
 
 def test_a_long_prompt_is_refused(monkeypatch):
     monkeypatch.setattr(room, "MOST_TOKENS", 4)
-    tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(4, dtype=torch.long))
+    card_of(model=model(), prompt=torch.ones(4, dtype=torch.long))
     with pytest.raises(ValueError, match="up to 4 tokens can be drawn; found 1 of 5"):
-        tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(5, dtype=torch.long))
-
-
-def test_tables_of_other_weights_and_other_heads_are_refused():
-    stranger = sweep_of()
-    stranger.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
-    for made in (lambda: tls.head_card(heads(), "L1H0", sweep=stranger), lambda: tls.report(heads(), sweep=[stranger])):
-        with pytest.raises(ValueError, match="made from other weights than the sweeps"):
-            made()
-    with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
-        tls.head_card(heads(), "L7H0")
+        card_of(model=model(), prompt=torch.ones(5, dtype=torch.long))
 
 
 def test_a_head_of_whom_nothing_was_measured_has_no_sections():
     evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
     assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
     assert evidence.sections((0, 0)) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("kernel", "did you mean 'kernels'"), ("edges_out", "did you mean 'edges'")]
-)
-def test_a_keyword_of_no_table_is_refused_by_page_and_card(name, said):
-    for made in (functools.partial(tls.head_card, heads(), "L1H0"), functools.partial(tls.report, heads())):
-        with pytest.raises(TypeError, match=said):
-            made(**{name: kernels((0, 1))})
