@@ -7,12 +7,7 @@ from attention_models import fresh, poke
 from zoo import shared
 
 from tlspectral.models.attention import attention_view, layer_digest
-
-
-def compatible(name):
-    model = fresh("bridge", name)
-    model.enable_compatibility_mode(disable_warnings=True)
-    return model
+from tlspectral.operators import verify_scores
 
 
 def operator(layer):
@@ -47,18 +42,28 @@ def assert_same_layers(view, reference):
             assert found.rotary.attention_scaling == pytest.approx(expected.rotary.attention_scaling, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", zoo.ARCHITECTURES)
-def test_compatibility_mode_is_the_same_operator(name):
-    assert_same_layers(attention_view(compatible(name)), attention_view(shared("bridge", name)))
+FAST = ("gpt2", "llama", "gemma3", "qwen3", "neox", "bloom")
 
 
-@zoo.needs_hooked
-@pytest.mark.parametrize("fold_ln", [True, False])
-@pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
-def test_hooked_transformer_is_the_same_operator(name, fold_ln):
-    model = shared("hooked", name) if fold_ln else fresh("hooked", name, fold_ln=False)
-    assert (model.cfg.normalization_type in ("LNPre", "RMSPre")) == fold_ln
+def forms():
+    """Forms of a model that hold its weights in another way, by name of the architecture."""
+    for form in ("compatible", "folded", "unfolded"):
+        for name in zoo.ARCHITECTURES if form == "compatible" else zoo.HOOKED_ARCHITECTURES:
+            marks = [pytest.mark.slow] * (name not in FAST) + [zoo.needs_hooked] * (form != "compatible")
+            yield pytest.param(form, name, marks=marks)
+
+
+@pytest.mark.parametrize(("form", "name"), forms())
+def test_every_form_of_a_model_has_the_same_operator(form, name):
+    if form == "compatible":
+        model = fresh("bridge", name)
+        model.enable_compatibility_mode(disable_warnings=True)
+    else:
+        model = shared("hooked", name) if form == "folded" else fresh("hooked", name, fold_ln=False)
+        assert (model.cfg.normalization_type in ("LNPre", "RMSPre")) == (form == "folded")
     assert_same_layers(attention_view(model), attention_view(shared("bridge", name)))
+    if name not in zoo.READ_WRONG:
+        assert float(verify_scores(model).max()) < 1e-5
 
 
 def plain_operator(name, index, head):
@@ -109,23 +114,10 @@ def test_operator_of_the_paper_from_the_published_weights(name):
 def test_a_16_bit_gain_is_not_rounded_again(name):
     # Gemma's own module adds the 1 in float32; in bfloat16 the sum would be rounded by 4e-3.
     layer = attention_view(fresh("bridge", name).to(torch.bfloat16)).layer(0)
+    assert (layer.storage_dtype, layer.w_q.dtype) == (torch.bfloat16, torch.float64)
     stored = zoo.hf_model(name).model.layers[0].input_layernorm.weight.detach().bfloat16().double()
     expected = stored + (name == "gemma2")
     torch.testing.assert_close(layer.norm.gain.detach().double(), expected, rtol=1e-7, atol=0)
-
-
-@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
-def test_neighbouring_query_heads_share_a_key_head(backend):
-    layer = attention_view(shared(backend, "llama")).layer(0)
-    assert [layer.kv_head(head) for head in range(layer.n_heads)] == [0, 0, 1, 1]
-    assert not torch.equal(layer.w_k[0], layer.w_k[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_storage_dtype_is_the_models_and_the_factors_are_float64(dtype):
-    layer = attention_view(fresh("bridge", "llama").to(dtype)).layer(0)
-    assert layer.storage_dtype == dtype
-    assert layer.w_q.dtype == torch.float64
 
 
 def test_digest_tells_weights_apart():
