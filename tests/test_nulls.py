@@ -122,7 +122,7 @@ def test_closed_form_of_gpt2_size():
 @settings(max_examples=50, derandomize=True)
 @given(st.integers(1, 12), st.integers(0, 600), st.floats(-100, 100), st.integers(0, 2**32 - 1))
 def test_closed_form_has_no_scale_and_no_nan(k, extra, exponent, seed):
-    n = k + extra
+    n = max(2, k + extra)
     spectrum = np.sort(np.random.default_rng(seed).exponential(size=(1, k)))[:, ::-1].copy()
     mean, deviation = dir_frac_null(spectrum, n)
     scaled_mean, scaled_deviation = dir_frac_null(spectrum * 10**exponent, n)
