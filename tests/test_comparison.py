@@ -110,11 +110,8 @@ def test_attrs_say_which_models_and_survive_a_file(base, tuned, noise, tmp_path)
     tuned.attrs |= {"model": "tuned"}
     noise.attrs |= {"model": "base", "revision": "abc"}
     table = compare_heads(base, tuned, noise_a=noise)
-    assert table.attrs["a"] == {
-        "model": "base",
-        "revision": "abc",
-        "weights_sha256": base.attrs["weights_sha256"],
-    }
+    weights = base.attrs["weights_sha256"]
+    assert table.attrs["a"] == {"model": "base", "revision": "abc", "weights_sha256": weights}
     assert table.attrs["b"]["model"] == "tuned"
     assert table.attrs["settings"] == {"seed": 0, "null_draws": 10, "null_blocks": "shared", "detectors": None}
     assert table.attrs["noise"] == {"a": {"storage": ["float32"], "draws": 20, "seed": 0}}

@@ -19,7 +19,7 @@ from head_tables import (
     built,
     table_of,
 )
-from reference_circuits import dense_copying, dense_model, dense_self_match
+from reference_circuits import dense_copying, dense_self_match, reference
 from reference_spectra import dense_reference
 
 import tlspectral as tls
@@ -87,7 +87,7 @@ DENSE = ("gpt2", "neox", "llama", "qwen3", "gemma3")
 
 @pytest.mark.parametrize("name", DENSE)
 def test_columns_are_those_of_dense_matrices(name):
-    dense, table = dense_model(name), table_of(name)
+    dense, table = reference(name), table_of(name)
     k = dense.layers[0].w_q.shape[2]
     pairs = [pair for at in dense.layers for pair in zip(at.w_q, at.w_k, strict=True)]
     rows = [dense_reference(*pair, k) for pair in pairs]
@@ -107,7 +107,7 @@ def test_columns_are_those_of_dense_matrices(name):
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "shared"), ("llama", "fresh")])
 def test_the_null_is_that_of_the_heads_own_singular_values(name, kind):
     """Size, dimension (one less under LayerNorm), seed, draws and kind of blocks reach the null as asked."""
-    dense = dense_model(name)
+    dense = reference(name)
     table = analyze(built("bridge", name), null_draws=30, seed=7, null_blocks=kind)
     k, n = dense.layers[0].w_q.shape[2], zoo.WIDTH - (name == "gpt2")
 

@@ -6,7 +6,7 @@ import torch
 import zoo
 from described import assert_described
 from head_tables import ALL, analyze, assert_same, built, table_of
-from reference_circuits import dense_model
+from reference_circuits import reference
 
 import tlspectral as tls
 from tlspectral.heads import measure
@@ -32,7 +32,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens)
     expected = []
-    for index, layer in enumerate(dense_model(name).layers):
+    for index, layer in enumerate(reference(name).layers):
         x = cache[f"blocks.{index}.hook_resid_pre"].double().numpy()
         if name == "gpt2":
             x = x - x.mean(-1, keepdims=True)

@@ -6,7 +6,7 @@ import pytest
 import zoo
 from described import assert_described
 from head_tables import built, dense_phase, table_of
-from reference_circuits import dense_model
+from reference_circuits import reference
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
@@ -19,7 +19,7 @@ def test_frequencies_are_those_of_dense_pairs(name):
     assert isinstance(table.index, pd.RangeIndex)
     places = list(zip(table["layer"], table["head"], table["frequency"], strict=True))
     assert places == sorted(places)
-    for index, layer in enumerate(dense_model(name).layers):
+    for index, layer in enumerate(reference(name).layers):
         theta, re, im = dense_phase(name, layer)
         rows = table[table["layer"] == index]
         assert len(rows) == re.size

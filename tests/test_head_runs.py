@@ -51,19 +51,6 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     assert_same(analyze(model), table_of("llama"))
 
 
-def test_an_interrupt_in_the_models_run_leaves_no_hooks():
-    model = warm(zoo.bridge("llama"))
-    before = state_of(model)
-
-    def interrupt(pattern, hook):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", interrupt)]):
-        analyze(model)
-    assert_unchanged(model, before)
-    assert_same(analyze(model), table_of("llama"))
-
-
 def test_the_bar_is_silent_when_off(capfd):
     analyze(built("bridge", "llama"), detectors=True)
     assert capfd.readouterr() == ("", "")

@@ -47,15 +47,8 @@ def any_size(monkeypatch):
     monkeypatch.setattr(nulls, "FLOAT32_FROM", 1)
 
 
-def test_float64_draws_are_those_of_the_formula_to_the_bit():
-    n, k = 60, 20
-    spectrum, blocks = np.exp(-np.linspace(0, 3, k)), blocks_of(n, k, 40)
-    eigenvalues = torch.linalg.eigvals(torch.from_numpy(spectrum / np.linalg.norm(spectrum))[:, None] * blocks).numpy()
-    draws, _ = null_draws(spectrum, blocks, "float64")
-    mass = np.abs(eigenvalues.imag).sum(axis=1)
-    np.testing.assert_array_equal(draws["imag_mass"], mass)
-    np.testing.assert_array_equal(draws["D_head"], mass / torch.from_numpy(eigenvalues).abs().sum(dim=1).numpy())
-    # Sizes at which float32 is not faster are in float64 anyway.
+def test_sizes_at_which_float32_is_not_faster_are_in_float64():
+    spectrum, blocks = np.exp(-np.linspace(0, 3, 20)), blocks_of(60, 20, 40)
     assert_same_draws(null_draws(spectrum, blocks, "float32"), null_draws(spectrum, blocks, "float64"))
 
 

@@ -158,6 +158,11 @@ def test_attenuation_without_meaning_says_why():
     assert explained.reason == "x is a linear function of the controls"
     assert np.isnan(explained.statistic)
     assert explained.before.reason is None
+    nothing = pd.DataFrame({"layer": 0, "x": [0, 1, 0, 1, 0, 1], "y": [0, 0, 1, 1, 2, 2], "c": [1, 2, 4, 3, 5, 9]})
+    found = attenuation(nothing, ["c"], x="x", y="y", base=())
+    assert found.before.statistic == 0
+    assert found.reason == "there is no correlation to attenuate"
+    assert np.isnan(found.statistic)
     heads.loc[:4, "rope_imag_frac"] = np.nan  # both sides are of the same rows
     found = attenuation(heads)
     assert (found.n, found.n_dropped) == (43, 5)

@@ -20,18 +20,9 @@ def made(part="symmetric", seed=0, control=False):
     deltas[17] += 1.0
     sizes = rng.uniform(0.5, 2, n)
     place = np.arange(n)
-    sweep = pd.DataFrame(
-        {
-            "layer": place // HEADS,
-            "head": place % HEADS,
-            "part": part,
-            "value": 4 + deltas.mean(1),
-            "delta": deltas.mean(1),
-            "delta_stderr": deltas.std(axis=1, ddof=1) / SEQUENCES**0.5,
-            "delta_p": 0.5,
-            "score_rms": sizes,
-        }
-    )
+    mean, error = deltas.mean(1), deltas.std(axis=1, ddof=1) / SEQUENCES**0.5
+    sweep = pd.DataFrame({"layer": place // HEADS, "head": place % HEADS, "part": part, "value": 4 + mean,
+                          "delta": mean, "delta_stderr": error, "delta_p": 0.5, "score_rms": sizes})  # fmt: skip
     sums = {"delta": deltas.sum(0).tolist(), "delta_per_rms": (deltas / sizes[:, None]).sum(0).tolist()}
     if control:
         sweep["control_delta"], sweep["control_delta_stderr"] = 0.25, 0.001
