@@ -31,12 +31,6 @@ def bridge_of(model):
     return build_bridge_from_module(model.eval(), type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
-def fresh(config):
-    config._attn_implementation = "eager"
-    name = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[config.model_type]
-    return getattr(transformers, name)(config).float()
-
-
 # --- planted heads ---
 
 
@@ -48,7 +42,8 @@ def planted_bridge():
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = fresh(config)
+        config._attn_implementation = "eager"
+        model = transformers.GPT2LMHeadModel(config).float()
         tokens, positions = torch.arange(TOKENS), torch.arange(POSITIONS)
         model.transformer.wte.weight.zero_()[tokens, TOKEN + tokens] = 1
         model.transformer.wpe.weight.zero_()[positions, POSITION + positions] = 1
