@@ -1,6 +1,7 @@
 """`head_directions`: planted directions, dense references, random heads, gauges of embeddings, contrasts of keys."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -314,6 +315,7 @@ PROMPTS = zoo.prompt(4, 20)
         ),
         ("mistral", (0, 1), {"task": contrast_task(PROMPTS, (19, 2))}, ValueError, "query at 19 does not see its key"),
         ("llama", (0, 0), {"task": [1]}, TypeError, r"tls.Task with attention=.*found list"),
+        ("llama", (0, 0), {"task": SimpleNamespace(prompts=PROMPTS)}, TypeError, "found SimpleNamespace"),
         ("llama", "L7H0", {}, BadHead, "the model has layers 0 to 1"),
         ("llama", "L0H9", {}, BadHead, "layer 0 has heads 0 to 3"),
     ],
