@@ -22,7 +22,7 @@ LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) te
 # operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
 # name that no file has.
 LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_positional history_sources html_summary \
-	loading_gguf nulls plot_* plots positional_table report required_tables \
+	loading_gguf nulls plot_* plots positional_table report \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts constrained_presets \
 	fingerprint_commands history_questions placebos printed_pvalues published replication stats_*)) \
@@ -31,7 +31,7 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_posit
 # What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They
 # pass where it is not installed. A new file of tests is run until it is named here.
 WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparison_changes exclusion html_summary \
-	notebooks nulls parts plot_* plots release report report_browser required_tables rotary shape_checks \
+	notebooks nulls parts plot_* plots release report report_browser rotary shape_checks \
 	shared_folders spectra_* stats_* table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
 	history_questions plot_* printed_pvalues published replication stats_*)) \

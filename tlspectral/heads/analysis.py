@@ -23,6 +23,7 @@ from tlspectral.heads.measure import (
     with_null,
 )
 from tlspectral.models.attention import AttentionView, layer_digest
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
@@ -118,8 +119,6 @@ def analyze_heads(
     source = open_layers(model, load=detectors, revision=revision, show_progress=show_progress)
     chosen = None
     if heads is not None:
-        from tlspectral.models.attention.selection import heads_by_layer
-
         chosen = heads_by_layer(source, heads)
     indices = chosen_layers(layers if chosen is None else chosen, source.n_layers)
     if isinstance(source, AttentionView):
