@@ -4,7 +4,6 @@ import functools
 import json
 from dataclasses import dataclass, replace
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -223,20 +222,6 @@ def test_chosen_heads_have_the_rows_they_have_among_all(mode):
         table = whole.tables[name]
         rows = table[(table["layer"] == 1) & table["head"].isin([0, 2])].reset_index(drop=True)
         pd.testing.assert_frame_equal(some.tables[name], rows)
-
-
-def test_workers_and_other_temperatures_change_nothing_that_was_measured(tmp_path):
-    kept = {"checkpoint_dir": tmp_path, **MARKS}
-    model = zoo.shared("bridge", "llama")
-    with joblib.parallel_config("threading"):
-        shared = tls.positional_symbolic_profile(model, Marks(), n_jobs=2, **kept)
-    for name, table in profile().tables.items():
-        pd.testing.assert_frame_equal(shared.tables[name], table)
-    files = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.parquet")}
-    warm = tls.positional_symbolic_profile(model, Marks(), tau=0.02, **kept)
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.parquet")} == files
-    assert differ(warm.heads, profile(tau=0.02).heads) == 0
-    assert differ(warm.heads, shared.heads) > 1e-3
 
 
 def test_a_swap_on_the_head_scale_sums_over_frequencies():

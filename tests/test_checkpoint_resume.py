@@ -7,12 +7,10 @@ import joblib
 import pandas as pd
 import pytest
 import zoo
-from safetensors.torch import load, save_file
 from typer.testing import CliRunner
 
 import tlspectral as tls
 from tlspectral.cli import app
-from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import streamed
 from tlspectral.tables import read_table
 
@@ -55,68 +53,6 @@ def measured(monkeypatch):
     return seen
 
 
-def test_a_stopped_table_continues(path, table, tmp_path, measured):
-    measured.stop_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        analyze(path, checkpoint_dir=tmp_path / "parts")
-    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == [
-        "L000.parquet",
-        "L001.parquet",
-        "settings.json",
-    ]
-    measured.stop_at = None
-    measured.clear()
-    assert_same(analyze(path, checkpoint_dir=tmp_path / "parts"), table)
-    assert measured == [2, 3]
-    measured.clear()
-    assert_same(analyze(path, checkpoint_dir=tmp_path / "parts"), table)
-    assert measured == []
-
-
-def test_layers_of_a_smaller_table_are_taken_over(path, table, tmp_path, measured):
-    part = analyze(path, layers=[3, 1], checkpoint_dir=tmp_path)
-    assert_same(part, analyze(path, layers=[3, 1]))
-    measured.clear()
-    assert_same(analyze(path, checkpoint_dir=tmp_path), table)
-    assert measured == [0, 2]
-
-
-def test_a_learned_position_table_is_part_of_the_work(tmp_path):
-    folder = zoo.save_folder("gpt2", tmp_path / "gpt2")
-    expected = analyze(folder, extras=["position_share"])
-    for _ in range(2):
-        assert_same(analyze(folder, extras=["position_share"], checkpoint_dir=tmp_path / "parts"), expected)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"null_draws": 6},
-        {"seed": 1},
-        {"null_blocks": "fresh"},
-        {"null_dtype": "float64"},
-        {"extras": ["position_share"]},
-    ],
-)
-def test_a_folder_of_other_settings_is_refused(path, tmp_path, change):
-    analyze(path, layers=[0], checkpoint_dir=tmp_path)
-    with pytest.raises(IncompatibleCheckpoint, match=f"made with other {next(iter(change))}"):
-        analyze(path, layers=[0], checkpoint_dir=tmp_path, **change)
-
-
-def test_layers_of_other_weights_are_refused(path, tmp_path):
-    """One number in the middle of one matrix."""
-    own = shutil.copytree(path, tmp_path / "own")
-    analyze(own, layers=[0, 1], checkpoint_dir=tmp_path / "parts")
-    tensors = load((own / "model.safetensors").read_bytes())
-    tensors["model.layers.1.self_attn.k_proj.weight"][7, 20] += 1e-3
-    tensors["model.layers.2.self_attn.k_proj.weight"][7, 20] += 1e-3
-    save_file(tensors, own / "model.safetensors", metadata={"format": "pt"})
-    assert len(analyze(own, layers=[0, 2], checkpoint_dir=tmp_path / "parts")) == 8  # kept layer 0 is still good
-    with pytest.raises(IncompatibleCheckpoint, match=r"L001\.parquet was made from other weights of layer 1"):
-        analyze(own, checkpoint_dir=tmp_path / "parts")
-
-
 def test_a_moved_checkpoint_continues(path, table, tmp_path, measured):
     analyze(path, layers=[0], checkpoint_dir=tmp_path / "parts")
     moved = shutil.copytree(path, tmp_path / "moved")
@@ -124,12 +60,6 @@ def test_a_moved_checkpoint_continues(path, table, tmp_path, measured):
     found = analyze(moved, checkpoint_dir=tmp_path / "parts")
     assert measured == [1, 2, 3]
     pd.testing.assert_frame_equal(found, table, check_exact=True)
-
-
-def test_a_folder_of_other_files_is_left_alone(path, tmp_path):
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(IncompatibleCheckpoint, match="holds files but no"):
-        analyze(path, checkpoint_dir=tmp_path)
 
 
 @pytest.mark.parametrize("detectors", [True, False])
@@ -161,26 +91,10 @@ def test_the_command_keeps_layers_of_streamed_tables_only(path, tmp_path, option
     assert "goes with --no-detectors" in done.stderr
 
 
-@pytest.mark.parametrize("blocks", ["shared", "fresh"])
-def test_workers_give_the_same_table(path, tmp_path, blocks):
-    expected = analyze(path, null_blocks=blocks)
-    with joblib.parallel_config(backend="threading"):  # the same code path as processes, which the slow test takes
-        found = analyze(path, null_blocks=blocks, n_jobs=2, checkpoint_dir=tmp_path)
-    assert_same(found, expected)
-    assert len(list(tmp_path.glob("L*.parquet"))) == 4
-
-
 @pytest.mark.slow
 def test_processes_give_the_same_table(path, table, tmp_path):
     assert_same(analyze(path, n_jobs=2, checkpoint_dir=tmp_path), table)
     assert len(list(tmp_path.glob("L*.parquet"))) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-@pytest.mark.usefixtures("dask_cluster")
-def test_a_dask_cluster_gives_the_same_table(path, table):
-    assert_same(analyze(path, n_jobs=-1), table)
 
 
 def test_layers_read_by_threads_leave_weight_tying_as_it_was(tmp_path):

@@ -2,7 +2,6 @@
 
 import doctest
 import functools
-import json
 from collections import Counter
 
 import numpy as np
@@ -18,7 +17,7 @@ import tlspectral.ablation.sweep as sweep_module
 import tlspectral.wiring.edges as edges_module
 from tlspectral.ablation import ablation_sweep, band_effects, random_head_sets
 from tlspectral.detectors import repeated_sequences
-from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.errors import BadHead
 from tlspectral.models.attention import attention_view
 from tlspectral.tasks import control_test, induction_loss, score
 
@@ -150,18 +149,6 @@ def test_a_screened_sweep_has_the_control_of_what_was_measured(monkeypatch):
     # Batches of other sizes: measured 1e-7; effects are 1e-3.
     pd.testing.assert_frame_equal(table.loc[measured, names], whole.loc[measured, names], rtol=0, atol=1e-5)
     assert table.loc[~measured, names].isna().all(axis=None)
-
-
-def test_the_folder_holds_the_number_of_draws(tmp_path):
-    model = shared("bridge", "llama")
-    options = {"tokens": drawn(), "heads": "L1H2", "checkpoint_dir": tmp_path}
-    for part in ("symmetric", "output"):  # five random parts, and all other heads
-        table = sweep(model, part, **options)
-        pd.testing.assert_frame_equal(sweep(model, part, **options), table)
-    settings = json.loads((tmp_path / "sweep.json").read_text())
-    assert (settings["control"], settings["draws"]) == ("random", None)
-    with pytest.raises(IncompatibleCheckpoint, match=r"other draws \(draws: null there, 19 now\)"):
-        sweep(model, "symmetric", draws=19, **options)
 
 
 def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):

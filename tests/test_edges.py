@@ -3,9 +3,7 @@
 import inspect
 from unittest import mock
 
-import joblib
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import zoo
@@ -15,7 +13,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.detectors.sequences import repeated_sequences
-from tlspectral.errors import BadHead, IncompatibleCheckpoint, ScoreMismatch
+from tlspectral.errors import BadHead, ScoreMismatch
 from tlspectral.models.attention import AttentionLayer, attention_view
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.writes import LayerReads
@@ -113,20 +111,6 @@ def test_edges_of_random_models_are_within_the_control():
     # 48 p-values in groups of 4 that share a null. The share below .05 was measured at .06; two sd of .05 are .06.
     assert (pvalues < 0.05).mean() < 0.15
     assert 0.3 < pvalues.mean() < 0.7
-
-
-def test_a_run_that_was_stopped_is_resumed_and_workers_change_no_number(tmp_path):
-    model = tls.load_model("tiny-rope")
-    options = {"control": "random", "show_progress": False, "sources": ["L0H3", "L0H0"]}
-    whole = tls.edge_effects(model, ["L1H0", "L1H1"], **options)
-    first = tls.edge_effects(model, ["L1H0", "L1H1"], checkpoint_dir=tmp_path, **options)
-    with joblib.parallel_config(backend="threading"):
-        again = tls.edge_effects(model, ["L1H0", "L1H1"], checkpoint_dir=tmp_path, n_jobs=2, **options)
-    pd.testing.assert_frame_equal(first, whole)
-    pd.testing.assert_frame_equal(again, whole)
-    assert again.attrs == whole.attrs
-    with pytest.raises(IncompatibleCheckpoint, match="other sources"):
-        tls.edge_effects(model, ["L1H0", "L1H1"], checkpoint_dir=tmp_path, control="random", show_progress=False)
 
 
 def test_attention_of_a_task_is_measured_at_its_query_and_key():

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from zoo import shared
 
 from tlspectral.cli import app
-from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.errors import BadHead
 from tlspectral.models import checkpoints
 from tlspectral.tables import write_table
 
@@ -87,14 +87,6 @@ def test_choices_that_are_refused(folder, road, choice, error, text):
     model = shared("bridge", "llama") if road == "loaded" else folder("llama")
     with pytest.raises(error, match=text):
         analyze(model, **choice)
-
-
-def test_a_folder_of_parts_is_of_one_choice_of_heads(folder, tmp_path):
-    first = analyze(folder("llama"), heads=HEADS, checkpoint_dir=tmp_path)
-    assert analyze(folder("llama"), heads=HEADS[::-1], checkpoint_dir=tmp_path).equals(first)
-    for other in ({}, {"heads": [(0, 1)]}):
-        with pytest.raises(IncompatibleCheckpoint):
-            analyze(folder("llama"), checkpoint_dir=tmp_path, **other)
 
 
 def test_what_reads_tables_reads_one_of_a_few_heads(tmp_path):

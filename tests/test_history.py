@@ -355,29 +355,6 @@ def test_plain_models_are_known_by_their_weights(tmp_path):
         head_history([(0, native(0)), (1, native(2))], folder=tmp_path, **QUICK)
 
 
-@pytest.fixture(scope="module")
-def one_step(run, tmp_path_factory):
-    """The folder of a history of one step. What is refused leaves it as it is."""
-    folder = tmp_path_factory.mktemp("one_step")
-    head_history(training_checkpoints(run)[:1], folder=folder, **QUICK)
-    return folder
-
-
-def test_another_run_does_not_go_on_in_the_folder(run, one_step):
-    other = dataclasses.replace(run, checkpoints={0: run.checkpoints[10]})
-    with pytest.raises(IncompatibleCheckpoint, match="step 0 of another model"):
-        head_history(training_checkpoints(other), folder=one_step, **QUICK)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"null_draws": 9}, {"null_dtype": "float64"}, {"seed": 1}, {"detectors": False}, {"pairs": [((0, 0), (1, 0))]}],
-)
-def test_a_folder_of_other_settings_is_refused(run, one_step, change):
-    with pytest.raises(IncompatibleCheckpoint, match=f"other {next(iter(change))}"):
-        head_history(training_checkpoints(run)[:1], folder=one_step, **QUICK | change)
-
-
 # Bad input
 
 

@@ -2,13 +2,9 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import joblib
-import killed_jobs
 import numpy as np
 import pandas as pd
 import pyarrow.dataset
@@ -18,7 +14,6 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models, many_models, streamed
 from tlspectral.heads.many_models import is_model_list, listed_models
 from tlspectral.tables import read_table
@@ -185,18 +180,12 @@ def test_a_damaged_file_of_the_dataset_is_a_row(models, finished, tmp_path):
     assert "is not a finished part" in failures["message"][0]
 
 
-def test_other_settings_and_other_folders_are_refused(models, finished, tmp_path):
-    for change in ({"null_draws": 6}, {"seed": 1}, {"null_blocks": "fresh"}, {"backend": "bridge"}):
-        with pytest.raises(IncompatibleCheckpoint, match=f"made with other {next(iter(change))}"):
-            analyze(models, finished, **change)
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(IncompatibleCheckpoint, match="holds files but no"):
-        analyze(models, tmp_path)
-    with pytest.raises(ValueError, match="the null needs at least two draws"):
+def test_what_no_model_can_have_is_refused_before_a_folder_is_made(models, tmp_path):
+    with pytest.raises(ValueError, match="at least two draws"):
         analyze(models, tmp_path / "new", null_draws=1)
     with pytest.raises(ValueError, match="is a file, and several models make a dataset"):
         analyze(models, tmp_path / "heads.parquet")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["thesis.tex"]
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- what is listed ---
@@ -232,28 +221,6 @@ def test_files_of_weights_and_folders_are_no_lists(models, tmp_path):
 
 
 # --- stopped and shared out ---
-
-
-def test_a_stopped_dataset_continues_at_the_layer(models, finished, tmp_path, monkeypatch):
-    seen, real = [], streamed._layer_table
-
-    def stops(plan, view, index):
-        if len(seen) == 3:  # in the second model, which has two layers like the first
-            raise KeyboardInterrupt
-        seen.append(index)
-        return real(plan, view, index)
-
-    monkeypatch.setattr(streamed, "_layer_table", stops)
-    folder = tmp_path / "many"
-    with pytest.raises(KeyboardInterrupt):
-        analyze(models, folder)
-    assert len(parts(folder)) == 1
-
-    seen.clear()
-    assert analyze(models, folder).empty
-    assert seen == [1]
-    assert parts(folder) == parts(finished)
-    assert not list((folder / "layers").iterdir())
 
 
 @pytest.mark.parametrize("shared_out", [True, False])
@@ -358,50 +325,6 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
     assert analyze(models[:1], folder).empty
     assert not list((folder / "failures").iterdir())
     assert part_of(folder, models[0]).read_bytes() == part_of(finished, models[0]).read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
-def test_eight_jobs_of_which_half_are_killed_make_the_dataset_of_one(models, tmp_path):
-    given = [*map(str, models), "no/such/model"]
-    assert len(analyze(given, tmp_path / "one")) == 1
-    program = [sys.executable, killed_jobs.__file__, "models", tmp_path / "many", *given]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 4, "too few were killed for a test"
-    whole, left = (
-        {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-        for folder in (tmp_path / "one", tmp_path / "many")
-    )
-    assert {name: data for name, data in left.items() if name.suffix != ".part"} == whole
-
-
-_KILLED = """
-import os, signal, sys
-from tlspectral.heads import analyze_models, streamed
-
-real, seen = streamed._layer_table, []
-
-def killed(plan, view, index):
-    if len(seen) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    seen.append(index)
-    return real(plan, view, index)
-
-streamed._layer_table = killed
-analyze_models(sys.argv[2:], sys.argv[1], null_draws=5, detectors=False, show_progress=False)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_dataset_continues_to_the_same_bytes(models, finished, tmp_path):
-    folder = tmp_path / "many"
-    done = subprocess.run([sys.executable, "-c", _KILLED, folder, *models], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert len(parts(folder)) == 1
-    assert len(list((folder / "layers").glob("*/L000.parquet"))) == 1  # of the model that it was reading
-    assert analyze(models, folder).empty
-    assert parts(folder) == parts(finished)
 
 
 @pytest.mark.slow

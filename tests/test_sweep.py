@@ -1,8 +1,6 @@
 """The sweep: equal to whole forwards under hooks, whatever is stacked, resumed, shared out or screened."""
 
 import functools
-import json
-import shutil
 from typing import Any
 
 import joblib
@@ -18,7 +16,6 @@ import tlspectral.tasks.scoring as scoring
 from tlspectral.ablation import ablation_sweep
 from tlspectral.ablation.effects import random_difference, random_frames, root_mean_square
 from tlspectral.detectors import repeated_sequences
-from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks import ablate
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
@@ -269,109 +266,7 @@ def test_a_screen_measures_the_largest_and_a_random_set(monkeypatch):
 # --- stopped and continued ---
 
 
-def assert_same(found, expected):
-    pd.testing.assert_frame_equal(found, expected, check_exact=True)
-    assert found.attrs == expected.attrs
-
-
-@pytest.mark.parametrize("options", [{}, {"control": "random"}, {"screen": "gradient"}], ids=str)
-def test_a_killed_sweep_continues_to_the_identical_table(tmp_path, monkeypatch, options):
-    model, tokens = shared("bridge", "gemma2"), drawn()
-    expected = sweep(model, "symmetric", tokens=tokens, **options)
-    real, done = sweep_module.layer_effects, []
-
-    def killed(*given, **named):
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(given[2])
-        return real(*given, **named)
-
-    monkeypatch.setattr(sweep_module, "layer_effects", killed)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path / "run", **options)
-    pieces = sorted(file.name for file in (tmp_path / "run").glob("symmetric_L*"))
-    assert pieces == ["symmetric_L000.parquet", "symmetric_L001.parquet"]
-    monkeypatch.setattr(sweep_module, "layer_effects", real)
-    assert_same(sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path / "run", **options), expected)
-
-    def never(*given, **named):
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(sweep_module, "layer_effects", never)
-    assert_same(sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path / "run", **options), expected)
-    assert not list((tmp_path / "run").glob(".*"))
-
-
-def test_parts_share_a_folder(tmp_path):
-    model, tokens = shared("bridge", "llama"), drawn()
-    for part in ("symmetric", "rope_phase"):
-        sweep(model, part, tokens=tokens, checkpoint_dir=tmp_path)
-    assert len(list(tmp_path.glob("*_L*.parquet"))) == 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"seed": 1}, "other seed"),
-        ({"tokens": "other"}, "other tokens"),
-        ({"control": "random"}, "other control"),
-        ({"screen": "gradient"}, "other screen"),
-        ({"heads": [(0, 0)]}, "other heads"),
-        ({"task": "language"}, "other task"),
-    ],
-)
-def test_a_folder_of_other_settings_is_refused(tmp_path, changes, said):
-    model, tokens = shared("bridge", "llama"), drawn()
-    sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
-    given = {"tokens": tokens, **changes}
-    if "tokens" in changes:
-        given["tokens"] = drawn(count=6)
-    with pytest.raises(IncompatibleCheckpoint, match=f"{said}.*choose another folder"):
-        sweep(model, "symmetric", checkpoint_dir=tmp_path, **given)
-
-
-def test_a_folder_of_other_weights_or_hooks_is_refused(tmp_path):
-    model, tokens = zoo.bridge("llama"), drawn()
-    sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
-    with ablate(model, [(0, 0)], "output"), pytest.raises(IncompatibleCheckpoint, match="hooks"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
-    with torch.no_grad():
-        next(iter(model.original_model.parameters())).view(-1)[0] += 1e-3
-    with pytest.raises(IncompatibleCheckpoint, match="other weights"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
-
-
-def test_foreign_and_damaged_files_are_refused(tmp_path):
-    model, tokens = shared("bridge", "llama"), drawn()
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(IncompatibleCheckpoint, match=r"no sweep\.json"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=tmp_path)
-    ours, other = tmp_path / "ours", tmp_path / "other"
-    sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
-    sweep(model, "symmetric", tokens=tokens, checkpoint_dir=other, seed=1)
-    shutil.copy(other / "symmetric_L001.parquet", ours)
-    with pytest.raises(IncompatibleCheckpoint, match="remove it"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
-    shutil.copy(ours / "symmetric_L000.parquet", ours / "symmetric_L001.parquet")
-    with pytest.raises(IncompatibleCheckpoint, match=r"symmetric_L001\.parquet holds symmetric_L000"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
-    (ours / "symmetric_L001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(IncompatibleCheckpoint, match="not a finished part"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
-    (ours / "sweep.json").write_text(json.dumps({"format": 1}))
-    with pytest.raises(IncompatibleCheckpoint, match="cannot be read"):
-        sweep(model, "symmetric", tokens=tokens, checkpoint_dir=ours)
-
-
 # --- shared out ---
-
-
-def test_threads_do_not_meet_on_one_model(tmp_path):
-    model, tokens = shared("bridge", "gemma2"), drawn()
-    expected = sweep(model, "symmetric", tokens=tokens)
-    with joblib.parallel_config(backend="threading"):
-        found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
-    assert_same(found, expected)
 
 
 def test_a_model_is_sent_to_a_worker_after_a_cached_run():
@@ -393,15 +288,3 @@ def test_workers_give_the_same_table(backend, tmp_path):
         found = sweep(model, "symmetric", tokens=tokens, n_jobs=2, checkpoint_dir=tmp_path)
     pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-6)
     assert len(list(tmp_path.glob("symmetric_L*"))) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-def test_a_dask_cluster_gives_the_same_table(request, full):
-    if not full:
-        pytest.skip("test_work and test_checkpoint_resume send the same parts to a cluster; all with --full")
-    model, tokens = shared("bridge", "llama"), drawn()
-    expected = sweep(model, "symmetric", tokens=tokens)
-    request.getfixturevalue("dask_cluster")
-    found = sweep(model, "symmetric", tokens=tokens, n_jobs=-1)
-    pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-6)
