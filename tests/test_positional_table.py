@@ -58,8 +58,6 @@ def test_text_and_its_tokens_give_the_same(tmp_path):
     assert measured(model, text).equals(measured(model, text.tokenized(model)))
     # Each piece is fine where it stands, but the last block has no space to end on when another follows it.
     uneven = BlockPrompt("<s> ", [*blocks[:3], "w17"], " w20 w21")
-    with pytest.raises(ValueError, match=r"unequal token boundaries across a swap \(after blocks 0 and 3 swap\)"):
-        measured(model, uneven)
     assert len(measured(model, uneven, mode="key")) == 8  # runs no swapped prompt
 
 
@@ -127,5 +125,3 @@ def test_every_query_is_scored_as_if_the_prompt_ended_there(mode):
             differ(own, alone) < 1e-3
         )  # float32 behind a cache: 3e-5 as in test_positional_batches; queries differ by tenths
     assert differ(own, heads[heads["query"] == 17].reset_index(drop=True)) > 1e-2
-    with pytest.raises(ValueError, match="every_query is for one prompt, found 2"):
-        positional_symbolic(model, [prompt, prompt], every_query=True, show_progress=False)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from zoo_words import CONTEXT, reader, word_tokenizer
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.binding import BindingTask
@@ -96,8 +95,6 @@ def test_the_preset_is_the_setting_of_the_paper():
         assert len(plan.swaps_of(0)) == 36  # for all i, j
     per_query = planned_experiment("gemma-2", swaps="per_query", **usual)
     assert per_query.swaps_of(96) == [(0, 96), (32, 96), (64, 96), *((96, j) for j in (128, 159, 191, 223, 255))]
-    with pytest.raises(ValueError, match="there is one preset, 'paper'; found 'fast'"):
-        planned_experiment("plain", **{**usual, "preset": "fast"})
 
 
 def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
@@ -106,32 +103,6 @@ def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
 
     assert seeds(3, 5)[:2] == seeds(3, 2)
     assert len({*seeds(0, 5), *seeds(1, 5)}) == 10  # seeds next to each other share no draw
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"preset": "paper", "n_pairs": 32}, "preset='paper' has n_pairs = 256, found 32"),
-        ({"preset": "paper", "n_blocks": 8}, "preset='paper' has n_blocks = 9, found 8"),
-        ({"preset": "paper", "queries": 3}, "preset='paper' has queries = 9, found 3"),
-        ({"preset": "paper", "queries": [0, 5]}, r"preset='paper' has queries = 9, found \[0, 5\]"),
-        ({"preset": "paper", "task": BindingTask()}, "preset='paper' has the task's n_pairs = 256, found 64"),
-        ({"task": BindingTask(n_pairs=9), "n_pairs": 8}, "n_pairs is 8, but the task has 9 pairs"),
-        ({"task": "gemma"}, "'gemma' is no template.* and no ready task: 'binding', 'key-value'"),
-        ({"swaps": "some"}, "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
-        ({"draws": 0}, "at least one draw is needed, found 0"),
-        ({"n_pairs": 7, "n_blocks": 8}, "n_blocks must be from 3 to the 7 pairs, found 8"),
-        ({"n_pairs": 7, "n_blocks": 2}, "n_blocks must be from 3 to the 7 pairs, found 2"),
-        ({"n_pairs": 7, "n_blocks": 3, "queries": 4}, "queries must be from 1 to the 3 selected blocks, found 4"),
-        ({"n_pairs": 9, "queries": [3, 9]}, r"different blocks from 0 to 8, found \[3, 9\]"),
-        ({"n_pairs": 9, "queries": [3, 3]}, r"different blocks from 0 to 8, found \[3, 3\]"),
-        ({"n_pairs": 9, "queries": []}, r"different blocks from 0 to 8, found \[\]"),
-        ({"n_pairs": 9, "tau": 0.0}, "tau must be positive"),
-    ],
-)
-def test_arguments_that_contradict_or_cannot_be_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        positional_symbolic_profile(reader(), **{"task": "plain", "show_progress": False, **arguments})
 
 
 # --- averages by hand ---
@@ -164,11 +135,6 @@ def test_prompts_without_a_score_are_left_out():
     one = over_draws([scores_of(0.1, 0.3)])
     assert one["s_sym"].item() == pytest.approx(0.4)
     assert one[ERRORS].isna().all(axis=None)
-
-
-def test_tables_of_other_heads_are_not_averaged():
-    with pytest.raises(ValueError, match="do not have the same rows"):
-        over_draws([scores_of(0.1), [scores_of(0.3)[0].assign(head=1)]])
 
 
 def test_the_median_test_is_that_of_a_two_by_two_table():
@@ -306,15 +272,6 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
     assert table["chance"].tolist() == [0.75, 0.25]
 
 
-def test_a_tokenizer_that_joins_prompt_and_answer_is_refused():
-    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-    draw = BindingTask(n_pairs=3).draw(0)
-    with pytest.raises(ValueError, match="joins the end of the prompt with the answer ' "):
-        answers_table(tokenizer, draw, (1,), torch.zeros(1, 1).double())
-
-
 # --- the whole ---
 
 
@@ -355,13 +312,6 @@ def test_the_longest_draw_and_the_longest_question_decide():
                 require_context(plan, letters, longest(n_pairs) + spare)
     with pytest.raises(ValueError, match="fit"):
         require_context(plan, letters, longest(12) - 1)
-
-
-def test_a_model_that_cannot_be_profiled_is_refused():
-    with pytest.raises(ValueError, match=r"no tokenizer, so the prompts of BindingTask.* cannot be written"):
-        positional_symbolic_profile(zoo.bridge("llama"), "plain")
-    with pytest.raises(UnsupportedArchitecture, match="rotary"):
-        positional_symbolic_profile(reader("gpt2"), "plain", draws=1, per_frequency=True, **SMALL)
 
 
 def test_a_model_without_rotary_positions_has_heads_alone():
