@@ -72,15 +72,6 @@ def test_every_model_has_the_same_schema_and_its_own_table(models, finished):
     assert not list((finished / "failures").iterdir())
 
 
-def test_detectors_and_draws_do_not_change_the_schema(finished, tmp_path):
-    analyze([LOADED], tmp_path, detectors=True, null_blocks="fresh")
-    with_detectors = part_of(tmp_path, LOADED)
-    assert (
-        pq.read_schema(with_detectors).remove_metadata() == pq.read_schema(part_of(finished, LOADED)).remove_metadata()
-    )
-    assert read_table(with_detectors)["prev"].notna().all()
-
-
 def test_pandas_and_pyarrow_read_the_folder(models, finished):
     frame = pd.read_parquet(finished / "heads")
     assert frame.groupby("model")["D_head"].count().to_dict() == {
@@ -93,25 +84,16 @@ def test_pandas_and_pyarrow_read_the_folder(models, finished):
     assert np.isnan(frame.loc[frame["model"] == str(models[1]), "freq_centroid"]).all()
 
 
-_MEANS = "select model, avg(D_head) as mean from {heads} group by model order by model"
-
-
-def means(folder):
-    return pd.read_parquet(folder / "heads").groupby("model")["D_head"].mean()
-
-
-def test_duckdb_reads_the_folder(finished):
-    duckdb = pytest.importorskip("duckdb")
-    rows = duckdb.sql(_MEANS.format(heads=f"'{finished / 'heads'}/*.parquet'")).fetchall()
+def test_duckdb_and_polars_read_the_folder(finished):
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    expected = pd.read_parquet(finished / "heads").groupby("model")["D_head"].mean().to_dict()
+    means = "select model, avg(D_head) as mean from {heads} group by model order by model"
+    rows = duckdb.sql(means.format(heads=f"'{finished / 'heads'}/*.parquet'")).fetchall()
     # A sum in another order is off by some eps; the means differ from model to model by more than .01.
-    assert dict(rows) == pytest.approx(means(finished).to_dict(), rel=1e-12)
-
-
-def test_polars_reads_the_folder(finished):
-    polars = pytest.importorskip("polars")
+    assert dict(rows) == pytest.approx(expected, rel=1e-12)
     heads = polars.scan_parquet(finished / "heads")
     rows = heads.group_by("model").agg(polars.col("D_head").mean()).collect().rows()
-    assert dict(rows) == pytest.approx(means(finished).to_dict(), rel=1e-12)  # as for duckdb
+    assert dict(rows) == pytest.approx(expected, rel=1e-12)
 
 
 # --- what fails ---
@@ -212,12 +194,8 @@ def test_a_list_is_read_in_its_place(tmp_path):
         listed_models([file])
     with pytest.raises(ValueError, match="found an object of type int among the models"):
         listed_models([3])
-
-
-def test_files_of_weights_and_folders_are_no_lists(models, tmp_path):
-    assert not any(map(is_model_list, [models[0], models[0] / "model.safetensors", models[0] / "config.json", "gpt2"]))
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert not is_model_list(tmp_path / "m.gguf")
+    assert not any(map(is_model_list, [tmp_path, tmp_path / "m.gguf", "gpt2"]))
 
 
 # --- stopped and shared out ---
