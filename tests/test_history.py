@@ -11,9 +11,10 @@ import pytest
 import torch
 import zoo
 from described import assert_described
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from model_state import assert_unchanged, state_of, warm
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
 from tlspectral.detectors import repeated_sequences
@@ -232,18 +233,15 @@ def test_positional_scores_are_those_of_each_checkpoint(run):
     assert found.positional.groupby("step")["exclusion_index"].mean().nunique() == len(STEPS)
 
 
-def test_the_model_is_not_changed():
-    model = native()
-    model.train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    head_history([(0, model)], **QUICK)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert model.training
-
-
 @pytest.mark.parametrize(("name", "detectors"), [("neox", True), ("gpt2", False)])
 def test_public_architectures(name, detectors):
-    found = head_history([(1, zoo.bridge(name)), (2, zoo.bridge(name, seed=1))], detectors=detectors, **QUICK)
+    models = [warm(zoo.bridge(name, seed=seed)).train() for seed in range(2)]
+    before = [state_of(model) for model in models]
+    found = head_history(enumerate(models), detectors=detectors, seed=3, **QUICK)
+    for model, state in zip(models, before, strict=True):
+        assert_unchanged(model, state)
+    if detectors:
+        assert found.summary["icl_score"].iloc[1] == in_context_score(models[1], seed=3).value
     rotary = name == "neox"
     assert found.heads["rope_imag_frac_pct"].notna().all() == rotary
     assert found.summary["rope_imag_frac_null_median"].notna().all() == rotary
@@ -335,11 +333,3 @@ def test_plain_models_are_known_by_their_weights(tmp_path):
     assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
     with pytest.raises(IncompatibleCheckpoint, match="step 1 of another model"):
         head_history([(0, native(0)), (1, native(2))], **options)
-
-
-@settings(max_examples=3)
-@given(st.integers(0, 2**31))
-def test_the_seed_reaches_the_sequences(seed):
-    model = native()
-    found = head_history([(0, model)], seed=seed, **QUICK).summary["icl_score"].item()
-    assert found == in_context_score(model, seed=seed).value

@@ -232,6 +232,10 @@ REFUSED = {
         lambda: profile(model=shared("bridge", "llama")),
         "no tokenizer",
     ),
+    "more pairs than the context holds": (
+        lambda: profile(n_pairs=100, n_blocks=3, queries=1),
+        "tokens, and the model's context is 192",
+    ),
     "draws of other heads": (
         lambda: over_draws([[score_rows()], [score_rows().iloc[:2]]]),
         "do not have the same rows",

@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import re
 from statistics import mean, stdev
 
 import numpy as np
@@ -16,12 +15,12 @@ from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from zoo_words import CONTEXT, reader, word_tokenizer
+from zoo_words import reader, word_tokenizer
 
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.binding import BindingTask
-from tlspectral.positional.draws import planned_experiment, require_context
+from tlspectral.positional.draws import planned_experiment
 from tlspectral.positional.measure import over_draws
 from tlspectral.positional.profile import median_tests, pearson_of_scores
 
@@ -259,45 +258,6 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
 
 
 # --- the whole ---
-
-
-def test_the_context_decides_how_many_pairs_fit():
-    def run(n_pairs):
-        settings = {"n_blocks": 3, "queries": 1, "draws": 2, "mode": "key", "show_progress": False}
-        return positional_symbolic_profile(reader(), "plain", n_pairs=n_pairs, **settings)
-
-    with pytest.raises(
-        ValueError, match=r"100 pairs of BindingTask\(.*'plain'.*\) are \d+ tokens, more than.* 192"
-    ) as found:
-        run(100)
-    fits = int(re.search(r"at most n_pairs=(\d+) fit", str(found.value)).group(1))
-    tokens = run(fits).heads.attrs["n_tokens"]
-    assert max(tokens) <= CONTEXT < max(tokens) + 6  # a pair is 6 tokens
-    with pytest.raises(ValueError, match=f"{fits + 1} pairs .* at most n_pairs={fits} fit"):
-        run(fits + 1)
-    plan = planned_experiment("plain", n_pairs=5, n_blocks=3, queries=1, draws=1, seed=0)
-    with pytest.raises(ValueError, match="not even three pairs fit"):
-        require_context(plan, word_tokenizer(), 20)
-
-
-def test_the_longest_draw_and_the_longest_question_decide():
-    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    letters = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)  # a token per letter, so that names differ
-    plan = planned_experiment("plain", n_pairs=12, n_blocks=3, queries=1, draws=4, seed=0)
-
-    def longest(n_pairs):
-        task = BindingTask(n_pairs=n_pairs)
-        prompts = [task.prompt(task.draw(seed), query) for seed in plan.seeds for query in range(n_pairs)]
-        return max(len(prompt.prefix + "".join(prompt.blocks) + prompt.suffix) for prompt in prompts)
-
-    require_context(plan, letters, longest(12))
-    for n_pairs in (4, 7, 11):
-        for spare in (0, 5):
-            with pytest.raises(ValueError, match=f"are {longest(12)} tokens.* at most n_pairs={n_pairs} fit"):
-                require_context(plan, letters, longest(n_pairs) + spare)
-    with pytest.raises(ValueError, match="fit"):
-        require_context(plan, letters, longest(12) - 1)
 
 
 def test_a_model_without_rotary_positions_has_heads_alone():
