@@ -5,7 +5,7 @@ import pytest
 from streamed_checkpoints import analyze
 from zoo import shared
 
-from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.errors import BadHead
 from tlspectral.models import checkpoints
 
 HEADS = [(1, 3), (0, 2), (1, 0)]
@@ -71,11 +71,3 @@ def test_choices_that_are_refused(folder, road, choice, error, text):
     model = shared("bridge", "llama") if road == "loaded" else folder("llama")
     with pytest.raises(error, match=text):
         analyze(model, **choice)
-
-
-def test_a_folder_of_parts_is_of_one_choice_of_heads(folder, tmp_path):
-    first = analyze(folder("llama"), heads=HEADS, checkpoint_dir=tmp_path)
-    assert analyze(folder("llama"), heads=HEADS[::-1], checkpoint_dir=tmp_path).equals(first)
-    for other in ({}, {"heads": [(0, 1)]}):
-        with pytest.raises(IncompatibleCheckpoint):
-            analyze(folder("llama"), checkpoint_dir=tmp_path, **other)

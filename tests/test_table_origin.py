@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from block_marks import Marks
 from positional_measurements import block_prompt
 from reference_circuits import edited
-from test_block_tasks import Marks
 
 import tlspectral as tls
 from tlspectral.detectors import kernel_prediction, repeated_sequences
