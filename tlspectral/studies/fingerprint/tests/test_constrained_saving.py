@@ -1,5 +1,6 @@
 """Cells of constrained training that are stopped anywhere and go on, and the models that they give back."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,6 @@ from tlspectral.nulls import one_thread
 from tlspectral.studies.common.saved_training import read_tensors
 from tlspectral.studies.fingerprint.constrained import (
     ARMS,
-    Arm,
     cell,
     cell_checkpoints,
     cell_model,
@@ -119,6 +119,17 @@ def test_a_cell_gives_its_model_back(tmp_path, arm, adjacent):
     kept = cell_model(tmp_path, arm)
     assert all(torch.equal(value, kept.state_dict()[name]) for name, value in run.model.state_dict().items())
     tokens = preset.task.sample(5, generator(1)).tokens
+    for step, arm_name, said in (
+        (3, arm, "has no weights of step 3; it has 0, 2, 4, 6"),
+        (None, "rope_free", f"no saved weights of arm rope_free, .* those of {arm}_lam10"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            cell_model(tmp_path, arm_name, step=step)
+    folder = tmp_path / "cells" / cell_name(ARMS[arm], 0)
+    shutil.copytree(folder, folder.with_name(f"{arm}_lam1.0_seed0"))
+    with pytest.raises(ValueError, match="with several weights of its penalty"):
+        cell_model(tmp_path, arm)
+    shutil.rmtree(folder.with_name(f"{arm}_lam1.0_seed0"))
     with torch.no_grad():
         # Measured: 7e-7 in logits of up to 2.4; the weights of two steps earlier are off by 0.3.
         torch.testing.assert_close(kept.to_model()(tokens), run.model(tokens), atol=5e-6, rtol=0)
@@ -135,17 +146,3 @@ def test_a_history_of_a_cell(whole):
     assert history.heads.attrs["model"] == "rope_imag, seed 0"
     sources = history.heads.attrs["checkpoints"]
     assert [source["revision"] for source in sources] == ["step0", "step2", "step4", "step6"]
-
-
-def test_what_a_grid_has_not(whole, tmp_path):
-    for refused, said in (
-        (lambda: cell_model(whole[0], "rope_imag", step=3), "has no weights of step 3; it has 0, 2, 4, 6"),
-        (lambda: cell_model(whole[0], "rope_free"), r"no saved weights of arm rope_free, .* those of ape_sym_lam10\.0"),
-        (lambda: cell_checkpoints(tmp_path, "rope_free"), "it has those of no cell"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            refused()
-    for weight in (1.0, 2.0):
-        finish(tmp_path, arms=[Arm("mine", "rotary", ARMS["rope_imag"].penalty, weight)], until=1)
-    with pytest.raises(ValueError, match="with several weights of its penalty"):
-        cell_model(tmp_path, "mine")

@@ -1,6 +1,6 @@
 """Placebos of rotary phase: what a permuted pairing keeps and loses, and RoPE pretended where there is none."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from test_rotary import dense_phase
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.models.attention import attention_view
-from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
+from tlspectral.rotary import RotaryGeometry
 from tlspectral.studies.fingerprint.statistics.placebos import (
     PHASE_COLUMNS,
     permuted_geometries,
@@ -119,36 +119,18 @@ def test_layers_without_rope_have_no_placebo():
 # --- pseudo-RoPE ---
 
 
-@pytest.mark.parametrize(("given", "rotated"), [({}, None), ({"base": 500.0, "rotary_dim": 4}, 4)])
-def test_pseudo_rope_is_rotate_half(given, rotated):
+def test_pseudo_rope_is_rotate_half_at_base_10000():
     model = zoo.shared("bridge", "gpt2")
-    table = pseudo_rope(model, **given)
+    table = pseudo_rope(model)
     layer = attention_view(model).layer(1)
-    rotated = layer.d_head if rotated is None else rotated
-    base = given.get("base", 10_000.0)
-    theta = torch.tensor([base ** (-2 * t / rotated) for t in range(rotated // 2)], dtype=torch.float64)
-    halves = torch.arange(rotated // 2), torch.arange(rotated // 2, rotated)
-    expected = dense_metrics(*layer.operator_factors(), RotaryGeometry(theta, *halves, layer.d_head))
+    width = layer.d_head
+    theta = torch.tensor([10_000.0 ** (-2 * t / width) for t in range(width // 2)], dtype=torch.float64)
+    geometry = RotaryGeometry(theta, torch.arange(width // 2), torch.arange(width // 2, width), width)
+    expected = dense_metrics(*layer.operator_factors(), geometry)
     np.testing.assert_allclose(table[table["layer"] == 1][COLUMNS].to_numpy(), expected, **EXACT)
     assert_described(table)
     assert (table["draw"] == 0).all()
     assert table.attrs["placebo"] == "pseudo_rope"
-
-
-def test_pseudo_rope_with_the_models_own_geometry_is_the_models_own(monkeypatch):
-    """A rotary model whose layers hide that they turn: the pretended geometry gives the numbers of the true one."""
-    model = zoo.shared("bridge", "llama")
-    view = attention_view(model)
-    layers = [view.layer(index) for index in range(view.n_layers)]
-    own = [phase_metrics(phase_norms(*at.operator_factors(), at.rotary), at.rotary) for at in layers]
-    expected = torch.cat([torch.stack(list(metrics), dim=1) for metrics in own]).numpy()
-    monkeypatch.setattr(
-        "tlspectral.models.attention.view.AttentionView.layer", lambda _, index: replace(layers[index], rotary=None)
-    )
-    geometry = layers[0].rotary
-    base = float(geometry.theta[1]) ** -geometry.n_pairs
-    # The model's frequencies are float32: 1e-7. Another pairing or order is off by hundredths.
-    np.testing.assert_allclose(pseudo_rope(model, base=base)[COLUMNS].to_numpy(), expected, rtol=1e-5)
 
 
 # --- attenuation ---
