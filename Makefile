@@ -24,8 +24,8 @@ LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) te
 LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_positional history_sources html_summary \
 	loading_gguf nulls plot_* plots positional_table report \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts constrained_presets \
-	fingerprint_commands history_questions placebos printed_pvalues published replication stats_*)) \
+	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts \
+	fingerprint_commands history_questions placebos published replication stats_*)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
 # What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They
@@ -34,7 +34,7 @@ WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparis
 	notebooks nulls parts plot_* plots release report report_browser rotary shape_checks \
 	shared_folders spectra_* stats_* table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
-	history_questions plot_* printed_pvalues published replication stats_*)) \
+	history_questions plot_* published replication stats_*)) \
 	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \
 	spectral_evolution spectral_experiments spectral_learned_frequency spectral_resonance spectral_statistics)) \
 	tlspectral/studies/positional_symbolic/tests
