@@ -49,19 +49,6 @@ def test_provenance_of_a_layer():
     }
 
 
-@pytest.mark.parametrize("name", zoo.RIGHT)
-def test_compatibility_mode_passes(name):
-    model = zoo.bridge(name)
-    model.enable_compatibility_mode(disable_warnings=True)
-    assert float(verify_scores(model).max()) < 1e-5
-
-
-@zoo.needs_hooked
-@pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
-def test_unfolded_hooked_transformer_passes(name):
-    assert float(verify_scores(zoo.hooked(name, fold_ln=False)).max()) < 1e-5
-
-
 @pytest.mark.skipif(not zoo.HAS_HOOKED, reason="right on TransformerLens 4")
 def test_cohere_is_refused_where_transformer_lens_is_wrong():
     with pytest.raises(ScoreMismatch, match="layer 0: the scores rebuilt"):
