@@ -59,6 +59,12 @@ def test_provenance_of_a_layer():
     }
 
 
+@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="right on TransformerLens 4")
+def test_cohere_is_refused_where_transformer_lens_is_wrong():
+    with pytest.raises(ScoreMismatch, match="layer 0: the scores rebuilt"):
+        verify_scores(shared("bridge", "cohere"))
+
+
 # --- prompts ---
 
 
