@@ -36,7 +36,8 @@ WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparis
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
 	history_questions plot_* printed_pvalues published replication stats_*)) \
 	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \
-	spectral_evolution spectral_experiments spectral_learned_frequency spectral_resonance spectral_statistics)) \
+	spectral_evolution spectral_experiments spectral_learned_frequency spectral_refusals spectral_resonance \
+	spectral_statistics)) \
 	tlspectral/studies/positional_symbolic/tests
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
