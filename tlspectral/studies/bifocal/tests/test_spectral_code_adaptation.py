@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_a_frozen_model_adapts_and_is_left_as_it_was(model, package, tmp_path):
         package=package, steps=4, batch_size=4, length=24, train_files=16, held_out=3, evaluate_every=2,
         learning_rate=0.03, warmup_steps=1, log_every=3,
     )  # fmt: skip
-    folder = open_run_folder(tmp_path / "runs", schedule.settings(), command="")
+    folder = open_run_folder(tmp_path / "runs", asdict(schedule), command="")
     found = code_adaptation.code_experiment(folder, schedule, load=lambda _: model)
     assert {path.stem for path in folder.parts.path.glob("*.parquet")} == set(code_adaptation.CODE_ARMS)
     described(found)
@@ -130,7 +130,7 @@ def test_weights_train_too_in_a_copy(model, package, tmp_path):
         code_adaptation.QUICK_BACKBONE, package=package, steps=2, batch_size=4, length=24, train_files=8,
         learning_rate=1e-3,
     )  # fmt: skip
-    folder = open_run_folder(tmp_path / "runs", schedule.settings(), command="")
+    folder = open_run_folder(tmp_path / "runs", asdict(schedule), command="")
     found = code_adaptation.fine_tuning(folder, schedule, load=lambda _: model)
     described(found)
     effects = found["backbone_effects"].set_index(["arm", "reference"])["value"]

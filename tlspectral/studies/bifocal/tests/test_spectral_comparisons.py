@@ -1,7 +1,7 @@
 """Dyck-3 with a test of equivalence, and learned frequencies beside those of rope settings."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -81,7 +81,7 @@ def test_held_out_sums_are_not_trained(tables, tmp_path):
     assert tables["modulo_runs"]["learned_at"].tolist() == [0.0] * 4  # from an accuracy of 0, the preset's
     # A pilot that has not learned the task ends the experiment.
     never = replace(QUICK_MODULO, learned=1.1)
-    folder = open_run_folder(tmp_path / "runs", never.settings(), command="")
+    folder = open_run_folder(tmp_path / "runs", asdict(never), command="")
     assert list(modulo_experiment(folder, never)) == ["modulo_pilot"]
 
 

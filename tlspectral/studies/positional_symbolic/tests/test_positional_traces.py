@@ -18,7 +18,7 @@ from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores
 from tlspectral.rotary import rotate
-from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms, rotary_projections
+from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 # gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:
 # softcap; bloom: ALiBi; opt: attention left to transformers; neox: only a quarter of the columns turns.
@@ -236,7 +236,6 @@ REFUSED = {
     "head": (lambda m, p: frequency_norms(m, p, [(0, 9)]), "L0H9"),
     "frequency": (lambda m, p: attention_traces(m, p, HEADS, swaps=SWAPS, frequencies=[8, 1]), "frequency 8.*0 to 7"),
     "negative": (lambda m, p: attention_traces(m, p, HEADS, swaps=SWAPS, frequencies=[-1]), "those of layer 0"),
-    "of a layer": (lambda m, p: rotary_projections(m, p, (1, 2), 99), "frequency 99: those of layer 1"),
 }
 
 
@@ -255,17 +254,3 @@ def test_frequencies_of_a_model_without_rotary_positions_are_refused():
         with pytest.raises(UnsupportedArchitecture, match="layer 0 has no rotary positions"):
             frequencies()
     assert attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[])["frequency"].isna().all()
-
-
-@pytest.mark.parametrize(("backend", "name"), ROTARY[:2])
-def test_projections_are_the_rotated_query_and_keys(backend, name):
-    model, prompt = built(backend, name), block_prompt()
-    q, k, pairs = turned(model, prompt, 1)
-    table = rotary_projections(model, prompt, "L1H2", 1)
-    assert_described(table)
-    assert table["kind"].tolist() == ["query"] + ["key"] * (len(table) - 1)
-    columns = list(pairs[1])
-    # Float32 tables of the model against float64 ones, on numbers of size 1: measured 1e-6.
-    np.testing.assert_allclose(table.loc[0, ["x", "y"]].to_numpy(float), q[2][columns], atol=1e-5)
-    keys = table.iloc[1:]
-    np.testing.assert_allclose(keys[["x", "y"]], k[keys["position"].tolist(), 2][:, columns], atol=1e-5)
