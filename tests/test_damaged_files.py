@@ -78,7 +78,7 @@ def test_a_damaged_file_is_refused_by_name(checkpoints, tmp_path, kind, road):
     [(kind, road) for kind in KINDS for road in ROADS if road == "loaded" or not kind.startswith("tokenizer")],
 )  # a tokenizer is read on one road alone
 def test_many_damaged_files(checkpoints, tmp_path, kind, road, full):
-    seeds = range(200 if full else 50)
+    seeds = range(200 if full else 30)
     refused = check_files(checkpoints, tmp_path, kind, road, seeds)
     settles = kind.startswith(("config", "model"))
     assert refused > len(seeds) / 10 if settles else refused >= 0
@@ -153,7 +153,7 @@ def test_a_damaged_gguf_file_is_refused_by_name(gguf_file, tmp_path, own_cache):
 
 @pytest.mark.slow
 def test_many_damaged_gguf_files(gguf_file, tmp_path, own_cache, full):
-    seeds = range(240 if full else 60)
+    seeds = range(240 if full else 40)
     assert check_gguf(gguf_file, tmp_path, seeds) > len(seeds) / 5
 
 
