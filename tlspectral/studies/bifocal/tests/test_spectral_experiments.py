@@ -58,7 +58,9 @@ def test_a_folder_of_other_settings_versions_or_devices_is_refused(tmp_path):
     with pytest.raises(ValueError, match="device='abacus' cannot be used here"):
         open_run_folder(tmp_path / "others", {"a": 1}, command="", device="abacus")
     manifest = path / "settings.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "versions": {"torch": "0.1"}}))
+    stored = json.loads(manifest.read_text())
+    assert set(stored["versions"]) == {"python", "torch"}
+    manifest.write_text(json.dumps({**stored, "versions": {"torch": "0.1"}}))
     with pytest.raises(IncompatibleCheckpoint, match="other versions"):
         open_run_folder(path, {"a": 1}, command="")
 

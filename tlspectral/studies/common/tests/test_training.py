@@ -187,11 +187,14 @@ def test_evaluation_finds_the_best_heads():
 
 @pytest.fixture(scope="module")
 def run():
-    return train(SMALL, SMALL_TASK, SHORT)
+    return train(SMALL, SMALL_TASK, SHORT, keep_steps=[0, 30])
 
 
 def test_the_loss_falls(run):
     assert run.history["step"].tolist() == [0, 10, 20, 30]
+    for step, expected in ((0, AttentionOnlyTransformer(SMALL)), (30, run.model)):
+        kept = run.checkpoints[step]
+        assert all(torch.equal(kept[name], value) for name, value in expected.state_dict().items())
     penalised = train(SMALL, SMALL_TASK, replace(SHORT, steps=1), penalty=lambda model: model.layers[0].attn.W_Q.norm())
     assert_described(run.history, penalised.history)
     # Measured: 2.37 to 1.99, of which ln 8 = 2.08 is what knowing nothing costs.
