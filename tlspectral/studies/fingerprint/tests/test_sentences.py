@@ -8,7 +8,6 @@ import pytest
 import scipy.stats
 from claimed_tables import claimed_tables, contrary_tables
 from described import assert_described
-from statsmodels.stats.multitest import multipletests
 
 from tlspectral.studies.fingerprint.replication import (
     SENTENCE_VERDICTS,
@@ -222,8 +221,6 @@ def test_power_of_a_rank_test():
 
 
 def test_holm():
-    pvalues = np.random.default_rng(0).random(20) ** 3
-    np.testing.assert_array_equal(holm(pvalues), multipletests(pvalues, method="holm")[1])
     assert holm(np.array([0.01, 0.04, 0.03, math.nan])).tolist() == pytest.approx([0.04, 0.09, 0.09, 1])
     assert significant(np.array([0.01, 0.04])).tolist() == [True, True]
     assert significant(np.array([0.03, 0.04])).tolist() == [False, False]
