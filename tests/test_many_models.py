@@ -209,15 +209,15 @@ def test_configured_workers_take_models_that_are_loaded_and_layers_of_those_that
 
 def test_a_model_that_another_job_finishes_is_taken(models, finished, tmp_path, monkeypatch):
     """The other job finishes all models, and removes the layers, while the first is in the middle of a model."""
-    real, folder, others = streamed._layer_table, tmp_path / "many", []
+    real, folder, others = streamed._measured, tmp_path / "many", []
 
-    def layer_table(plan, view, index):
+    def measured(checkpoint, null, directions, index, heads):
         if index == 1 and not others:
             others.append("begun")
             assert analyze(models, folder).empty
-        return real(plan, view, index)
+        return real(checkpoint, null, directions, index, heads)
 
-    monkeypatch.setattr(streamed, "_layer_table", layer_table)
+    monkeypatch.setattr(streamed, "_measured", measured)
     assert analyze(models, folder).empty
     assert others
     assert parts(folder) == parts(finished)
@@ -260,7 +260,7 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize(
     ("settings", "module", "function"),
-    [({}, streamed, "_layer_table"), ({"detectors": True}, many_models, "analyze_heads")],
+    [({}, streamed, "_measured"), ({"detectors": True}, many_models, "analyze_heads")],
     ids=["layers", "models"],
 )
 def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, settings, module, function):

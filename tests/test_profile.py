@@ -20,7 +20,7 @@ from zoo_words import reader, word_tokenizer
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.binding import BindingTask
-from tlspectral.positional.draws import planned_experiment
+from tlspectral.positional.draws import planned_experiment, require_context
 from tlspectral.positional.measure import over_draws
 from tlspectral.positional.profile import median_tests, pearson_of_scores
 
@@ -266,6 +266,26 @@ def test_a_model_without_rotary_positions_has_heads_alone():
     assert set(found.tables) == {"heads", "queries", "draws", "answers", "median_tests", "correlation"}
     assert found.heads[["s_pos", "s_sym"]].notna().all(axis=None)
     assert found.heads[ERRORS].isna().all(axis=None)  # one draw
+
+
+def test_the_longest_draw_and_the_longest_question_decide_how_many_pairs_fit():
+    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    letters = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)  # a token per letter, so that names differ
+    plan = planned_experiment("plain", n_pairs=12, n_blocks=3, queries=1, draws=4, seed=0)
+
+    def longest(n_pairs):
+        task = BindingTask(n_pairs=n_pairs)
+        prompts = [task.prompt(task.draw(seed), query) for seed in plan.seeds for query in range(n_pairs)]
+        return max(len(prompt.prefix + "".join(prompt.blocks) + prompt.suffix) for prompt in prompts)
+
+    require_context(plan, letters, longest(12))
+    for n_pairs in (4, 7, 11):
+        for spare in (0, 5):
+            with pytest.raises(ValueError, match=f"are {longest(12)} tokens.* at most n_pairs={n_pairs} fit"):
+                require_context(plan, letters, longest(n_pairs) + spare)
+    with pytest.raises(ValueError, match="not even three pairs fit"):
+        require_context(plan, letters, 20)
 
 
 def test_first_block_queries_temperature_and_scale_can_be_chosen():

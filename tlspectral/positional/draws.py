@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import accumulate, combinations
 from operator import index
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -121,16 +121,18 @@ def drawn_prompts(view: AttentionView, experiment: Experiment, mode: Mode) -> li
     """All draws of an experiment as token ids of a model, checked before anything is measured.
 
     Raises:
-        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer joins across blocks,
-            or ids outside the vocabulary.
+        ValueError: text without a tokenizer, prompts beyond the context (the message says how many blocks fit), text
+            that the tokenizer joins across blocks, or ids outside the vocabulary.
     """
-    task = experiment.task
+    tokenizer, task = getattr(view.model, "tokenizer", None), experiment.task
     draws = [task.draw(seed) for seed in experiment.seeds]
-    if getattr(view.model, "tokenizer", None) is None and isinstance(draws[0].prefix, str):
+    if tokenizer is None and isinstance(draws[0].prefix, str):
         raise ValueError(
             f"this model has no tokenizer, so the prompts of {task.name} cannot be written for it: load one that has, "
             "or give a task of token ids"
         )
+    if isinstance(draws[0].prefix, str):
+        require_context(experiment, tokenizer, view.n_ctx)
     bos, found = bos_text(view), []
     for seed, draw in zip(experiment.seeds, draws, strict=True):
         queries = questions_of(draw, experiment.queries)
@@ -143,6 +145,19 @@ def drawn_prompts(view: AttentionView, experiment: Experiment, mode: Mode) -> li
         ]
         found.append(DrawnPrompts(seed, draw, queries, prompts, swaps, every_swap))
     return found
+
+
+def require_context(experiment: Experiment, tokenizer: Any, n_ctx: int) -> None:
+    """Refuse prompts of text that are longer than the context, whichever block they ask about. Raises ValueError."""
+    bos, task = getattr(tokenizer, "bos_token", None) or "", experiment.task
+    longest = np.max([_lengths(task, task.draw(seed), tokenizer, bos) for seed in experiment.seeds], axis=0)
+    if longest[-1] > n_ctx:
+        fits = int((longest <= n_ctx).sum())
+        advice = f"at most n_pairs={fits} fit" if fits >= 3 else "not even three pairs fit"
+        raise ValueError(
+            f"{task.n_blocks} pairs of {task.name} are {longest[-1]} tokens, more than the model's context of {n_ctx}: "
+            f"{advice}"
+        )
 
 
 def draw_folder(
@@ -246,3 +261,18 @@ def _pairs_of(preset: str, task: BlockTask | str, n_pairs: int | None, n_blocks:
         if given != wanted:
             raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: omit it, or omit the preset")
     return _PAPER_PAIRS
+
+
+def _lengths(task: BlockTask, draw: BlockDraw, tokenizer: Any, bos: str) -> list[int]:
+    """Tokens of the longest prompt with the first 1, 2, ... blocks of a draw."""
+    prompts = {block: task.prompt(draw, block, bos=bos) for block in draw.asked}
+    some = next(iter(prompts.values()))
+    blocks = accumulate(_n_tokens(tokenizer, block) for block in some.blocks)
+    ends = [_n_tokens(tokenizer, prompts[block].suffix) if block in prompts else 0 for block in range(task.n_blocks)]
+    shortest = min(end for end in ends if end)
+    prefix = _n_tokens(tokenizer, some.prefix)
+    return [prefix + before + max(after, shortest) for before, after in zip(blocks, accumulate(ends, max), strict=True)]
+
+
+def _n_tokens(tokenizer: Any, text: Any) -> int:
+    return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else 0

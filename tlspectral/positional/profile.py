@@ -164,8 +164,9 @@ def positional_symbolic_profile(
 
     Raises:
         TypeError: no model, or no task.
-        ValueError: a model without tokenizer for a task of text; more blocks than the context holds; arguments that
-            contradict one another or the preset; and as `positional_symbolic`. All of these before a measurement.
+        ValueError: a model without tokenizer for a task of text; more blocks than the context holds (the message says
+            how many it does); arguments that contradict one another or the preset; and as `positional_symbolic`. All of
+            these before a measurement.
         BadHead: a head that does not exist.
         UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
         IncompatibleCheckpoint: the folder holds a profile of other weights, hooks, prompts or settings.
