@@ -15,29 +15,23 @@ UNCHECKED := --jaxtyping-packages=
 # Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.
 LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_penalties.py \
 	positional_symbolic/tests/test_canonical_sweep.py fingerprint/tests/test_replication.py) \
-	$(addprefix tests/test_,$(addsuffix .py,devices spectral_rates smollm2 readme null_dtype))
+	$(addprefix tests/test_,$(addsuffix .py,conformance_bridges conformance_devices spectral_rates smollm2 readme null_dtype))
 LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) tests tlspectral/studies)
 
 # What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
 # operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
 # name that no file has.
-LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli cli_positional history_sources html_summary \
-	loading_gguf nulls plot_* plots positional_table report required_tables \
+LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_sources html_summary \
+	loading_gguf nulls plot_* plots positional_table report \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts constrained_presets \
-	fingerprint_commands history_questions placebos printed_pvalues published replication stats_*)) \
+	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts \
+	fingerprint_commands history_questions placebos published replication stats_*)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
-# What `make test-tl4` leaves out: tests that never load TransformerLens, so that its version cannot change them. They
-# pass where it is not installed. A new file of tests is run until it is named here.
-WITHOUT_TL := $(addprefix tests/test_,$(addsuffix .py,agreement binding comparison_changes exclusion html_summary \
-	notebooks nulls parts plot_* plots release report report_browser required_tables rotary shape_checks \
-	shared_folders spectra_* stats_* table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts fingerprint_commands \
-	history_questions plot_* printed_pvalues published replication stats_*)) \
-	$(addprefix tlspectral/studies/bifocal/tests/test_,$(addsuffix .py,formal_languages plot_spectral spectral_arms \
-	spectral_evolution spectral_experiments spectral_learned_frequency spectral_resonance spectral_statistics)) \
-	tlspectral/studies/positional_symbolic/tests
+# What `make test-tl4` runs: the tests that load and read models, in which the line of TransformerLens can change
+# something. What follows once a model has been read is asked there of every row by the conformance suite.
+ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* codegen conformance_* families hook_state loading loading_* \
+	native_bridges operators query_key_norm readme scaled_queries spectral_families user_hooks verification))
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
 PYTHONS := python3.10 python3.13
@@ -60,7 +54,8 @@ unexport PYTHONDONTWRITEBYTECODE
 UV := $(shell command -v uv 2> /dev/null)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq) --constraint
 
-.PHONY: help demo demo-full spectral-demo test test-slow notebooks notebooks-with-outputs test-tl4 families test-lowest test-pythons coverage wheel docs lint format \
+.PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
+	test-tl4 families test-lowest test-pythons coverage wheel docs lint format \
 	environments clean
 
 help: ## show this table
@@ -85,16 +80,32 @@ test: .venv/test ## all tests not marked slow
 test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
 	.venv/bin/python -m pytest -m slow $(PARALLEL) $(UNCHECKED) $(LONG_FIRST) $(ARGS)
 
+test-all: test test-rest ## everything that a change has to pass
+
+# The tests use all cores by themselves; what each uses one core alone is done side by side.
+test-rest: ## what `make test` leaves out, with the seconds of each step
+	@timed() { local began=$$SECONDS; $(MAKE) --no-print-directory "$$@"; echo "== make $$*: $$((SECONDS - began)) s"; }; \
+	for step in test-slow notebooks-short test-tl4 test-lowest; do timed $$step; done; \
+	timed -j2 --output-sync=target wheel docs lint
+
+test-gpu: .venv/test ## the conformance rows on CUDA, in float32 and bfloat16
+	@.venv/bin/python -c 'import torch; exit(None if torch.cuda.is_available() else "test-gpu: torch finds no CUDA device")'
+	.venv/bin/python -m pytest -m "slow or not slow" $(UNCHECKED) tests/test_conformance_devices.py --device cuda $(ARGS)
+
 notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
+
+notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies of them with fewer draws, pairs and tokens
+	.venv/bin/python tests/short_notebooks.py build/notebooks
+	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) build/notebooks/*.ipynb $(ARGS)
 
 notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
 # Without the widgets of Jupyter, tqdm warns that it draws its bars as text.
 notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
 notebooks-with-outputs: notebooks
 
-test-tl4: .venv-tl4/test ## the tests not marked slow that load TransformerLens, on TransformerLens 4
-	.venv-tl4/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(addprefix --ignore=,$(wildcard $(WITHOUT_TL))) $(ARGS)
+test-tl4: .venv-tl4/test ## the fast tests that load and read models, on TransformerLens 4
+	.venv-tl4/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(ON_TL4) $(ARGS)
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \

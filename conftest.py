@@ -9,8 +9,6 @@ import gc
 import os
 import shutil
 import socket
-import sys
-import zlib
 
 import hypothesis
 import joblib
@@ -19,18 +17,6 @@ import torch
 
 # Modules of the tests whose asserts are to show their values, as those in test files do.
 pytest.register_assert_rewrite("ablation_runs", "conformance", "positional_measurements", "streamed_checkpoints")
-
-# Files of tests, by how their names begin, that load and read models: all of each on both lines of TransformerLens.
-READ_ON_BOTH_LINES = (
-    "test_attention",
-    "test_families",
-    "test_loading",
-    "test_native",
-    "test_operators",
-    "test_query_key",
-    "test_scaled",
-    "test_verification",
-)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # The variables are for the processes that tests start; this one has read them when torch was imported.
@@ -44,26 +30,7 @@ hypothesis.settings.load_profile("tests")
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="sample all that the slow tests can, not a part of it")
-
-
-def pytest_collection_modifyitems(config, items):
-    """On TransformerLens 4 leave out two thirds of what is done with every architecture; on 3.9 all is done.
-
-    The line of TransformerLens changes how a model is loaded and read. That is done with every architecture on both,
-    and so is the conformance suite, whose cases have no `name`.
-    """
-    zoo = sys.modules.get("zoo")
-    if zoo is None or zoo.HAS_HOOKED or config.getoption("--full"):
-        return
-    left_out = []
-    for item in items:
-        given = getattr(item, "callspec", None)
-        name = given.params.get("name") if given else None
-        if name in zoo.ARCHITECTURES and not item.path.name.startswith(READ_ON_BOTH_LINES):
-            case = f"{item.originalname} {name}"
-            left_out += [item] if zlib.crc32(case.encode()) % 3 else []
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    parser.addoption("--device", default="lazy:0", help="where test_conformance_devices.py moves models: cuda, cpu")
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ from null_tables import (
 )
 
 from tlspectral.ablation import ablation_sweep, summarize_sweep
-from tlspectral.ablation.controls import head_sets
+from tlspectral.ablation.effects import head_sets
 from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.profile import median_tests

@@ -154,7 +154,6 @@ def positional_items(heads: list[str]) -> Iterator[Item]:
     yield Item("traces", "on_blocks", {**traces, "frequencies": [0, 1]})
     yield Item("traces-key", "on_blocks", {**traces, "mode": "key"})
     yield Item("norms", "on_blocks", {"function": "frequency_norms", "heads": heads[:2]})
-    yield Item("projections", "on_blocks", {"function": "rotary_projections", "head": heads[1], "frequency": 1})
 
 
 def spectral_items(build: Callable[[], Any] | None = None, heads: list[str] | None = None) -> Iterator[Item]:

@@ -52,8 +52,6 @@ def statistic_items() -> Iterator[Item]:
         ("leave-one-out", "leave_one_model_out", (values, groups), {}),
         ("top-k", "top_k_sensitivity", (tables, groups), {"ks": (1, 3, 5)}),
         ("mann-whitney", "mann_whitney", few, {}),
-        ("rank-biserial", "rank_biserial", few, {}),
-        ("hodges-lehmann", "hodges_lehmann", few, {}),
         ("class", "class_test", (table,), {"threshold": 0.7}),
         ("nested", "nested_r_squared", (table, "prev", ["dir_frac"], ["D_head"]), {}),
         ("overlap", "hypergeometric_overlap", (30, 6, 5, 3), {}),

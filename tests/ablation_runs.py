@@ -12,7 +12,8 @@ from tlspectral.models.attention import attention_view
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
-ROUTES = [*SCORES, ("bridge", "gptj"), ("bridge", "gptneo")]
+# Edits of scores on two backends, and delegating bridges with and without rotary positions.
+ROUTES = [("bridge", "llama"), SCORES[-1], ("bridge", "gptj"), ("bridge", "gptneo")]
 some_models = pytest.mark.parametrize(("backend", "name"), ROUTES)
 rotary_parts = ("rope_phase", "rotary_band")
 
@@ -26,6 +27,13 @@ def intact(backend, name):
 def logits(model, tokens=None, **options):
     with torch.no_grad():
         return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+
+
+def left_padded(pad=5, length=19):
+    """Tokens, the same behind padding, and the mask of these."""
+    tokens = zoo.prompt(length=length)
+    padded = torch.cat([torch.zeros(len(tokens), pad, dtype=torch.long), tokens], 1)
+    return tokens, padded, (torch.arange(pad + length) >= pad).long().expand_as(padded)
 
 
 def rotary_layers(view):

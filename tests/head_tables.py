@@ -19,14 +19,11 @@ NULLS = [f"{name}_{what}" for name in NULL_COLUMNS for what in ("null_mean", "nu
 BOUNDED = ["dir_frac", "D_head", "lam_mass", "henrici", "content_pos_frac"]
 SCALE_FREE = [*BOUNDED, "imag_mass"]
 
+built = zoo.shared
+
 
 def analyze(model, **arguments):
     return tls.analyze_heads(model, **{"null_draws": 20, "detectors": False, "show_progress": False, **arguments})
-
-
-@functools.cache
-def built(backend, name):
-    return getattr(zoo, backend)(name)
 
 
 @functools.cache
@@ -43,21 +40,12 @@ def assert_same(found, expected, **tolerance):
     pd.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True), **options)
 
 
-def dense_pairs(name, layer):
-    """Pairs of columns that turn together, and their angles per token, as the architecture's paper has them."""
+def dense_phase(name, layer):
+    """theta [pairs], as the architecture's paper has it; norms of Re M_t and Im M_t, [heads, pairs], from d x d."""
     k = layer.w_q.shape[2]
     turning = k // 4 if name == "neox" else k
-    base = 10000.0
-    theta = base ** (-2.0 * np.arange(turning // 2) / turning)
-    return theta, [(t, t + turning // 2) for t in range(turning // 2)]
-
-
-def dense_phase(name, layer):
-    """theta [pairs]; norms of Re M_t and Im M_t, [heads, pairs], from d x d matrices."""
-    theta, pairs = dense_pairs(name, layer)
-    re, im = np.zeros((2, len(layer.w_q), len(pairs)))
-    for head, (w_q, w_k) in enumerate(zip(layer.w_q, layer.w_k, strict=True)):
-        for t, (real, imaginary) in enumerate(pairs):
-            m_t = np.outer(w_q[:, real] + 1j * w_q[:, imaginary], np.conj(w_k[:, real] + 1j * w_k[:, imaginary]))
-            re[head, t], im[head, t] = np.linalg.norm(m_t.real), np.linalg.norm(m_t.imag)
-    return theta, re, im
+    half = turning // 2
+    theta = 10000.0 ** (-2.0 * np.arange(half) / turning)
+    w_q, w_k = (w[..., :half] + 1j * w[..., half:turning] for w in (layer.w_q, layer.w_k))
+    m = np.einsum("hit,hjt->htij", w_q, w_k.conj())
+    return theta, np.linalg.norm(m.real, axis=(2, 3)), np.linalg.norm(m.imag, axis=(2, 3))

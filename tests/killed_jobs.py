@@ -1,7 +1,7 @@
 """Jobs on one folder, of which half are killed at random moments and started again.
 
-As a program: `killed_jobs.py parts FOLDER`, or `killed_jobs.py models FOLDER MODEL ...`. It loads what the jobs need
-and forks them, so that a job begins within milliseconds, and prints how many were killed.
+As a program: `killed_jobs.py FOLDER`. It forks the jobs, so that one begins within milliseconds, and prints how many
+were killed.
 """
 
 import os
@@ -37,15 +37,6 @@ def make_parts(folder, job=0):
     found = finished_parts(parts, opened, description="work", unit="part", show_progress=False)
     for number in range(PARTS):
         pd.testing.assert_frame_equal(found[f"some/part{number}"], made(number))
-
-
-def analyze(folder, models, job=0):
-    """Analyse the models, as job 1 in the other order."""
-    from tlspectral.heads import analyze_models
-
-    given = models if job % 2 == 0 else models[::-1]
-    failures = analyze_models(given, folder, null_draws=5, detectors=False, show_progress=False)
-    assert failures["model"].tolist() == [name for name in given if name.startswith("no/")]
 
 
 def write_slowly():
@@ -102,12 +93,6 @@ def _started(job, number):
 
 
 if __name__ == "__main__":
-    what, given, *models = sys.argv[1:]
-    if what == "parts":
-        write_slowly()
-        killed = run_jobs(partial(make_parts, given), 0.02, 40)
-    else:
-        import transformer_lens  # noqa: F401
-
-        killed = run_jobs(partial(analyze, given, models), 1.0, 30)
+    write_slowly()
+    killed = run_jobs(partial(make_parts, sys.argv[1]), 0.02, 40)
     sys.stdout.write(f"{killed}\n")

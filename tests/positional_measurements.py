@@ -1,39 +1,32 @@
 """Models, block prompts and measurements that the tests of `positional_symbolic` share."""
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
 import torch
 import zoo
+from ablation_runs import recorded
+from reference_keys import KeysInPlaces
 
 import tlspectral as tls
+from tlspectral.hooks.blocks import BlockPlaces
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
 from tlspectral.positional.measure import tokenized_for
 from tlspectral.positional.prompts import chosen_swaps
+from tlspectral.positional.scores import swap_scores
 
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its attention is not that of any reading.
 BRIDGES = zoo.RIGHT
 LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")
 WITHOUT_ROPE = (*LEARNED_POSITIONS, "bloom")
-# Grouped keys, YaRN, partial rotary, adjacent pairs, query/key norm, softcap and windows, rope in some layers, ALiBi.
-PECULIAR = ("llama", "yarn", "neox", "gptj", "qwen3", "gemma2", "gemma3", "mistral", "smollm3", "bloom")
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 
 
-def model_cases():
-    """Every model; those without a peculiarity of their own are left to the slow tests."""
-    for backend, names in (("bridge", BRIDGES), ("hooked", zoo.HOOKED_ARCHITECTURES)):
-        fast = (*PECULIAR, "gpt2") if backend == "bridge" else ("llama", "gpt2", "bloom")
-        for name in names:
-            marks = [zoo.needs_hooked] * (backend == "hooked") + [pytest.mark.slow] * (name not in fast)
-            yield pytest.param(backend, name, marks=marks)
-
-
-every_model = pytest.mark.parametrize(("backend", "name"), list(model_cases()))
 modes = pytest.mark.parametrize("mode", ["prompt", "key"])
 
 
@@ -42,6 +35,10 @@ def block_prompt(lengths=(3, 4, 2, 3, 2), prefix=3, suffix=3, seed=1):
     tokens = zoo.prompt(1, prefix + sum(lengths) + suffix, seed)[0]
     pieces = tokens.split([prefix, *lengths, suffix])
     return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
+
+
+EQUAL_BLOCKS = block_prompt((3, 3, 3, 3))  # three tokens before and behind
+PLACES = BlockPlaces((3, 6, 9, 12), 3)
 
 
 def measured(model, prompt=None, **options):
@@ -53,6 +50,56 @@ def differ(first, second, columns=SCORES):
     """Largest difference of two tables; NaN have to be in the same places."""
     assert first[columns].isna().equals(second[columns].isna())
     return float((first[columns] - second[columns]).abs().max().max())
+
+
+def explicit_key_scores(keys, prompt, weights_of):
+    """s_pos and the rest from keys permuted one swap at a time, with everything computed anew."""
+    before, after = [], []
+    intact = weights_of(range(keys.n))
+    spans = prompt.spans()
+    numbered = BlockPrompt(
+        *(lambda pieces: (pieces[0], pieces[1:-1], pieces[-1]))(
+            torch.arange(keys.n).split([len(piece) for piece in prompt.pieces])
+        )
+    )
+    for i in range(len(spans)):
+        for j in range(i + 1, len(spans)):
+            swapped = numbered.swapped(i, j)
+            moved = weights_of(swapped.tokens().tolist())
+            before.append(torch.stack([intact[..., slice(*spans[b])].mean(-1) for b in (i, j)], dim=-1))
+            after.append(torch.stack([moved[..., slice(*swapped.spans()[b])].mean(-1) for b in (i, j)], dim=-1))
+    return swap_scores(torch.stack(before), torch.stack(after))
+
+
+def tables_of(model, layer, tokens):
+    """Logits before a softcap, [heads, offset, k, j], every key rotated anew, and the reference they come from."""
+    keys = KeysInPlaces(attention_view(model), layer, tokens)
+    cap, keys.raw = keys.raw.softcap, replace(keys.raw, softcap=None)
+    table = torch.empty(len(keys.q), PLACES.width, 4, 4, dtype=torch.float64)
+    for shift in range(4):
+        order = list(range(keys.n))
+        for place, start in enumerate(PLACES.starts):
+            content = PLACES.starts[(place + shift) % 4]
+            order[start : start + 3] = range(content, content + 3)
+        found = keys.logits(order)
+        for place, start in enumerate(PLACES.starts):
+            table[:, :, (place + shift) % 4, place] = found[:, start : start + 3]
+    return table, keys, cap
+
+
+def components(table):
+    """The three parts of every table, each [.., k, j], by the formulas."""
+    mean = table.mean((-2, -1), keepdim=True)
+    content = (table.mean(-1, keepdim=True) - mean).expand_as(table)
+    position = (table.mean(-2, keepdim=True) - mean).expand_as(table)
+    return {"content": content, "position": position, "interaction": table - mean - content - position}
+
+
+def hidden(model, layer):
+    """Whether a window hides a block from the last query."""
+    view = attention_view(model)
+    pattern = recorded(model, ("pattern",), EQUAL_BLOCKS.tokens()[None], [layer])[layer, "pattern"]
+    return bool((pattern[0, 0, -1, PLACES.tokens().flatten()] == 0).any()) and view.n_layers > 0
 
 
 class QueryScores(NamedTuple):

@@ -1,7 +1,5 @@
 """Spectral models of the zoo: which ones, moved from their start, trained a little, and all that must stay."""
 
-import functools
-
 import pytest
 import torch
 import zoo
@@ -13,15 +11,17 @@ NORMED = ("qwen3", "gemma3", "olmo2")
 BRIDGES = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in NO_ROPE)
 HOOKED = tuple(name for name in zoo.HOOKED_ARCHITECTURES if name not in NO_ROPE)
 # Grouped keys at hook_q; at hook_rot_q; delegated attention; a partial rotation with biases; the other backend.
-SOME = [("bridge", "llama"), ("bridge", "qwen3"), ("bridge", "gptj"), ("bridge", "neox")]
-SOME += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen2", "qwen3")]
+SOME = [("bridge", "llama"), ("bridge", "qwen3"), ("bridge", "gptj")]
+SOME += [pytest.param("bridge", "neox", marks=pytest.mark.slow)]
+SOME += [pytest.param("hooked", "qwen2", marks=[zoo.needs_hooked, pytest.mark.slow])]
+SOME += [pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
 some_models = pytest.mark.parametrize(("backend", "name"), SOME)
+on_both_backends = pytest.mark.parametrize(
+    ("backend", "name"), [("bridge", "llama"), pytest.param("hooked", "qwen3", marks=zoo.needs_hooked)]
+)
 
 
-@functools.cache
-def base(backend, name):
-    """A model that no test changes."""
-    return getattr(zoo, backend)(name)
+base = zoo.shared  # a model that no test changes
 
 
 def logits(model, tokens=None, **options):
@@ -52,5 +52,17 @@ def train(spectral, steps=2, **options):
         optimizer.step()
 
 
-def same_to_the_bit(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+def greedy(model, tokens, steps):
+    """Tokens with those that have the highest logit after them, by whole passes."""
+    for _ in range(steps):
+        tokens = torch.cat([tokens, logits(model, tokens)[:, -1:].argmax(-1)], dim=1)
+    return tokens
+
+
+def assert_on_its_own(other, spectral):
+    """A copy computes the same, and what is done to it is not done to the model."""
+    before = logits(spectral)
+    assert torch.equal(logits(other), before)
+    move(other, seed=1)
+    assert torch.equal(logits(spectral), before)
+    assert not torch.equal(logits(other), before)

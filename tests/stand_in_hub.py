@@ -13,8 +13,7 @@ __all__ = ["StandInHub"]
 class StandInHub:
     """Serves folders as `owner/name` repositories from a thread, and notes every request as (method, repo, file).
 
-    It lists the branches of a repository. What else huggingface_hub asks for itself is answered as unknown. Paths of
-    both kinds are noted in `others`.
+    It lists the branches of a repository. What else huggingface_hub asks for itself is answered as unknown.
 
     `cache` is the folder in which huggingface_hub keeps what it fetches. `refused` gives repositories the status that
     is answered in place of their files: 401 or 403 with the error code of gated models. `cut` says by file how many
@@ -23,7 +22,7 @@ class StandInHub:
 
     def __init__(self, cache):
         self.cache = Path(cache)
-        self.requests, self.others, self.refused, self.cut = [], [], {}, {}
+        self.requests, self.refused, self.cut = [], {}, {}
         self._commits, self._folders = {}, {}
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -109,8 +108,6 @@ class StandInHub:
                 name, file, status, headers, content = hub._answer(self.path)
                 if "/resolve/" in self.path:
                     hub.requests.append((method, name, file))
-                else:
-                    hub.others.append(self.path)
                 start = self.headers.get("Range", "").removeprefix("bytes=").partition("-")[0]
                 if start and status == 200 and method == "GET":
                     headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"

@@ -1,15 +1,14 @@
 """Outputs replaced by means or other sequences, and heads that lose the far context, against plain hooks."""
 
-import numpy as np
-import pandas as pd
+import functools
+
 import pytest
 import torch
 import zoo
-from ablation_runs import ROUTES, intact, logits, recorded, some_models
+from ablation_runs import ROUTES, SCORES, intact, left_padded, logits, recorded, some_models
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.replacement import drawn_donors
 from tlspectral.models.attention import attention_view
 
@@ -17,9 +16,7 @@ BOTH = [("bridge", "llama"), ("bridge", "gptj"), pytest.param("hooked", "qwen2",
 both_backends = pytest.mark.parametrize(("backend", "name"), BOTH)
 HEADS = [(0, 1), (0, 3), (1, 2)]
 REFERENCE = zoo.prompt(batch=5, seed=3)
-PROMPTS = [[1, 4, 9, 3], [1, 5, 2, 7], [1, 8, 2, 6], [1, 3, 3, 9]]
-UNEQUAL = [[1, 4, 9, 3], [1, 5, 2], [1, 8, 2, 6, 7], [1, 3, 3, 9]]
-# Replay and stacked copies differ from whole passes by 1e-6 in float32 (measured); the effects are 1e-2 and more.
+# Sums in another order differ by 1e-6 in float32 (measured); the effects are 1e-2 and more.
 NOISE = 1e-5
 
 
@@ -27,17 +24,14 @@ def with_z(model, replaced, tokens=None):
     """Logits of a plain run in which z of some heads is a given tensor, by {(layer, head): [..., pos, d_head]}."""
     view = attention_view(model)
 
-    def hook_of(layer):
-        def put(z, hook):
-            z = z.clone()
-            for (at, head), value in replaced.items():
-                if at == layer:
-                    z[:, :, head] = value
-            return z
+    def put(layer, z, hook):
+        z = z.clone()
+        for (at, head), value in replaced.items():
+            if at == layer:
+                z[:, :, head] = value
+        return z
 
-        return put
-
-    hooks = [(view.hook_names(layer)["z"], hook_of(layer)) for layer in {layer for layer, _ in replaced}]
+    hooks = [(view.hook_names(layer)["z"], functools.partial(put, layer)) for layer in {at for at, _ in replaced}]
     with model.hooks(fwd_hooks=hooks):
         return logits(model, tokens)
 
@@ -117,7 +111,7 @@ def explicit_reach(length, window, sinks, first=0):
 
 
 @some_models
-@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (3, 2), (6, 1)])
+@pytest.mark.parametrize(("window", "sinks"), [(1, 0), (3, 2)])
 def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, sinks):
     model, view = shared(backend, name), attention_view(shared(backend, name))
     head, tokens = 2, zoo.prompt()
@@ -139,7 +133,7 @@ def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, 
     assert float((during[0, "z"] - before[0, "z"]).abs().max()) > 1e-3
 
 
-@some_models
+@pytest.mark.parametrize(("backend", "name"), ROUTES[1:3])
 def test_a_window_that_holds_the_prompt_changes_nothing_to_the_bit(backend, name):
     model, heads = shared(backend, name), [(layer, head) for layer in range(2) for head in range(4)]
     with tls.ablate(model, heads, "long_range", window=zoo.PROMPT_LENGTH):
@@ -148,103 +142,10 @@ def test_a_window_that_holds_the_prompt_changes_nothing_to_the_bit(backend, name
         assert torch.equal(logits(model), intact(backend, name))
 
 
-@pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
+@pytest.mark.parametrize(("backend", "name"), SCORES[1:])
 def test_padding_is_no_first_token(backend, name):
-    model, pad, tokens = shared(backend, name), 5, zoo.prompt(length=19)
-    padded = torch.cat([torch.zeros(2, pad, dtype=torch.long), tokens], 1)
-    mask = torch.ones_like(padded)
-    mask[:, :pad] = 0
+    model, (tokens, padded, mask) = shared(backend, name), left_padded()
     with tls.ablate(model, [(0, 1), (1, 2)], "long_range", window=3, sinks=2):
-        expected, found = logits(model, tokens), logits(model, padded, attention_mask=mask)[:, pad:]
+        expected, found = logits(model, tokens), logits(model, padded, attention_mask=mask)[:, -tokens.shape[1] :]
     # Rotations by shifted positions round differently: measured 2e-6. Other first tokens move logits by tenths.
     torch.testing.assert_close(found, expected, atol=NOISE, rtol=0)
-
-
-# --- in a sweep ---
-
-
-def sweep(model, part="output", prompts=PROMPTS, **options):
-    task = tls.logit_difference(prompts, [3, 4, 5, 6][: len(prompts)], 7)
-    return tls.ablation_sweep(model, part, task=task, show_progress=False, **options)
-
-
-@both_backends
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"part": "output", "replace": "mean"},
-        {"part": "output", "replace": "resample", "reference": REFERENCE[:, :4], "seed": 2},
-        {"part": "long_range", "window": 2, "sinks": 1},
-    ],
-    ids=lambda options: options.get("replace", options["part"]),
-)
-def test_a_sweep_is_a_loop_of_ablations(backend, name, options):
-    model, task = shared(backend, name), tls.logit_difference(PROMPTS, [3, 4, 5, 6], 7)
-    table = sweep(model, **options)
-    reference = {"reference": torch.tensor(PROMPTS)} if options.get("replace") == "mean" else {}
-    for row in table.sample(3, random_state=0).itertuples():
-        with tls.ablate(model, row, **{**options, **reference}):
-            assert row.value == pytest.approx(tls.evaluate(model, task).value, abs=NOISE)
-    assert table["delta"].abs().max() > 1e-2
-    assert table["score_rms"].isna().all()
-
-
-@pytest.mark.parametrize("options", [{"replace": "resample"}, {"part": "long_range", "window": 2}])
-def test_batches_do_not_change_a_sweep(options, monkeypatch):
-    model = shared("bridge", "llama")
-    whole = sweep(model, **options)
-    monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 4)  # one prompt at a time
-    monkeypatch.setattr("tlspectral.hooks.replacement._TOKENS", 8)
-    pd.testing.assert_frame_equal(sweep(model, **options), whole, atol=NOISE, rtol=0)
-
-
-def test_means_of_prompts_of_unequal_length_are_over_real_tokens():
-    model, task = shared("bridge", "llama"), tls.logit_difference(UNEQUAL, [3, 4, 5, 6], 7)
-    value = sweep(model, prompts=UNEQUAL, heads="L1H2", replace="mean")["value"].item()
-    alone = [z_of(model, torch.tensor([prompt]))[1, 2][0] for prompt in UNEQUAL]
-    mean = torch.cat(alone).mean(0)
-
-    def put(z, hook):
-        z = z.clone()
-        z[:, :, 2] = mean
-        return z
-
-    with model.hooks(fwd_hooks=[(attention_view(model).hook_names(1)["z"], put)]):
-        assert value == pytest.approx(tls.evaluate(model, task).value, abs=NOISE)
-
-
-def test_the_settings_are_in_the_table_and_in_the_folder(tmp_path):
-    model = shared("bridge", "llama")
-    assert "replace" not in sweep(model, heads="L0H0").attrs
-    near = sweep(model, "long_range", heads="L0H0", window=2, sinks=1, checkpoint_dir=tmp_path / "near")
-    assert (near.attrs["window"], near.attrs["sinks"]) == (2, 1)
-    with pytest.raises(IncompatibleCheckpoint, match="other window"):
-        sweep(model, "long_range", heads="L0H0", window=3, sinks=1, checkpoint_dir=tmp_path / "near")
-    mean = sweep(model, heads="L0H0", replace="mean", checkpoint_dir=tmp_path / "mean")
-    assert mean.attrs["replace"] == "mean"
-    again = sweep(model, heads="L0H0", replace="mean", reference=PROMPTS, checkpoint_dir=tmp_path / "mean")
-    pd.testing.assert_frame_equal(again, mean)
-    for other in ({"replace": "resample"}, {"replace": "mean", "reference": REFERENCE}, {}):
-        with pytest.raises(IncompatibleCheckpoint):
-            sweep(model, heads="L0H0", checkpoint_dir=tmp_path / "mean", **other)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"replace": "mean", "prompts": PROMPTS[:1]}, "the task has one sequence"),
-        ({"replace": "resample", "prompts": UNEQUAL}, "these have 3 to 5 tokens: give prompts of one length"),
-        ({"replace": "resample", "reference": REFERENCE}, "these have 4 to 24 tokens"),
-        ({"replace": "mean", "screen": "gradient"}, "screen='gradient' is for replace='zero'.*: leave it out"),
-        ({"part": "long_range"}, "long_range needs window"),
-        ({"part": "symmetric", "replace": "mean"}, "goes with 'output'"),
-    ],
-)
-def test_what_has_no_meaning_in_a_sweep_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        sweep(shared("bridge", "llama"), **options)
-
-
-def test_one_prompt_has_a_reference_of_its_own():
-    value = sweep(shared("bridge", "llama"), prompts=PROMPTS[:1], heads="L0H0", replace="mean", reference=REFERENCE)
-    assert np.isfinite(value["value"].item())

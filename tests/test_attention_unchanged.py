@@ -13,31 +13,15 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 
 
-def test_reading_alone_changes_nothing_in_a_model_that_never_ran():
-    model = fresh("bridge", "gemma3")
-    before = state_of(model)
-    view = attention_view(model)
-    for index in range(view.n_layers):
-        view.layer(index), view.output(index), view.n_heads(index)
-    assert_unchanged(model, before)
-
-
-def test_what_is_returned_is_not_the_models_memory():
-    model = fresh("bridge", "llama")
+@pytest.mark.parametrize(("name", "dtype"), [("llama", torch.float32), ("opt", torch.float64)])
+def test_what_is_read_is_not_the_models_memory(name, dtype):
+    """In float64 on the CPU a conversion returns the model's own memory."""
+    model = fresh("bridge", name).to(dtype)
     before = state_of(model)
     view = attention_view(model)
     layer, output = view.layer(0), view.output(0)
-    for tensor in (layer.w_q, layer.w_k, layer.b_q, layer.rotary.theta, output.w_v, output.w_o):
-        tensor.zero_()
-    assert_unchanged(model, before)
-
-
-def test_a_float64_model_is_not_handed_out_either():
-    # In float64 on the CPU a conversion returns the model's own memory.
-    model = fresh("bridge", "opt").to(torch.float64)
-    before = state_of(model)
-    view = attention_view(model)
-    for tensor in (view.layer(0).w_q, view.layer(0).b_q, view.output(0).w_v, view.output(0).w_o):
+    theta = [] if layer.rotary is None else [layer.rotary.theta]
+    for tensor in (layer.w_q, layer.w_k, layer.b_q, output.w_v, output.w_o, *theta):
         tensor.zero_()
     assert_unchanged(model, before)
 
@@ -47,7 +31,7 @@ def test_a_float64_model_is_not_handed_out_either():
 def test_run_evaluates_and_puts_every_training_flag_back(backend, error):
     model = warm(fresh(backend, "gpt2"))
     model.train()
-    getattr(model, "original_model", model).train()
+    getattr(model, "original_model", model).train()  # the embedding's dropout is not among the bridge's own modules
     model.blocks[0].eval()
     roots = [model, getattr(model, "original_model", model)]
     before = state_of(model)
@@ -67,20 +51,8 @@ def test_run_evaluates_and_puts_every_training_flag_back(backend, error):
     assert_unchanged(model, before)
 
 
-def test_dropout_anywhere_in_the_wrapped_model_is_off():
-    # The embedding's dropout belongs to the wrapped model but not to the bridge's own modules.
-    model = fresh("bridge", "gpt2")
-    model.original_model.train()
-    view = attention_view(model)
-    names = view.hook_names(1)
-    seen = []
-    for _ in range(2):
-        view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.clone()))], last=names["pattern"])
-    assert torch.equal(*seen)
-
-
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2"])
 def test_run_stops_before_the_last_mlp(backend, name):
     model = shared(backend, name)
     view = attention_view(model)

@@ -1,38 +1,54 @@
-"""Arguments of a table made layer by layer: some layers, extras, detectors, the bar."""
+"""Arguments of tables made layer by layer: layers, extras, detectors, folders with parts, the bar, composition.
 
+How a table that is stopped continues is asked of every function in `test_resumable_functions.py`.
+"""
+
+import shutil
+
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from streamed_checkpoints import analyze
+from typer.testing import CliRunner
 
 import tlspectral as tls
+from tlspectral.cli import app
 from tlspectral.errors import BadHead
 from tlspectral.models import checkpoints
+from tlspectral.tables import read_table
 
 
-@pytest.mark.parametrize("layers", [[1], [3, 0]])
-def test_some_layers_only(folder, monkeypatch, layers):
-    read = []
-    real = checkpoints.CheckpointLayers.layer
-    monkeypatch.setattr(
-        checkpoints.CheckpointLayers, "layer", lambda self, index: (read.append(index), real(self, index))[1]
-    )
-    part = analyze(folder("gemma2"), layers=layers)
-    assert read == sorted(layers)
+@pytest.fixture
+def read(monkeypatch):
+    """Layers that are read, with the side of each."""
+    seen, real = [], checkpoints.CheckpointLayers.layer
+
+    def layer(self, index, side="query-key"):
+        seen.append((index, side))
+        return real(self, index, side)
+
+    monkeypatch.setattr(checkpoints.CheckpointLayers, "layer", layer)
+    return seen
+
+
+def test_some_layers_only_and_those_in_a_folder_are_taken_over(folder, read, tmp_path):
     whole = analyze(folder("gemma2"))
-    expected = whole[whole["layer"].isin(layers)].reset_index(drop=True)
+    expected = whole[whole["layer"].isin([0, 3])].reset_index(drop=True)
+    read.clear()
+    part = analyze(folder("gemma2"), layers=[3, 0], checkpoint_dir=tmp_path / "parts")
+    assert [index for index, _ in read] == [0, 3]
     pd.testing.assert_frame_equal(
         part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"), check_exact=True
     )
+    read.clear()
+    moved = shutil.copytree(folder("gemma2"), tmp_path / "moved")
+    pd.testing.assert_frame_equal(analyze(moved, checkpoint_dir=tmp_path / "parts"), whole, check_exact=True)
+    assert [index for index, _ in read] == [1, 2]
 
 
-def test_layers_that_do_not_exist_are_refused(folder):
-    with pytest.raises(BadHead, match="the model has layers 0 to 1"):
-        analyze(folder("llama"), layers=[2])
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("name", ["opt", "llama"])
 def test_position_share_needs_no_run(folder, name):
     extras = {"extras": ["position_share"]}
     streamed, loaded = analyze(folder(name), **extras), analyze(tls.load_model(folder(name)), **extras)
@@ -40,26 +56,94 @@ def test_position_share_needs_no_run(folder, name):
     np.testing.assert_allclose(streamed["position_share"], loaded["position_share"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("arguments", [{"extras": ["score_asym"]}, {"tokens": torch.arange(3, 20)}])
-def test_activations_need_the_model(folder, sizes, arguments):
+def test_with_detectors_the_model_is_loaded(folder, sizes, capfd):
     path = folder("llama")
     sizes.clear()
-    with pytest.raises(ValueError, match="needs the model's activations"):
-        analyze(path, **arguments)
-    assert not sizes  # said before any work
-
-
-@pytest.mark.parametrize("kind", [str, lambda path: path])
-def test_with_detectors_the_model_is_loaded(folder, sizes, kind):
-    path = kind(folder("llama"))
-    sizes.clear()
-    table = analyze(path, detectors=True)
+    capfd.readouterr()
+    table = analyze(str(path), detectors=True)
     assert set(sizes) == {2}
     assert table.attrs["backend"] == "bridge"
     assert table[["prev", "outside_m"]].notna().all(axis=None)
+    assert capfd.readouterr() == ("", "")  # the bars are off
 
 
-def test_the_bar_is_silent_when_off(folder, capfd):
-    capfd.readouterr()
-    analyze(folder("llama"))
-    assert capfd.readouterr() == ("", "")
+NO_ACTIVATIONS = "needs the model's activations"
+NO_PARTS = "checkpoint_dir is for a folder or hub name"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda path, parts: analyze(path, layers=[2]), BadHead, "the model has layers 0 to 1"),
+        (lambda path, parts: analyze(path, extras=["score_asym"]), ValueError, NO_ACTIVATIONS),
+        (lambda path, parts: analyze(path, tokens=torch.arange(3, 20)), ValueError, NO_ACTIVATIONS),
+        (lambda path, parts: analyze(path, detectors=True, checkpoint_dir=parts), ValueError, NO_PARTS),
+        (lambda path, parts: analyze(tls.load_model(path), checkpoint_dir=parts), ValueError, NO_PARTS),
+        (lambda path, parts: tls.k_composition(path, (2, 0)), BadHead, "does not exist: the model has layers 0 to 1"),
+        (lambda path, parts: tls.k_composition(path, (1, 4)), BadHead, "does not exist: layer 1 has heads 0 to 3"),
+        (lambda path, parts: tls.k_composition(path, (-3, 0)), BadHead, "does not exist"),
+        (lambda path, parts: tls.k_composition(path, (1, -1)), BadHead, "does not exist"),
+    ],
+)
+def test_refusals_before_any_work(folder, sizes, tmp_path, call, error, words):
+    path = folder("llama")
+    sizes.clear()
+    with pytest.raises(error, match=words):
+        call(path, tmp_path / "parts")
+    assert 1 not in sizes  # no layer was read
+    assert not (tmp_path / "parts").exists()
+
+
+# --- composition ---
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gpt2", "k"), ("llama", "k"), ("neox", "q"), ("phi3", "v"), ("gptneo", "v"), ("llama", "q")]
+)
+def test_composition_from_files(folder, sizes, name, kind):
+    path, target = folder(name), (1, 2)
+    sizes.clear()
+    streamed = tls.k_composition(str(path), target, kind=kind)
+    assert set(sizes) == {1}
+    loaded = tls.k_composition(tls.load_model(path), target, kind=kind)
+    pd.testing.assert_frame_equal(streamed, loaded, rtol=1e-12, atol=0)
+
+
+def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, read):
+    assert len(tls.k_composition(folder("gemma2"), (2, 0))) == 8
+    assert read == [(2, "query-key"), (0, "output"), (1, "output")]
+
+
+# --- the command, and threads ---
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["analyze", *(str(argument) for argument in arguments)])
+
+
+def test_the_command_continues_too(folder, tmp_path, read):
+    path = folder("llama")
+    options = (path, "--no-detectors", "--null-draws", 5, "--checkpoint-dir", tmp_path / "parts")
+    expected = analyze(path)
+    for layers in ([0, 1], []):
+        read.clear()
+        done = run(*options, "-o", tmp_path / "heads.parquet")
+        assert done.exit_code == 0, done.output
+        assert [index for index, _ in read] == layers
+        pd.testing.assert_frame_equal(read_table(tmp_path / "heads.parquet"), expected, check_exact=True)
+    for more in ((), ("--no-detectors", "--backend", "bridge")):
+        done = run(path, "--checkpoint-dir", tmp_path / "parts", *more)
+        assert done.exit_code == 2
+        assert "goes with --no-detectors" in done.stderr
+
+
+def test_layers_read_by_threads_leave_weight_tying_as_it_was(folder):
+    """transformers switches it off in the whole process while a model loads; threads could leave it off for good."""
+    from transformers import PreTrainedModel
+
+    own = PreTrainedModel.tie_weights
+    with joblib.parallel_config(backend="threading"):
+        for _ in range(2):
+            found = analyze(folder("llama"), null_blocks="fresh", n_jobs=4)
+    assert PreTrainedModel.tie_weights is own
+    pd.testing.assert_frame_equal(found, analyze(folder("llama"), null_blocks="fresh"), check_exact=True)

@@ -109,29 +109,22 @@ def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
     assert "nan" not in done.output
 
 
-def test_show_counts_the_heads_that_are_not_ok(tmp_path):
+def test_show_says_what_is_missing_and_counts_the_heads_that_are_not_ok(tmp_path):
     frame = heads()
-    frame.loc[[0, 1], "status"] = "zero"
-    frame.loc[2, "status"] = "defective"
-    frame.loc[[0, 1, 2], ["D_head", "D_head_z"]] = np.nan
-    write_table(frame, tmp_path / "heads.parquet")
-    done = run("show", tmp_path / "heads.parquet")
-    assert done.exit_code == 0, done.output
-    assert "status: 2 zero, 1 defective, 3 ok" in done.output
-    assert "below its null" not in done.output
-
-
-def test_show_without_detectors_null_or_provenance(tmp_path):
-    frame = heads()
+    frame["status"] = ["zero", "zero", "defective", "ok", "ok", "ok"]
     frame[["prev", "dup", "ind", "D_head_z"]] = np.nan
     frame.attrs = {}
     write_table(frame.drop(columns="name"), tmp_path / "heads.parquet")
     done = run("show", tmp_path / "heads.parquet")
     assert done.exit_code == 0, done.output
-    assert "unnamed model: 6 heads" in done.output
-    assert "self-check: not made" in done.output
-    assert "No detector scores in this table." in done.output
-    assert "No null in this table." in done.output
+    for said in (
+        "unnamed model: 6 heads",
+        "self-check: not made",
+        "No detector scores in this table.",
+        "No null in this table.",
+        "status: 2 zero, 1 defective, 3 ok",
+    ):
+        assert said in done.output
 
 
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
@@ -141,7 +134,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
     assert library.load == [("tiny", {"backend": "hooked", "revision": "v2", "device": "cuda:1", "dtype": "float64"})]
-    ((model, passed),) = library.analyze
+    model, passed = library.analyze[0]
     assert model.loaded == "tiny"
     assert passed == {
         "null_draws": 20,
@@ -158,32 +151,26 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     assert f"{output}: 6 heads in " in done.output
     assert "worst error 2.5e-06" in done.output.splitlines()[0]
     assert section(done.output, "Previous-token heads")[0] == "L1H2"
+    quiet = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.csv")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert library.analyze[1][1]["show_progress"] is False
+    columns = pd.read_csv(tmp_path / "heads.columns.csv")
+    assert columns["name"].tolist() == pd.read_csv(tmp_path / "heads.csv").columns.tolist()
 
 
 def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, library):
-    done = run("analyze", "maker/model", "-o", tmp_path / "h.parquet", "--no-detectors", "--revision", "v2")
+    options = ("-o", tmp_path / "h.parquet", "--no-detectors")
+    done = run("analyze", "maker/model", *options, "--revision", "v2", "--checkpoint-dir", "parts")
     assert done.exit_code == 0, done.output
     assert library.load == []
-    assert library.analyze[0][0] == "maker/model"
-    assert library.analyze[0][1]["revision"] == "v2"
-    assert library.analyze[0][1]["detectors"] is False
+    model, passed = library.analyze[0]
+    assert (model, passed["revision"], passed["detectors"]) == ("maker/model", "v2", False)
+    assert str(passed["checkpoint_dir"]) == "parts"
     # A backend, device or type that was asked for is used.
     for option, value in (("backend", "bridge"), ("device", "cpu"), ("dtype", "float64")):
-        run("analyze", "tiny", "-o", tmp_path / "h.parquet", "--no-detectors", f"--{option}", value)
-        assert library.load.pop()[1] == {
-            "backend": "auto",
-            "revision": None,
-            "device": None,
-            "dtype": None,
-            option: value,
-        }
-
-
-def test_analyze_refuses_a_folder_as_output_before_loading(tmp_path, library):
-    done = run("analyze", "tiny", "-o", tmp_path)
-    assert done.exit_code == 2
-    assert "is a folder: give -o a file name in it" in done.stderr
-    assert library.load == []
+        run("analyze", "tiny", *options, f"--{option}", value)
+        unset = {"backend": "auto", "revision": None, "device": None, "dtype": None}
+        assert library.load.pop()[1] == unset | {option: value}
 
 
 @pytest.fixture
@@ -228,27 +215,6 @@ def test_a_list_of_one_model_is_a_dataset_too(tmp_path, many):
     assert many.given[0][0] == [str(tmp_path / "models.txt")]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "several models need a folder for their dataset"),
-        (("-o", "out", "--no-detectors", "--checkpoint-dir", "parts"), "several keep theirs in -o"),
-    ],
-)
-def test_several_models_refuse_what_is_for_one(many, options, said):
-    done = run("analyze", "a", "b", *options)
-    assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
-    assert many.given == []
-
-
-def test_several_models_refuse_a_file_as_output(tmp_path):
-    done = run("analyze", "a", "b", "-o", tmp_path / "heads.parquet")
-    assert done.exit_code == 2
-    assert "heads.parquet is a file, and several models make a dataset: name a folder" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     def verify_scores(model, tokens=None):
         return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))
@@ -261,38 +227,22 @@ def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
 
-def test_a_mismatch_is_one_line_and_exit_code_2(library, monkeypatch):
-    def verify_scores(model, tokens=None):
-        raise ScoreMismatch("tiny, layer 1:\n  worst error 0.3")
-
-    monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
-    done = run("verify", "tiny")
-    assert done.exit_code == 2
-    assert done.stderr == "tlspectral: error: tiny, layer 1: worst error 0.3\n"
-    assert done.stdout == ""
-
-
-@pytest.mark.parametrize("failure", [ValueError("bad"), OSError("bad"), ImportError("bad")])
-def test_what_a_user_can_mend_is_one_line_unless_debug(library, monkeypatch, failure):
+@pytest.mark.parametrize(
+    "failure",
+    [ValueError("bad"), OSError("bad"), ImportError("bad"), ScoreMismatch("\n bad"), AttributeError("bad")],
+)
+def test_what_a_user_can_mend_is_one_line_unless_debug_and_a_mistake_of_ours_is_raised(library, monkeypatch, failure):
     def load_model(name, **options):
         raise failure
 
     monkeypatch.setattr(tlspectral, "load_model", load_model)
+    assert run("--debug", "verify", "tiny").exception is failure
     done = run("verify", "tiny")
-    assert (done.exit_code, done.stderr) == (2, "tlspectral: error: bad\n")
-    done = run("--debug", "verify", "tiny")
-    assert done.exception is failure
-
-
-def test_a_mistake_of_ours_keeps_its_traceback(library, monkeypatch):
-    def load_model(name, **options):
-        raise AttributeError("a bug")
-
-    monkeypatch.setattr(tlspectral, "load_model", load_model)
-    done = run("verify", "tiny")
-    assert isinstance(done.exception, AttributeError)
-    assert str(done.exception) == "a bug"
-    assert done.stderr == ""
+    assert done.stdout == ""
+    if isinstance(failure, AttributeError):
+        assert (done.exception, done.stderr) == (failure, "")
+    else:
+        assert (done.exit_code, done.stderr) == (2, "tlspectral: error: bad\n")
 
 
 @pytest.mark.parametrize("command", ["ablate", "positional", "study statistics"])
@@ -302,41 +252,14 @@ def test_the_other_commands_about_a_model_take_a_revision(table, library, comman
     assert library.load == [("tiny", {"revision": "v2", "device": "cpu", "dtype": "float64"})]
 
 
-@pytest.mark.parametrize("option", [("--revision", "v2"), ("--device", "cpu"), ("--dtype", "float64")])
-def test_a_choice_of_weights_of_no_model_is_refused(table, option):
-    done = run("study", "statistics", table, *option)
-    assert done.exit_code == 2
-    assert "goes with --model" in done.stderr
-
-
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_format_prints_the_table_and_nothing_else(tmp_path, library, form):
-    done = run("analyze", "tiny", "--format", form, "-o", tmp_path / "heads.parquet")
+def test_format_prints_the_table_and_nothing_else(library, form):
+    done = run("analyze", "tiny", "--format", form)
     assert done.exit_code == 0, done.output
     read = pd.read_csv if form == "csv" else pd.read_json
     printed = read(io.StringIO(done.stdout))
     # JSON rounds to 15 decimals; a column of integers for floats without a fraction is the same numbers.
     pd.testing.assert_frame_equal(printed, pd.DataFrame(heads()), check_dtype=False, atol=1e-15)
-    assert len(read_table(tmp_path / "heads.parquet")) == 6
-
-
-def test_quiet_prints_nothing_and_shows_no_bar(tmp_path, library):
-    done = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.parquet")
-    assert (done.exit_code, done.output) == (0, "")
-    assert library.analyze[0][1]["show_progress"] is False
-    assert (tmp_path / "heads.parquet").exists()
-
-
-def test_a_csv_has_the_meaning_of_its_columns_beside_it(tmp_path, table):
-    done = run("study", "statistics", table, "-o", tmp_path / "row.csv", "--top", 1)
-    assert done.exit_code == 0, done.output
-    columns = pd.read_csv(tmp_path / "row.columns.csv")
-    assert columns["name"].tolist() == pd.read_csv(tmp_path / "row.csv").columns.tolist()
-    assert columns["meaning"].notna().all()
-    done = run("show", tmp_path / "row.csv")
-    assert done.exit_code == 2
-    assert "row.csv is CSV" in done.stderr
-    assert "pandas.read_csv" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -344,35 +267,41 @@ def test_a_csv_has_the_meaning_of_its_columns_beside_it(tmp_path, table):
     [
         (("analyze", "tiny", "-o", "heads.xlsx"), "heads.xlsx: a table is a .parquet or .csv file"),
         (("analyze", "tiny", "-o", "heads"), "heads: a table is a .parquet or .csv file: give -o such a name"),
+        (("analyze", "tiny", "-o", "FOLDER"), "is a folder: give -o a file name in it"),
         (("analyze", "tiny", "--layers", "first"), "'first' is not a layer, or several as 0,5,-1"),
         (("analyze", "tiny", "--backend", "brigde"), "did you mean 'bridge'?"),
+        (
+            ("analyze", "tiny", "--device", "cpu", "--no-detectors", "--checkpoint-dir", "d"),
+            "without --backend, --devi",
+        ),
+        (("analyze", "tiny", "--checkpoint-dir", "d"), "goes with --no-detectors"),
+        (("analyze", "a", "b"), "several models need a folder for their dataset"),
+        (("analyze", "a", "b", "-o", "out", "--layers", "3"), "is for one model"),
+        (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several are written to -o"),
+        (("analyze", "a", "b", "-o", "out", "--no-detectors", "--checkpoint-dir", "d"), "several keep theirs in -o"),
         (("verify", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
         (("verify", "tiny", "--device", "gpu"), "'gpu' is none of cpu, cuda, mps and xpu"),
         (("verify", "tiny", "--format", "xml"), "'xml' is none of json, csv"),
-        (
-            ("analyze", "tiny", "--device", "cpu", "--no-detectors", "--checkpoint-dir", "d"),
-            "without --backend, --device",
-        ),
-        (("analyze", "a", "b", "-o", "out", "--layers", "3"), "is for one model"),
-        (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several are written to -o"),
+        (("show", "PLAIN"), "tlspectral did not write"),
+        (("show", "none.parquet"), "does not exist"),
+        (("show", "OTHER"), "other.parquet has no column head, D_head"),
+        (("show", "ROWS"), "rows.csv is CSV"),
+        (("plane", "PLAIN", "-o", "FOLDER"), "is a folder"),
+        (("study", "statistics", "TABLE", "--revision", "v2"), "goes with --model"),
+        (("study", "statistics", "TABLE", "--device", "cpu"), "goes with --model"),
+        (("study", "statistics", "TABLE", "--dtype", "float64"), "goes with --model"),
     ],
 )
-def test_arguments_are_checked_before_the_model_is_loaded(library, arguments, said):
-    done = run(*arguments)
+def test_arguments_and_files_are_checked_before_the_model_is_loaded(tmp_path, table, library, many, arguments, said):
+    heads().to_parquet(tmp_path / "plain.parquet")
+    write_table(pd.DataFrame({"layer": [0], "theta": [1.0]}), tmp_path / "other.parquet")
+    files = {name: tmp_path / f"{name.lower()}.parquet" for name in ("PLAIN", "OTHER")}
+    (tmp_path / "rows.csv").write_text("layer\n0\n")
+    files |= {"TABLE": table, "FOLDER": tmp_path, "ROWS": tmp_path / "rows.csv"}
+    done = run(*(files.get(argument, argument) for argument in arguments))
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())
-    assert library.load == library.analyze == []
-
-
-def test_files_that_are_not_ours_are_refused(tmp_path):
-    heads().to_parquet(tmp_path / "plain.parquet")
-    done = run("show", tmp_path / "plain.parquet")
-    assert done.exit_code == 2
-    assert "tlspectral did not write" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "does not exist" in run("show", tmp_path / "none.parquet").stderr
-    write_table(pd.DataFrame({"layer": [0], "theta": [1.0]}), tmp_path / "frequency.parquet")
-    assert "frequency.parquet has no column head, D_head" in run("show", tmp_path / "frequency.parquet").stderr
+    assert library.load == library.analyze == many.given == []
 
 
 def test_plane_draws_the_figure(table, tmp_path):
@@ -383,12 +312,6 @@ def test_plane_draws_the_figure(table, tmp_path):
     assert done.exit_code == 2
     assert "xyz" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.parquet", "plane.png"]
-
-
-def test_version_and_examples():
-    assert run("--version").stdout == f"tlspectral {tlspectral.__version__}\n"
-    for command in ("analyze", "show", "verify", "plane"):
-        assert f"Example: tlspectral {command} " in run(command, "--help").stdout
 
 
 def test_help_loads_nothing_heavy():
@@ -402,19 +325,20 @@ def test_help_loads_nothing_heavy():
 
 
 def test_the_first_try_of_the_readme_needs_no_file():
-    result = CliRunner().invoke(app, ["analyze", "tiny-rope", "--null-draws", "20"])
+    result = run("analyze", "tiny-rope", "--null-draws", 20)
     assert result.exit_code == 0, result.output
     assert "tiny-rope: 8 heads in" in result.output
     assert "L0H3" in result.output  # its previous-token head
 
 
 def test_the_help_is_a_table_of_contents_and_every_command_has_an_example():
+    assert run("--version").stdout == f"tlspectral {tlspectral.__version__}\n"
     names = {str(command.name or command.callback.__name__) for command in app.registered_commands}
-    shown = CliRunner().invoke(app, ["--help"]).stdout
+    shown = run("--help").stdout
     listed = [line.split()[0] for line in shown.split("Commands", 1)[-1].splitlines() if line.startswith("  ")]
     assert names <= set(listed)
     for name in names:
-        text = CliRunner().invoke(app, [name, "--help"]).stdout
+        text = run(name, "--help").stdout
         assert f"Example: tlspectral {name} " in " ".join(text.split()), name
 
 

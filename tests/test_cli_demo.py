@@ -1,5 +1,7 @@
 """The command of the first minutes, on a packaged model."""
 
+from functools import partial
+
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -11,6 +13,8 @@ def test_one_load_gives_table_figure_and_ablation(tmp_path, monkeypatch):
     real = tls.load_model
     monkeypatch.setattr(demo, "_MODEL", "tiny-rope")
     monkeypatch.setattr(tls, "load_model", lambda *given, **options: (loads.append(given), real(*given, **options))[1])
+    # Few draws of the null: how many there are without that is the library's to say.
+    monkeypatch.setattr(tls, "analyze_heads", partial(tls.analyze_heads, null_draws=5))
     run = CliRunner().invoke(app, ["demo", "-o", str(tmp_path / "out"), "--jobs", "1"])
     assert run.exit_code == 0, run.output
     assert loads == [("tiny-rope",)]

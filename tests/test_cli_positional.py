@@ -5,11 +5,11 @@ import json
 import pandas as pd
 import pytest
 from described import assert_described
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 from zoo_words import reader
 
 import tlspectral
-import tlspectral.cli.positional as command
 from tlspectral.cli import app
 from tlspectral.positional import BindingTask, draws, positional_symbolic_profile
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
@@ -24,7 +24,10 @@ def run(*arguments):
 
 @pytest.fixture
 def llama(monkeypatch):
+    """The model of any name, and figures of few pixels, which else take longer than the tables."""
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("llama"), raising=False)
+    real = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **named: real(self, path, **{**named, "dpi": 20}))
 
 
 @pytest.fixture
@@ -36,10 +39,11 @@ def table(tmp_path):
 
 
 @pytest.mark.usefixtures("llama")
-def test_positional_writes_what_the_library_measures(table, tmp_path):
-    options = ["--table", table, "--seed", 3, "--swaps", "all", "--tau", 0.05]
-    done = run("positional", "any", *SMALL, *options, "-o", tmp_path / "out")
+def test_positional_writes_what_the_library_measures_once(table, tmp_path, monkeypatch):
+    options = [*SMALL, "--table", table, "--swaps", "all", "--tau", 0.05, "-o", tmp_path / "out"]
+    done = run("positional", "any", *options, "--seed", 3)
     assert done.exit_code == 0, done.output
+    measured = {}
     for mode in ("prompt", "key"):
         expected = positional_symbolic_profile(
             reader("llama"),
@@ -54,60 +58,41 @@ def test_positional_writes_what_the_library_measures(table, tmp_path):
             swaps="all",
             tau=0.05,
         )
-        for name, one in expected.tables.items():
-            found = read_table(tmp_path / "out" / f"{name}_{mode}.parquet")
-            pd.testing.assert_frame_equal(found, one)
-            assert_described(found)
+        measured |= {f"{name}_{mode}": one for name, one in expected.tables.items()}
         assert repr(expected) in done.output
         assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
         assert f"im_share against s_pos over frequencies, swaps by {mode}" in done.output
         for figure in ("plane", "exclusion_plane"):
-            assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
+            assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
+    for name, one in measured.items():
+        found = read_table(tmp_path / "out" / f"{name}.parquet")
+        pd.testing.assert_frame_equal(found, one)
+        assert_described(found)
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
-    drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
-    assert drawn.exit_code == 0, drawn.output
-    for figure in ("heatmaps", "plane_by_query", "histograms", "exclusion_heatmap", "agreement", "frequencies"):
-        for mode in ("prompt", "key"):
-            assert (tmp_path / "out" / f"{figure}_{mode}.png").stat().st_size > 5000
-    empty = run("study", "positional-figures", tmp_path)
-    assert empty.exit_code == 2
-    assert "holds no heads_prompt.parquet" in empty.stderr
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """No figures, which take longer here than the tables."""
-    monkeypatch.setattr(command, "_write_figures", lambda *_: None)
-
-
-@pytest.mark.usefixtures("llama", "undrawn")
-def test_a_stopped_command_goes_on_where_it_was(table, tmp_path, monkeypatch):
-    options = [*SMALL, "--table", table, "--draws", 2]
-    whole = run("positional", "any", *options, "-o", tmp_path / "whole")
-    real, measured = draws.BlockReading, []
-
-    def stopped(*given, **named):
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(named["mode"])
-        return real(*given, **named)
-
-    monkeypatch.setattr(draws, "BlockReading", stopped)
-    run("positional", "any", *options, "-o", tmp_path / "out")
-    assert len(list((tmp_path / "out" / "runs").glob("*.parquet"))) == 3  # within the second draw, by words
-    monkeypatch.setattr(draws, "BlockReading", lambda *given, **named: measured.append("on") or real(*given, **named))
-    again = run("positional", "any", *options, "-o", tmp_path / "out")
-    # Of words a draw is its intact prompts and the three swaps: one part was left, and the keys of both draws.
-    assert measured == ["prompt", "prompt", "prompt", "on", "on", "on"]
-    assert again.stdout.replace("/out", "/whole") == whole.stdout
-    for file in (tmp_path / "whole").glob("*.parquet"):
-        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / file.name), read_table(file), check_exact=True)
-    other = run("positional", "any", *options, "--seed", 1, "-o", tmp_path / "out")
+    # What was measured is kept: the same command measures nothing again, and refuses other settings.
+    monkeypatch.setattr(draws, "BlockReading", None)
+    again = run("positional", "any", *options, "--seed", 3)
+    assert again.stdout == done.stdout
+    other = run("positional", "any", *options, "--seed", 1)
     assert other.exit_code == 2
     assert "was made with other" in other.output
 
 
-@pytest.mark.usefixtures("llama", "undrawn")
+@pytest.mark.slow
+@pytest.mark.usefixtures("llama")
+def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
+    empty = run("study", "positional-figures", tmp_path)
+    assert empty.exit_code == 2
+    assert "holds no heads_prompt.parquet" in empty.stderr
+    run("positional", "any", *SMALL, "--table", table, "-o", tmp_path / "out")
+    drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
+    assert drawn.exit_code == 0, drawn.output
+    for figure in ("heatmaps", "plane_by_query", "histograms", "exclusion_heatmap", "agreement", "frequencies"):
+        for mode in ("prompt", "key"):
+            assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("llama")
 def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path, monkeypatch):
     monkeypatch.setattr("tlspectral.ablation.bands._TRIES", 5)  # few of six pairs' sets fit: the search would go on
     options = ["--mode", "key", "--table", table, "--bands", 2, "-o", tmp_path / "out"]
@@ -139,7 +124,7 @@ def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_pa
     assert "Thirds" not in done.output
 
 
-@pytest.mark.usefixtures("llama", "undrawn")
+@pytest.mark.usefixtures("llama")
 def test_prompts_come_from_a_file(table, tmp_path):
     draw = BindingTask("plain", 4).draw(1)
     line = {
@@ -156,23 +141,27 @@ def test_prompts_come_from_a_file(table, tmp_path):
 
 
 @pytest.mark.usefixtures("llama")
-def test_refusals_are_one_line(table, monkeypatch):
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         (["--mode", "words"], "--mode is prompt, key or both; not 'words'"),
         (["--template", "gpt-5"], "'gpt-5' is no template"),
         (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
         (["--swaps", "some"], "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
         (["--preset", "paper"], "preset='paper' has n_blocks = 9, found 4"),
         (["--pairs", "60"], "at most n_pairs="),
-    ):
-        monkeypatch.setattr(tlspectral, "analyze_heads", None)  # not reached: a table that is not given is made later
-        done = run("positional", "any", *SMALL[2:], *options)
-        assert done.exit_code == 2
-        assert done.output.startswith("tlspectral: error: ")
-        assert said in done.output
-        assert done.output.count("\n") == 1
+    ],
+)
+def test_refusals_are_one_line(monkeypatch, options, said):
+    monkeypatch.setattr(tlspectral, "analyze_heads", None)  # not reached: a table that is not given is made later
+    done = run("positional", "any", *SMALL[2:], *options)
+    assert done.exit_code == 2
+    assert done.output.startswith("tlspectral: error: ")
+    assert said in done.output
+    assert done.output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     short = CanonicalSchedule(steps=3, batch_size=8, warmup_steps=1, validation_samples=64, log_every=1)
     monkeypatch.setitem(PRESETS, "quick", short)
@@ -191,7 +180,3 @@ def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     again = run("study", "canonical", "-o", tmp_path, "--seeds", 2)
     assert again.stdout == done.stdout
     assert len(list((tmp_path / "runs" / "weights").glob("*.safetensors"))) == 4 * 2
-
-
-def test_the_two_ways_of_a_run_are_named_once():
-    assert command._MODES["both"] == ("prompt", "key")

@@ -1,5 +1,7 @@
 """Comparisons of hand-made head tables: bands, ranks, tables that overlap in part, the figure and the command."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -118,14 +120,10 @@ def test_a_change_has_to_exceed_its_band_and_the_floor():
     assert table.set_index("name")["spectrum_of"].dropna().to_dict() == {"L0H1": "D_head", "L1H0": "dir_frac"}
     assert in_order(table)["dir_frac_outside"].tolist() == [False, False, True, True, False, False]
     assert in_order(table)["imag_mass_outside"].tolist() == [False] * 4 + [True, False]
-
-
-def test_without_a_band_nothing_is_ranked():
-    base, tuned = tables()
     none = [column for column in base if column.endswith(("_null_std", "_se"))]
-    table = compare_heads(base.assign(**dict.fromkeys(none, np.nan)), tuned)
-    assert table[["change_rank", "behaviour_rank", "spectrum_rank", "behaviour_of"]].isna().all(axis=None)
-    assert not table.filter(like="_band").columns.any()
+    bandless = compare_heads(base.assign(**dict.fromkeys(none, np.nan)), tuned)
+    assert bandless[["change_rank", "behaviour_rank", "spectrum_rank", "behaviour_of"]].isna().all(axis=None)
+    assert not bandless.filter(like="_band").columns.any()
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -164,14 +162,11 @@ def test_the_figure_draws_the_changes_of_both_families_and_names_the_largest():
     np.testing.assert_allclose(offsets(figure, "spectrum")[:, 1], [0.3, 0.04 * np.sqrt(2)], rtol=1e-9)
     names = {label.get_text() for label in part(figure, "changed head")}
     assert names == {"L1H2 ind", "L1H2 D_head", "L1H0 prev", "L0H1 D_head"}
-    assert {label.get_text() for label in part(head_changes(table, highlight=1), "changed head")} == {
-        "L1H2 ind",
-        "L1H2 D_head",
-    }
+    few = {label.get_text() for label in part(head_changes(table, highlight=1), "changed head")}
+    assert few == {"L1H2 ind", "L1H2 D_head"}
     (band,) = part(figure, "floor")
     assert (band.get_y(), band.get_height()) == (-0.02, 0.04)
-    assert figure.axes[0].get_title(loc="left") == "tuned less base"
-    assert "not drawn, no change beyond noise and floor: 3" in said(figure)
+    assert "no change beyond noise and floor: 3" in said(figure)
     with pytest.raises(ValueError, match="no column spectrum_change, spectrum_of: give a table of compare_heads"):
         head_changes(table.drop(columns=["spectrum_change", "spectrum_of"]))
     with pytest.raises(ValueError, match="highlight is -1"):
@@ -186,15 +181,9 @@ def test_the_command_prints_the_top_changes_and_writes_the_table(tmp_path):
         "compare", tmp_path / "base.parquet", tmp_path / "tuned.parquet", "--top", 1, "-o", tmp_path / "c.parquet"
     )
     assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
-    assert lines[0] == "tuned (b) against base (a): 5 heads compared"
-    assert "left out, in one table only: 1 heads of a, 0 of b" in lines
-    assert "left out, prev: no value in a" in lines
-    assert "behaviour: 0 of 5 heads changed by 0.02 or more and beyond their band" in lines
-    (at,) = (place for place, line in enumerate(lines) if line.startswith("spectrum: 1 of 5 heads changed"))
-    assert lines[at + 1] == "band: twice the sd of D_head: null"
-    assert lines[at + 3].split()[:2] == ["L0H1", "D_head"]
-    assert lines[at + 4].startswith("Random heads: D_head ")
+    assert "tuned (b) against base (a): 5 heads compared" in done.stdout
+    assert "left out, prev: no value in a" in done.stdout
+    assert "behaviour: 0 of 5 heads changed" in done.stdout
+    assert re.search(r"spectrum: 1 of 5 heads changed(.*\n){3}L0H1 +D_head ", done.stdout)
     assert len(read_table(tmp_path / "c.parquet")) == 5
-    done = run("compare", tmp_path / "base.parquet", tmp_path / "c.parquet")
-    assert done.exit_code == 2
+    assert run("compare", tmp_path / "base.parquet", tmp_path / "c.parquet").exit_code == 2

@@ -1,4 +1,4 @@
-"""The bridge of every architecture has every property of `conformance`."""
+"""The bridge of every architecture has every property of `conformance`; compatibility mode what depends on it."""
 
 import pytest
 from conformance import cases
@@ -6,4 +6,9 @@ from conformance import cases
 
 @pytest.mark.parametrize(("row", "holds", "case"), cases("bridge"), indirect=["row"])
 def test_conformance(row, holds, case):
+    holds(row, *case)
+
+
+@pytest.mark.parametrize(("row", "holds", "case"), cases("bridge", "compatible"), indirect=["row"])
+def test_compatibility_mode(row, holds, case):
     holds(row, *case)

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 import zoo
+from conformance.scoring import SCORES, SMALL, kept_patterns, pattern_name
 from described import assert_described
 from model_state import assert_unchanged, state_of, warm
 from zoo import shared
@@ -19,42 +20,6 @@ from tlspectral import detectors
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-
-BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-# GPT-2: learned positions; qwen3: grouped keys, query/key norm; mistral: a window; opt: attention left to transformers.
-MODELS = [("bridge", name) for name in ("gpt2", "qwen3", "mistral", "opt")]
-MODELS += [("hooked", "gpt2"), ("hooked", "llama")] if zoo.HAS_HOOKED else []
-SMALL = {"n_sequences": 7, "segment_length": 10}
-SCORES = ["prev", "dup", "ind"]
-ERRORS = ["prev_se", "dup_se", "ind_se"]
-
-
-def pattern_name(layer):
-    return f"blocks.{layer}.attn.hook_pattern"
-
-
-def kept_patterns(model, tokens):
-    """Patterns of all layers, [sequence, head, query, key], from one run that keeps everything."""
-    with torch.no_grad():
-        _, cache = model.run_with_cache(tokens)
-    return [cache[pattern_name(layer)].double().numpy() for layer in range(model.cfg.n_layers)]
-
-
-def plain_scores(patterns, length):
-    """The scores, one loop per sequence, head and query, as the specification reads."""
-    rows = []
-    copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
-    wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
-    for layer, pattern in enumerate(patterns):
-        for head in range(pattern.shape[1]):
-            row = {"layer": layer, "head": head}
-            for name, (queries, back) in wanted.items():
-                per_sequence = np.array([np.mean([one[head, p, p - back] for p in queries]) for one in pattern])
-                row[name] = per_sequence.mean()
-                row[f"{name}_se"] = per_sequence.std(ddof=1) / np.sqrt(len(per_sequence))
-            rows.append(row)
-    return pd.DataFrame(rows)
-
 
 # --- the sequences ---
 
@@ -69,24 +34,15 @@ def with_tokenizer(view, **ids):
     return replace(view, model=SimpleNamespace(tokenizer=SimpleNamespace(**ids)))
 
 
-def test_a_sequence_is_an_opening_token_a_segment_and_its_copy():
-    tokens = drawn()
-    assert tokens.shape == (7, 21)
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_sequence_is_an_opening_token_a_segment_and_its_copy(seed):
+    before = torch.random.get_rng_state()
+    tokens = drawn(seed=seed)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert tokens.dtype == torch.int64
     assert (tokens[:, 0] == 0).all()
-    assert torch.equal(tokens[:, 1:11], tokens[:, 11:])
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_draw_is_the_documented_one(seed):
     expected = torch.randint(0, zoo.VOCABULARY, (7, 10), generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(drawn(seed=seed)[:, 1:11], expected)
-
-
-def test_the_draw_leaves_the_global_generator_alone():
-    before = torch.random.get_rng_state()
-    drawn()
-    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(tokens[:, 1:], expected.repeat(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -174,21 +130,6 @@ def test_the_table_says_how_it_was_made():
 # --- the scores ---
 
 
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_scores_and_errors_are_those_of_the_kept_patterns(backend, name):
-    model, tokens = shared(backend, name), drawn()
-    found = tls.detect_heads(model, tokens=tokens)
-    expected = plain_scores(kept_patterns(model, tokens), 10)
-    # Measured: 4e-17 on scores of 0.05 (the patterns are the same bits); one query more or less moves them by 1e-3.
-    scores, errors = [*SCORES, "prev_first"], [*ERRORS, "prev_first_se"]
-    np.testing.assert_allclose(found[scores], expected[scores], rtol=0, atol=1e-14)
-    # Measured: 3e-17 on errors of 0.005, from the difference of squares; ddof 0 would move them by 7 %.
-    np.testing.assert_allclose(found[errors], expected[errors], rtol=0, atol=1e-10)
-    assert (found["prev_se"] > 0).all()
-    if name == "mistral":  # a window of 8 reaches neither the token 10 nor the one 9 before
-        assert (found[["dup", "ind"]] == 0).all(axis=None)
-
-
 def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
     monkeypatch.setattr(detectors.heads, "BATCH", 3)  # so that parity has to be counted across batches
     model, tokens = shared("bridge", "llama"), drawn()
@@ -204,12 +145,7 @@ def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
         assert table.attrs["reliability"][name] == pytest.approx(known, abs=1e-12)
 
 
-def test_equal_scores_have_no_reliability():
-    flat = np.zeros((2, 4, 5))
-    assert detectors.split_half_reliability(flat) == {"prev": None, "dup": None, "ind": None}
-
-
-@pytest.mark.parametrize("batch", [1, 3, 100])
+@pytest.mark.parametrize("batch", [3, 100])
 def test_the_size_of_batches_does_not_matter(monkeypatch, batch):
     model = shared("bridge", "gpt2")
     monkeypatch.setattr(detectors.heads, "BATCH", 4)
@@ -217,42 +153,6 @@ def test_the_size_of_batches_does_not_matter(monkeypatch, batch):
     monkeypatch.setattr(detectors.heads, "BATCH", batch)
     # Measured: 3e-17, the order of a sum of 7; a lost or doubled last batch moves scores by 1e-3.
     pd.testing.assert_frame_equal(tls.detect_heads(model, **SMALL), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
-@pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
-def test_both_backends_agree(name):
-    bridge, hooked = (tls.detect_heads(shared(backend, name), **SMALL) for backend in BACKENDS)
-    # Measured: at most 3e-8 (mistral), float32 forwards of differently processed weights; a neighbouring key's mass
-    # differs by 1e-3 and more.
-    pd.testing.assert_frame_equal(bridge, hooked, rtol=0, atol=1e-6)
-
-
-def attends_to(back):
-    """A hook that replaces a pattern: each query attends to the key `back` before it, early ones to key 0."""
-
-    def patch(pattern, hook):
-        positions = torch.arange(pattern.shape[-1])
-        made = torch.zeros_like(pattern)
-        made[..., positions, (positions - back).clamp_min(0)] = 1.0
-        return made
-
-    return patch
-
-
-@pytest.mark.parametrize(("score", "back"), [("prev", 1), ("dup", 10), ("ind", 9), (None, 2)])
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_a_head_made_by_a_users_hook_has_its_known_scores(backend, name, score, back):
-    model = shared(backend, name)
-    with model.hooks(fwd_hooks=[(pattern_name(1), attends_to(back))]):
-        table = tls.detect_heads(model, **SMALL)
-    made = table[table["layer"] == 1]
-    for column in SCORES:
-        assert (made[column] == float(column == score)).all()
-    assert (made[ERRORS] == 0).all(axis=None)
-    plain = tls.detect_heads(model, **SMALL)
-    pd.testing.assert_frame_equal(table[table["layer"] == 0], plain[plain["layer"] == 0], check_exact=True)
-    assert (plain.loc[plain["layer"] == 1, SCORES] < 0.9).all(axis=None)
 
 
 @pytest.mark.parametrize("length", [2, 10, 63])
@@ -271,27 +171,10 @@ def test_chance_is_what_uniform_attention_scores(length):
 # --- what a run costs and leaves ---
 
 
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_a_run_stops_before_the_last_mlp_and_the_unembedding(backend, name):
-    model = getattr(zoo, backend)(name)
-    # A bridge's MLP is called whole or, in OPT, by its parts.
-    first, last = (getattr(block.mlp, "out", block.mlp) for block in (model.blocks[0], model.blocks[-1]))
-    calls = []
-    for module, label in [(first, "first mlp"), (last, "last mlp"), (model.unembed, "unembed")]:
-        module.register_forward_pre_hook(lambda *_, label=label: calls.append(label))
-    tls.detect_heads(model, **SMALL)
-    assert calls == ["first mlp"]
-    with torch.no_grad():
-        model(drawn())
-    assert sorted(calls[1:]) == ["first mlp", "last mlp", "unembed"]  # the probe sees a whole run
-
-
-@pytest.mark.parametrize(("backend", "name"), [model for model in MODELS if model[1] in ("gpt2", "opt")])
-def test_patterns_are_let_go_as_they_pass(monkeypatch, backend, name):
+def test_patterns_are_let_go_as_they_pass(monkeypatch):
     """At any pattern, no pattern of another layer or batch is alive, whatever the number of sequences."""
     monkeypatch.setattr(detectors.heads, "BATCH", 3)
-    model = shared(backend, name)
-    held = []
+    model, held = shared("bridge", "gpt2"), []
 
     def count(pattern, hook):
         size = pattern.untyped_storage().nbytes()
@@ -314,33 +197,21 @@ def test_patterns_are_let_go_as_they_pass(monkeypatch, backend, name):
     assert most_alive(15) == few
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_model_is_left_as_it_was(backend, training):
-    model = getattr(zoo, backend)("gpt2")
-    model.train(training)
-    warm(model)
+def test_a_model_in_training_is_scored_as_in_evaluation_and_left_as_it_was():
+    model = zoo.bridge("gpt2")
+    expected = tls.detect_heads(model, **SMALL)
+    warm(model.train())
     seen = []
     model.add_hook(pattern_name(0), lambda pattern, hook: seen.append(pattern.shape[0]), is_permanent=True)
     before = state_of(model)
-    tls.detect_heads(model, **SMALL)
+    found = tls.detect_heads(model, **SMALL)
     assert_unchanged(model, before)
     assert sum(seen) == 7  # the user's own hook stayed in force
+    pd.testing.assert_frame_equal(found[SCORES], expected[SCORES], check_exact=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_dropout_is_off(backend):
-    """A model in training mode scores as in evaluation mode."""
-    model = getattr(zoo, backend)("gpt2")
-    expected = tls.detect_heads(model, **SMALL)
-    model.train()
-    pd.testing.assert_frame_equal(tls.detect_heads(model, **SMALL), expected, check_exact=True)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_interrupt_leaves_no_hooks(backend):
-    model = getattr(zoo, backend)("llama")
-    warm(model)
+def test_an_interrupt_leaves_no_hooks():
+    model = warm(zoo.bridge("llama"))
     before = state_of(model)
 
     def interrupt(pattern, hook):
@@ -380,12 +251,6 @@ def one_segment(*segment):
 def test_tokens_that_do_not_repeat_are_refused(tokens):
     with pytest.raises(ValueError, match=r"at least two sequences \[BOS, r, r\].*found shape"):
         tls.detect_heads(shared("bridge", "llama"), tokens=tokens)
-
-
-def test_tokens_that_repeat_are_taken():
-    table = tls.detect_heads(shared("bridge", "llama"), tokens=one_segment(5, 6, 7))
-    assert table.attrs["segment_length"] == 3
-    assert table.attrs["n_sequences"] == 2
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,12 @@ def batch_of(rows, side):
 def kept_patterns(model, row):
     with torch.no_grad():
         _, cache = model.run_with_cache(row[None])
-    return [cache[f"blocks.{layer}.attn.hook_pattern"][0].double().numpy() for layer in range(model.cfg.n_layers)]
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
+    return np.stack([cache[name][0].double().numpy() for name in names])
 
 
 def plain_scores(patterns, row):
-    """The scores of a prompt, by layer and head, and what uniform attention scores; NaN without a query."""
+    """Scores of a prompt from its patterns [layers, heads, query, key], and of uniform ones; NaN without a query."""
     row = row.tolist()
     targets = {"prev": {}, "dup": {}, "self": {}}
     for query in range(2, len(row)):
@@ -46,13 +47,8 @@ def plain_scores(patterns, row):
     scores, chance = {}, {}
     for name, keys_of in targets.items():
         chance[name] = np.mean([len(keys) / (query + 1) for query, keys in keys_of.items()]) if keys_of else np.nan
-        scores[name] = [
-            [
-                np.mean([sum(head[query, keys]) for query, keys in keys_of.items()]) if keys_of else np.nan
-                for head in layer
-            ]
-            for layer in patterns
-        ]
+        by_query = [patterns[:, :, query, keys].sum(-1) for query, keys in keys_of.items()]
+        scores[name] = np.mean(by_query, axis=0) if keys_of else np.full(patterns.shape[:2], np.nan)
     return scores, chance
 
 
@@ -134,14 +130,6 @@ def test_a_pattern_beside_the_default_leaves_its_numbers_alone():
     pd.testing.assert_frame_equal(again, table, check_exact=True)
 
 
-@pytest.mark.parametrize(("name", "column"), [("previous_token", "prev"), ("duplicate", "dup"), ("self", "self")])
-def test_a_named_pattern_is_the_column_that_measures_it(name, column):
-    model, rows = shared("bridge", "llama"), rows_of_ids()
-    table = tls.detect_heads(model, prompts=rows, pattern=name)
-    pd.testing.assert_series_equal(table["pattern"], table[column], check_names=False, check_exact=True)
-    assert table.attrs["chance"]["pattern"] == table.attrs["chance"][column]
-
-
 def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
     tokens = torch.tensor([[1, 5, 6, 5, 7, 5, 6, 6, 9, 8, 7, 5]])
     row = tokens[0].tolist()
@@ -161,53 +149,46 @@ def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
         ], name
 
 
-def test_a_function_of_the_tokens_and_its_matrices_agree():
-    model, rows = shared("bridge", "llama"), rows_of_ids()
-    seen = []
+def duplicates(row):
+    equal = (row[:, None] == row).tril(-1)
+    equal[:2] = False
+    return equal
 
-    def duplicates(row):
-        seen.append(len(row))
-        equal = (row[:, None] == row).tril(-1)
-        equal[:2] = False
-        return equal
 
-    table = tls.detect_heads(model, prompts=rows, pattern=duplicates)
-    assert seen == list(LENGTHS)
-    pd.testing.assert_series_equal(table["pattern"], table["dup"], check_names=False, check_exact=True)
-    assert table.attrs["chance"]["pattern"] == table.attrs["chance"]["dup"]
+@pytest.mark.parametrize(("pattern", "column"), [("previous_token", "prev"), ("duplicate", "dup"), (duplicates, "dup")])
+def test_a_named_pattern_or_a_function_of_the_tokens_is_the_column_that_measures_it(pattern, column):
+    table = tls.detect_heads(shared("bridge", "llama"), prompts=rows_of_ids(), pattern=pattern)
+    pd.testing.assert_series_equal(table["pattern"], table[column], check_names=False, check_exact=True)
+    assert table.attrs["chance"]["pattern"] == table.attrs["chance"][column]
+
+
+def test_matrices_are_weights():
+    rows = rows_of_ids()
     matrices = torch.zeros(len(rows), max(LENGTHS), max(LENGTHS))
     for index, row in enumerate(rows):
         matrices[index, : len(row), : len(row)] = duplicates(row)
-    doubled = tls.detect_heads(model, prompts=rows, pattern=2 * matrices)
-    pd.testing.assert_series_equal(doubled["pattern"], 2 * table["dup"], check_names=False, check_exact=True)
+    table = tls.detect_heads(shared("bridge", "llama"), prompts=rows, pattern=2 * matrices)
+    pd.testing.assert_series_equal(table["pattern"], 2 * table["dup"], check_names=False, check_exact=True)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "error", "said"),
+    ("given", "error", "words"),
     [
-        (torch.ones(14, 14), ValueError, r"prompt 0: query 0 is marked with key 1, which comes after it.*tril"),
-        (torch.eye(13), ValueError, r"prompt 0 needs weights of shape \(14, 14\) or \(5, 14, 14\); found \(13, 13\)"),
-        (lambda row: torch.eye(14), ValueError, r"prompt 0 needs weights of shape \(9, 9\)"),
-        (torch.eye(14).expand(5, 14, 14), ValueError, "prompt 0 has 9 tokens, and a later query is marked"),
-        (torch.zeros(14, 14), ValueError, "marks no key of any sequence"),
-        (torch.full((14, 14), torch.nan), TypeError, "matrix of weights"),
-        ("prev", TypeError, "pattern is a matrix of weights .* found str 'prev'"),
-        (lambda row: None, TypeError, "found NoneType None for prompt 0"),
+        ({"pattern": torch.ones(14, 14)}, ValueError, "prompt 0: query 0 is marked with key 1, .*tril"),
+        ({"pattern": torch.eye(13)}, ValueError, r"shape \(14, 14\) or \(5, 14, 14\); found \(13, 13\)"),
+        ({"pattern": lambda row: torch.eye(14)}, ValueError, r"prompt 0 needs weights of shape \(9, 9\)"),
+        ({"pattern": torch.eye(14).expand(5, 14, 14)}, ValueError, "prompt 0 has 9 tokens, and a later query"),
+        ({"pattern": torch.zeros(14, 14)}, ValueError, "marks no key of any sequence"),
+        ({"pattern": torch.full((14, 14), torch.nan)}, TypeError, "matrix of weights"),
+        ({"pattern": "prev"}, TypeError, "pattern is a matrix of weights .* found str 'prev'"),
+        ({"pattern": lambda row: None}, TypeError, "found NoneType None for prompt 0"),
+        ({"tokens": zoo.prompt()}, ValueError, "tokens= are repeated sequences and prompts= any text"),
+        ({"prompts": ["the red"]}, ValueError, "no tokenizer"),
     ],
 )
-def test_patterns_that_do_not_fit_are_refused(pattern, error, said):
-    with pytest.raises(error, match=said):
-        tls.detect_heads(shared("bridge", "llama"), prompts=rows_of_ids(), pattern=pattern)
-
-
-def test_prompts_that_do_not_fit_are_refused():
-    model = shared("bridge", "llama")
-    with pytest.raises(ValueError, match="tokens= are repeated sequences and prompts= any text"):
-        tls.detect_heads(model, prompts=rows_of_ids(), tokens=zoo.prompt())
-    with pytest.raises(ValueError, match="no tokenizer"):
-        tls.detect_heads(model, prompts=["the red"])
-    with pytest.raises(ValueError, match="n_sequences=1"):
-        tls.analyze_heads(model, n_sequences=1, show_progress=False)
+def test_what_does_not_fit_is_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        tls.detect_heads(shared("bridge", "llama"), **{"prompts": rows_of_ids(), **given})
 
 
 def test_one_prompt_has_no_error():

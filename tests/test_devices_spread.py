@@ -11,7 +11,6 @@ import pytest
 import torch
 import zoo
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from attention_models import skip_unless_sampled
 from positional_measurements import block_prompt
 from spectral_zoo import move
 from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
@@ -24,14 +23,6 @@ from tlspectral.spectral_rope import to_spectral
 
 quiet = {"show_progress": False}
 same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13
-
-
-@pytest.fixture(params=[True, False], ids=["with_float64", "without_float64"])
-def _device(request, full):
-    given = request.node.callspec.params
-    skip_unless_sampled(full or "name" not in given, ("bridge", given.get("name")), request.param, of=2)
-    with StandInDevice(float64=request.param):
-        yield
 
 
 def spread(name):
@@ -59,9 +50,13 @@ def spread(name):
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
-@pytest.mark.parametrize("name", ["llama", "gptneo", "gemma2", "qwen3"])
-@pytest.mark.usefixtures("_device")
-def test_a_model_on_two_devices(name):
+@pytest.mark.parametrize(("name", "float64"), [("llama", True), ("gptneo", False), ("gemma2", False), ("qwen3", True)])
+def test_a_model_on_two_devices(name, float64):
+    with StandInDevice(float64=float64):
+        assert_same_on_two_devices(name)
+
+
+def assert_same_on_two_devices(name):
     cpu, model, tokens = zoo.shared("bridge", name), spread(name), zoo.prompt()
     places = {str(parameter.device) for parameter in model.parameters()}
     assert places == {DEVICE, SECOND_DEVICE}
@@ -93,23 +88,26 @@ def test_a_model_on_two_devices(name):
         same(here, there)
     same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",), **quiet) for one in (cpu, model)))
     assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
-    shares = [tls.heads.qk_penalty(one, "antisymmetric") for one in (cpu, model)]
-    assert shares[1].device == torch.device(DEVICE)
-    assert torch.equal(shares[0], shares[1].cpu())
     for mode in ("prompt", "key"):
         options = {"mode": mode, "per_frequency": name != "gptneo", "exclude_first_block": False, **quiet}
         same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
 
 
-@pytest.mark.usefixtures("_device")
-def test_a_spectral_model_on_two_devices():
+@pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_spectral_model_on_two_devices(float64):
+    with StandInDevice(float64=float64):
+        gradients = spectral_gradients()
+    assert {str(gradient.device) for gradient in gradients[1]} == {DEVICE, SECOND_DEVICE}
+    for one, other in zip(*gradients, strict=True):
+        # Autograd adds terms in another order: measured 3e-6 of a gradient's size. A term left out moves it by tenths.
+        assert float((one - other.cpu()).norm()) < 1e-4 * float(one.norm())
+
+
+def spectral_gradients():
     gradients = []
     for base in (zoo.shared("bridge", "llama"), spread("llama")):
         spectral = move(to_spectral(base))
         loss = spectral(zoo.prompt().to(attention_view(base).device), return_type="loss")
         loss.backward(inputs=list(spectral.spectral_parameters()))
         gradients.append([parameter.grad for parameter in spectral.spectral_parameters()])
-    assert {str(gradient.device) for gradient in gradients[1]} == {DEVICE, SECOND_DEVICE}
-    for one, other in zip(*gradients, strict=True):
-        # Autograd adds terms in another order: measured 3e-6 of a gradient's size. A term left out moves it by tenths.
-        assert float((one - other.cpu()).norm()) < 1e-4 * float(one.norm())
+    return gradients

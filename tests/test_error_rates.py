@@ -102,6 +102,7 @@ def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmar
     )
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_the_command_measures(benchmark, results):
     measured = benchmark.measured(tables=8)
     names = ["test", "heads", "size"]

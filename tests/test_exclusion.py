@@ -55,7 +55,7 @@ def test_the_variance_is_at_most_the_sum(seed, n, exponent):
 
 
 @invariant
-@given(seeds, st.integers(2, 9), st.floats(-1, 2))
+@given(seeds, st.integers(2, 9), st.sampled_from([0.0, 0.5, 1.0]) | st.floats(-1, 2))
 def test_content_and_position_weighted_by_c(seed, n, c):
     """A = c l_k + (1 - c) l_j: pos = 2 c^2 var and sym = 2 (1 - c)^2 var, hence equality in Theorem 1 at c = 1/2."""
     own = normal(seed, n)
@@ -67,15 +67,6 @@ def test_content_and_position_weighted_by_c(seed, n, c):
     torch.testing.assert_close(
         split.sym / variance, torch.full_like(variance, 2 * (1 - c) ** 2), rtol=ROUNDING, atol=ROUNDING
     )
-
-
-@invariant
-@given(seeds, st.integers(2, 9))
-def test_the_inequality_is_tight(seed, n):
-    own = normal(seed, n)
-    split = exclusion_split((own[:, None] + own[None, :]) / 2)
-    torch.testing.assert_close(split.variance, split.pos + split.sym, rtol=ROUNDING, atol=0)
-    torch.testing.assert_close(split.index, torch.full_like(split.index, 0.5), rtol=ROUNDING, atol=0)
 
 
 @invariant
@@ -138,24 +129,3 @@ def test_a_uniform_head_is_both_and_has_no_index():
     for split in (exclusion_split_factored(equal, equal), exclusion_split((equal @ equal.mT)[:1, :1].expand(5, 5))):
         assert split.pos == split.sym == split.variance == 0
         assert split.index.isnan()
-
-
-def test_rows_and_columns_are_not_confused():
-    """A row is a content: equal rows mean a positional head."""
-    rows = normal(0, 1, 6).expand(6, 6)
-    assert exclusion_split(rows).index == 1
-    assert exclusion_split(rows.mT).index == 0
-
-
-def test_rotary_logits_in_factors():
-    """A = Re(sum_t q_t conj(k_t) e^{i theta_t (n - j)}), the form that `exclusion_split_factored` is made for."""
-    n, pairs = 11, 4
-    products = torch.complex(normal(0, n, pairs), normal(1, n, pairs))
-    angle = (n - torch.arange(n, dtype=torch.float64))[:, None] * torch.tensor(
-        [1.0, 0.3, 0.1, 0.0], dtype=torch.float64
-    )
-    logits = torch.einsum("kt,jt->kj", products, torch.polar(torch.ones_like(angle), angle)).real
-    contents = torch.cat([products.real, -products.imag], dim=1)
-    places = torch.cat([angle.cos(), angle.sin()], dim=1)
-    for one, other in zip(exclusion_split(logits), exclusion_split_factored(contents, places), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=0)

@@ -40,31 +40,19 @@ def without(key):
     return {name: value for name, value in pandas_metadata()[1].items() if name != key}
 
 
-@pytest.mark.parametrize("metadata", [
-    without("columns"), without("index_columns"), without("column_indexes"), [], 3, None,
-    {**pandas_metadata()[1], "index_columns": 3}, {**pandas_metadata()[1], "columns": [3]},
-    {**pandas_metadata()[1], "index_columns": [{"kind": "range"}]}, {**pandas_metadata()[1], "attributes": 3},
-])  # fmt: skip
-def test_metadata_of_pandas_that_fit_no_table_are_refused_by_name(tmp_path, metadata):
-    path = forged(tmp_path / "heads.parquet", pandas_metadata()[0], pandas=metadata)
-    found = table_or_refusal(path)
-    if isinstance(found, str):
-        assert str(path) in found
-    else:
-        np.testing.assert_array_equal(found["dir_frac"], [0.5, 0.25])
+def nested(depth):
+    return b'{"format": 1, "provenance": {"a": ' + b"[" * depth + b"]" * depth + b"}}"
 
 
-def test_the_key_that_pandas_would_miss_is_named(tmp_path):
-    path = forged(tmp_path / "heads.parquet", pandas_metadata()[0], pandas=without("columns"))
-    with pytest.raises(ValueError, match=r"heads.parquet: its metadata cannot be read \(KeyError\('columns'\)"):
-        read_table(path)
-
-
-@pytest.mark.parametrize("depth", [900, 100_000])
-def test_nested_metadata_are_refused_by_name(tmp_path, depth):
-    nested = b'{"format": 1, "provenance": {"a": ' + b"[" * depth + b"]" * depth + b"}}"
-    path = forged(tmp_path / "heads.parquet", pandas_metadata()[0], nested)
-    with pytest.raises(ValueError, match=r"heads.parquet: its metadata cannot be read \(RecursionError"):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"pandas": without("columns")}, r"KeyError\('columns'\)"), ({"ours": nested(900)}, "RecursionError"),
+     ({"ours": nested(100_000)}, "RecursionError")],
+    ids=["key", "900", "100,000"],
+)  # fmt: skip
+def test_why_metadata_cannot_be_read_is_named(tmp_path, given, words):
+    path = forged(tmp_path / "heads.parquet", pandas_metadata()[0], **given)
+    with pytest.raises(ValueError, match=rf"heads.parquet: its metadata cannot be read \({words}"):
         read_table(path)
 
 
@@ -72,7 +60,7 @@ def test_nested_metadata_are_refused_by_name(tmp_path, depth):
 def test_changed_metadata_end_in_a_table_or_a_refusal_by_name(tmp_path, key):
     table, pandas = pandas_metadata()
     path, refused = tmp_path / "heads.parquet", 0
-    for seed in range(150):
+    for seed in range(60):
         changed = other_json(json.dumps(OURS if key == "tlspectral" else pandas).encode(), random.Random(seed))
         metadata = {b"tlspectral": json.dumps(OURS).encode(), b"pandas": json.dumps(pandas).encode()}
         pq.write_table(table.replace_schema_metadata({**metadata, key.encode(): changed}), path)
@@ -80,19 +68,19 @@ def test_changed_metadata_end_in_a_table_or_a_refusal_by_name(tmp_path, key):
         if isinstance(found, str):
             assert str(path) in found
             refused += 1
-    assert refused > 20
+    assert refused > 8
 
 
 # --- small files of large tables ---
 
 
 def test_repeated_numbers_that_fill_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    """160 million rows of one number: 1.3 GB in memory from 0.6 MB."""
-    rows = pa.chunked_array([pa.array(np.zeros(4_000_000, dtype=np.int64))] * 40)
+    """140 million rows of one number: 1.1 GB in memory from 0.5 MB."""
+    rows = pa.chunked_array([pa.array(np.zeros(4_000_000, dtype=np.int64))] * 35)
     path = forged(tmp_path / "heads.parquet", pa.table({"layer": rows}))
     assert path.stat().st_size < 1_000_000
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("the table was read"))
-    with pytest.raises(ValueError, match=r"heads.parquet has .* bytes and its table would take some 1,280,000,000 in"):
+    with pytest.raises(ValueError, match=r"heads.parquet has .* bytes and its table would take some 1,120,000,000 in"):
         read_table(path)
 
 

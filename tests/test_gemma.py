@@ -34,7 +34,7 @@ def with_gains(name: str, largest: float):
     return model
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama"])
+@pytest.mark.parametrize("name", ["gemma3", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_gain_does_not_hide_how_the_others_enter(name, dtype):
     """Relative to the largest entry alone, gains that are off by 1 would pass for rounding."""
@@ -54,17 +54,11 @@ def test_of_two_forms_that_both_fit_the_better_is_read(name):
     with torch.no_grad():
         for block in model.blocks:
             block.ln1.original_component.weight += 100.0
-    weight = model.blocks[0].ln1.original_component.weight.double()
-    expected = weight if name == "llama" else 1 + weight
-    torch.testing.assert_close(attention_view(model).raw(0).norm.gain.double(), expected)
-
-
-def test_the_final_norm_is_read_alike():
-    model = zoo.bridge("gemma3")
-    with torch.no_grad():
         model.ln_final.original_component.weight[::8] = 200.0
-    weight = model.ln_final.original_component.weight.double()
-    torch.testing.assert_close(attention_view(model).unembedding()[1].gain.double(), 1 + weight)
+    view = attention_view(model)
+    for norm, found in ((model.blocks[0].ln1, view.raw(0).norm), (model.ln_final, view.unembedding()[1])):
+        weight = norm.original_component.weight.double()
+        torch.testing.assert_close(found.gain.double(), weight if name == "llama" else 1 + weight)
 
 
 def test_a_norm_of_no_known_form_is_refused_beside_a_large_gain_too(monkeypatch):
@@ -89,26 +83,19 @@ def model():
 
 @pytest.mark.slow
 @needs_gemma
-def test_the_operators_reproduce_every_layers_scores(model):
+def test_every_layer_is_read_with_local_and_global_ones_at_their_own_base(model):
     errors = tls.verify_scores(model)  # raises past 1e-5 + 1e-5 max|score|
     assert errors.index.tolist() == list(range(LAYERS))
     # Measured: at most 9e-6 at scores of 15; norm gains read as the weight without its 1 are off by 8.6.
     assert errors.between(0, 1e-4, inclusive="neither").all()
-
-
-@pytest.mark.slow
-@needs_gemma
-def test_local_and_global_layers_turn_at_their_own_base(model):
     view = attention_view(model)
-    pairs = np.arange(128)
     for index in range(LAYERS):
         layer = view.layer(index)
         base = 1e6 if index in GLOBAL else 1e4
         # float32 frequencies: 1e-7 relative; the other base is off by up to a factor of 100.
-        np.testing.assert_allclose(layer.rotary.theta.numpy(), base ** (-pairs / 128), rtol=1e-6)
+        np.testing.assert_allclose(layer.rotary.theta.numpy(), base ** (-np.arange(128) / 128), rtol=1e-6)
         assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (HEADS, 1, 256, 640)
-        assert layer.bilinear == "up_to_token_scale"
-        assert layer.score_scale == 1 / 16
+        assert (layer.bilinear, layer.score_scale) == ("up_to_token_scale", 1 / 16)
         # 1 + weight: a trained gain of the input norm is positive everywhere.
         assert (layer.norm.gain > 0).all()
 

@@ -71,7 +71,7 @@ def test_every_table_given_is_a_section_and_no_other():
         "prediction": tls.detectors.kernel_prediction(model()),
         "sweep": [tls.ablation_sweep(model(), part, show_progress=False) for part in ("rope_phase", "output")],
         "edges": edges(),
-        "directions": [tls.head_directions(model(), "L1H0", kind, n_words=3) for kind in ("qk", "ov")],
+        "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),
     }
     card = tls.head_card(heads(), "L1H0", **given, composition=composition())
     assert titles(card) == ["Row", "By distance", "Prediction by distance", "Ablation", "Edges in",
@@ -85,20 +85,15 @@ def test_every_table_given_is_a_section_and_no_other():
     assert "predicted" in section(card, "By distance").body
     assert section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out").text.splitlines()[1].startswith("L1H0")
     Structure(card.html)  # well formed
-    report = Structure(tls.report(heads(), **given))
-    assert [attributes["id"] for tag, attributes in report.tags if tag == "script" and "id" in attributes] == [
-        "data", "cards"]  # fmt: skip
-
-
-def test_a_direction_without_words_is_counted_and_not_listed():
-    words = tls.head_directions(model(), "L1H0", "qk", n_words=3)
+    words, found = given["directions"], section(card, "Directions in words")
     read = words[words["token"].notna()].groupby(["direction", "side"]).ngroups
-    sides = words.groupby(["direction", "side"]).ngroups
-    found = section(tls.head_card(heads(), "L1H0", directions=words), "Directions in words")
-    assert f"{read} of {sides} sides" in found.note
-    assert len(found.text.splitlines()) == read + 1
+    assert f"{read} of {words.groupby(['direction', 'side']).ngroups} sides" in found.note
+    assert len(found.text.splitlines()) == read + 1  # a direction without words is counted and not listed
     none = section(tls.head_card(heads(), "L1H0", directions=words[words["token"].isna()]), "Directions in words")
     assert (none.text, none.body) == ("no reading", "")
+    evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
+    assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
+    assert evidence.sections((0, 0)) == []
 
 
 def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
@@ -123,19 +118,12 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     found = section(card, "Attention on the prompt")
     assert f"5 (1) looks at 1 (0): {weights[1, 0]:.3f}" in found.body
     assert len(found.text.splitlines()) == 4
-    # The caller's model is as it was: no hook is left.
     assert not any(point.fwd_hooks for point in model().hook_dict.values())
-
-
-def test_eigenvalues_that_are_rounding_have_no_ratio():
-    unknown = heads().assign(D_head=np.nan)
-    unknown.attrs = heads().attrs
-    assert "D_head" not in section(tls.head_card(unknown, "L1H0", model=model()), "Eigenvalues").text
-
-
-def test_a_table_of_some_layers_is_enough_beside_the_model():
-    few = tls.analyze_heads(model(), layers=[1], null_draws=2, detectors=False, show_progress=False)
-    assert titles(tls.head_card(few, "L1H0", model=model())) == ["Row", "Eigenvalues", "Phase by frequency"]
+    few = heads()[lambda table: table["layer"] == 1].assign(D_head=np.nan)
+    few.attrs = heads().attrs
+    rounding = tls.head_card(few, "L1H0", model=model())  # a table of some layers is enough
+    assert titles(rounding) == ["Row", "Eigenvalues", "Phase by frequency"]
+    assert "D_head" not in section(rounding, "Eigenvalues").text
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -186,66 +174,51 @@ def test_text_of_tables_and_tokens_stays_text():
     for page in (card.html, tls.report(table, **hostile()), card._repr_html_()):
         assert INK not in page
         assert "<b onmouse" not in page
-    assert not [tag for tag, _ in Structure(card.html).tags if tag == "script"]
-    assert Structure(card.html).text().count(INK) >= 6
+    found = Structure(card.html)
+    assert found.text().count(INK) >= 6
+    # The card asks for nothing and runs nothing.
+    assert "script" not in [tag for tag, _ in found.tags]
+    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    names = [name for _, attributes in found.tags for name in attributes]
+    assert not [name for name in names if name.startswith("on") or name in ("style", "src")]
     drawn = attention_drawing(np.eye(2), [INK, '"><b>'], "x")
     assert INK not in drawn
     assert '"><b>' not in drawn
 
 
-def test_the_card_asks_for_nothing_and_runs_nothing():
-    found = Structure(tls.head_card(made_up_heads(), (0, 1), kernels=kernels((0, 1))).html)
-    (policy,) = [one["content"] for tag, one in found.tags if tag == "meta" and "http-equiv" in one]
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
-    assert not any(
-        name.startswith("on") or name in ("style", "src") for _, attributes in found.tags for name in attributes
-    )
+def of_other_weights():
+    table = sweep_of()
+    table.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
+    return table
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "error", "words"),
     [
-        (lambda: {"sweep": sweep_of(layer=9)}, "the sweeps hold L9H0, which the table of heads lacks"),
-        (lambda: {"sweep": kernels((1, 0))}, "the table of sweeps has no column part, delta: give .* ablation_sweep"),
-        (lambda: {"composition": tls.k_composition(model(), "L0H0")}, "composition has no rows"),
-        (lambda: {"composition": composition().assign(layer=3)}, "composition ends with layer 3, and L1H0 reads"),
-        (lambda: {"prompt": "a"}, "give model= too"),
-        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, "found 2 of 4"),
-        (lambda: {"model": tls.load_model("tiny-ape")}, "other weights|of model tiny-rope"),
+        (lambda: {"sweep": sweep_of(layer=9)}, ValueError, "the sweeps hold L9H0, which the table of heads lacks"),
+        (lambda: {"sweep": kernels((1, 0))}, ValueError, "no column part, delta: give .* ablation_sweep"),
+        (lambda: {"sweep": of_other_weights()}, ValueError, "made from other weights than the sweeps"),
+        (lambda: {"composition": tls.k_composition(model(), "L0H0")}, ValueError, "composition has no rows"),
+        (lambda: {"composition": composition().assign(layer=3)}, ValueError, "ends with layer 3, and L1H0 reads"),
+        (lambda: {"prompt": "a"}, ValueError, "give model= too"),
+        (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, ValueError, "found 2 of 4"),
+        (lambda: {"model": model(), "prompt": torch.ones(7, dtype=torch.long)}, ValueError, "up to 6 .* found 1 of 7"),
+        (lambda: {"model": tls.load_model("tiny-ape")}, ValueError, "other weights|of model tiny-rope"),
+        (lambda: {"kernel": kernels((0, 1))}, TypeError, "did you mean 'kernels'"),
+        (lambda: {"edges_out": kernels((0, 1))}, TypeError, "did you mean 'edges'"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_fit_is_refused(monkeypatch, given, error, words):
+    monkeypatch.setattr(room, "MOST_TOKENS", 6)
+    with pytest.raises(error, match=words):
         tls.head_card(heads(), "L1H0", **given())
 
 
-def test_a_long_prompt_is_refused(monkeypatch):
-    monkeypatch.setattr(room, "MOST_TOKENS", 4)
-    tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(4, dtype=torch.long))
-    with pytest.raises(ValueError, match="up to 4 tokens can be drawn; found 1 of 5"):
-        tls.head_card(heads(), "L1H0", model=model(), prompt=torch.ones(5, dtype=torch.long))
-
-
-def test_tables_of_other_weights_and_other_heads_are_refused():
-    stranger = sweep_of()
-    stranger.attrs = {**heads().attrs, "weights_by_layer": {"0": "f" * 64}}
-    for made in (lambda: tls.head_card(heads(), "L1H0", sweep=stranger), lambda: tls.report(heads(), sweep=[stranger])):
-        with pytest.raises(ValueError, match="made from other weights than the sweeps"):
-            made()
+def test_the_report_refuses_tables_as_the_card_does_and_a_head_is_of_the_table():
+    with pytest.raises(ValueError, match="made from other weights than the sweeps"):
+        tls.report(heads(), sweep=[of_other_weights()])
+    with pytest.raises(TypeError, match="did you mean 'kernels'"):
+        tls.report(heads(), kernel=kernels((0, 1)))
     with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
         tls.head_card(heads(), "L7H0")
-
-
-def test_a_head_of_whom_nothing_was_measured_has_no_sections():
-    evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
-    assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
-    assert evidence.sections((0, 0)) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("kernel", "did you mean 'kernels'"), ("edges_out", "did you mean 'edges'")]
-)
-def test_a_keyword_of_no_table_is_refused_by_page_and_card(name, said):
-    for made in (functools.partial(tls.head_card, heads(), "L1H0"), functools.partial(tls.report, heads())):
-        with pytest.raises(TypeError, match=said):
-            made(**{name: kernels((0, 1))})

@@ -3,13 +3,10 @@
 import pandas as pd
 import pytest
 from streamed_checkpoints import analyze
-from typer.testing import CliRunner
 from zoo import shared
 
-from tlspectral.cli import app
-from tlspectral.errors import BadHead, IncompatibleCheckpoint
+from tlspectral.errors import BadHead
 from tlspectral.models import checkpoints
-from tlspectral.tables import write_table
 
 HEADS = [(1, 3), (0, 2), (1, 0)]
 
@@ -25,16 +22,14 @@ def assert_rows_of(part, whole, heads):
 
 @pytest.mark.parametrize(("name", "blocks"), [("gpt2", "fresh"), ("llama", "shared")])
 def test_rows_of_a_loaded_model_are_those_of_the_whole_table(name, blocks):
-    settings = {"null_blocks": blocks, "extras": ["score_asym", "position_share"]}
+    settings = {"null_blocks": blocks, "extras": ["score_asym", "position_share"], "detectors": name == "llama"}
     whole = analyze(shared("bridge", name), **settings)
-    assert_rows_of(analyze(shared("bridge", name), heads=HEADS, **settings), whole, HEADS)
-
-
-def test_detectors_of_some_heads():
-    whole = analyze(shared("bridge", "llama"), detectors=True)
-    some = analyze(shared("bridge", "llama"), detectors=True, heads=[(1, 3)])
-    assert_rows_of(some, whole, [(1, 3)])
-    assert some[["prev", "dup", "ind"]].notna().all(axis=None)
+    some = analyze(shared("bridge", name), heads=HEADS, **settings)
+    assert_rows_of(some, whole, HEADS)
+    assert some[["prev", "dup", "ind"]].notna().all(axis=None) == (name == "llama")
+    top = whole.nlargest(2, "D_head")
+    pairs = list(top[["layer", "head"]].itertuples(index=False, name=None))
+    assert_rows_of(analyze(shared("bridge", name), heads=pd.concat([top, top]), **settings), whole, pairs)
 
 
 @pytest.mark.parametrize("blocks", ["shared", "fresh"])
@@ -62,17 +57,6 @@ def test_only_the_files_of_their_layers_are_fetched(hub, tmp_path):
     assert len(some) < len(set(hub.fetched))
 
 
-def test_heads_as_a_table_and_twice():
-    model = shared("bridge", "llama")
-    whole = analyze(model)
-    assert_rows_of(analyze(model, heads=whole.nlargest(2, "D_head")), whole, analyze_top(whole))
-    assert len(analyze(model, heads=[(0, 1), (0, 1)])) == 1
-
-
-def analyze_top(whole):
-    return list(whole.nlargest(2, "D_head")[["layer", "head"]].itertuples(index=False, name=None))
-
-
 @pytest.mark.parametrize(
     ("choice", "error", "text"),
     [
@@ -87,19 +71,3 @@ def test_choices_that_are_refused(folder, road, choice, error, text):
     model = shared("bridge", "llama") if road == "loaded" else folder("llama")
     with pytest.raises(error, match=text):
         analyze(model, **choice)
-
-
-def test_a_folder_of_parts_is_of_one_choice_of_heads(folder, tmp_path):
-    first = analyze(folder("llama"), heads=HEADS, checkpoint_dir=tmp_path)
-    assert analyze(folder("llama"), heads=HEADS[::-1], checkpoint_dir=tmp_path).equals(first)
-    for other in ({}, {"heads": [(0, 1)]}):
-        with pytest.raises(IncompatibleCheckpoint):
-            analyze(folder("llama"), checkpoint_dir=tmp_path, **other)
-
-
-def test_what_reads_tables_reads_one_of_a_few_heads(tmp_path):
-    table = analyze(shared("bridge", "llama"), heads=HEADS)
-    write_table(table, tmp_path / "few.parquet")
-    for command in (["show"], ["plane", "-o", str(tmp_path / "few.png")], ["report", "-o", str(tmp_path / "few.html")]):
-        done = CliRunner().invoke(app, [command[0], str(tmp_path / "few.parquet"), *command[1:]])
-        assert done.exit_code == 0, done.output

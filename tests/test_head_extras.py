@@ -6,7 +6,7 @@ import torch
 import zoo
 from described import assert_described
 from head_tables import ALL, analyze, assert_same, built, table_of
-from reference_circuits import dense_model
+from reference_circuits import reference
 
 import tlspectral as tls
 from tlspectral.heads import measure
@@ -21,6 +21,8 @@ def test_extras_come_last_in_the_documented_order():
     one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), layers=[1])
     assert list(one) == [*ALL, "position_share"]
     assert one["position_share"].tolist() == table.loc[4:, "position_share"].tolist()
+    without = analyze(built("bridge", "llama"), extras=["position_share"])
+    assert without["position_share"].isna().all()  # no learned positions
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
@@ -30,7 +32,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens)
     expected = []
-    for index, layer in enumerate(dense_model(name).layers):
+    for index, layer in enumerate(reference(name).layers):
         x = cache[f"blocks.{index}.hook_resid_pre"].double().numpy()
         if name == "gpt2":
             x = x - x.mean(-1, keepdims=True)
@@ -62,7 +64,3 @@ def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, b
     # Measured: 1e-14 (hooked 1e-6: its positions are centred in float32); one direction more or less moves it by 1e-2.
     np.testing.assert_allclose(table["position_share"], expected, rtol=1e-10 if backend == "bridge" else 1e-5)
     assert table["position_share"].between(0.05, 0.6).all()
-
-
-def test_models_without_learned_positions_have_no_position_share():
-    assert analyze(built("bridge", "llama"), extras=["position_share"])["position_share"].isna().all()

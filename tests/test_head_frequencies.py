@@ -6,7 +6,7 @@ import pytest
 import zoo
 from described import assert_described
 from head_tables import built, dense_phase, table_of
-from reference_circuits import dense_model
+from reference_circuits import reference
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
@@ -19,7 +19,7 @@ def test_frequencies_are_those_of_dense_pairs(name):
     assert isinstance(table.index, pd.RangeIndex)
     places = list(zip(table["layer"], table["head"], table["frequency"], strict=True))
     assert places == sorted(places)
-    for index, layer in enumerate(dense_model(name).layers):
+    for index, layer in enumerate(reference(name).layers):
         theta, re, im = dense_phase(name, layer)
         rows = table[table["layer"] == index]
         assert len(rows) == re.size
@@ -33,10 +33,8 @@ def test_frequencies_are_those_of_dense_pairs(name):
 
 def test_the_frequency_table_carries_the_phase_columns():
     """The three columns of the head table are sums over a head's frequencies."""
-    for name in zoo.RIGHT:
+    for name in ("neox", "phi", "gemma3", "smollm3"):
         heads = table_of(name)
-        if heads["rope_imag_frac"].isna().all():
-            continue
         table = tls.frequency_table(built("bridge", name))
         table["turn"] = table["theta"] * table["im_norm"]
         sums = table.groupby(["layer", "head"])[["re_norm", "im_norm", "turn"]].sum().reset_index()
@@ -48,10 +46,13 @@ def test_the_frequency_table_carries_the_phase_columns():
         first = table[table["frequency"] < (table["frequency"].max() + 1) // 2]
         high = first.groupby(["layer", "head"])["im_norm"].sum().reset_index(drop=True)
         np.testing.assert_allclose(heads["hi_freq_dir"], high / heads["im_norm"], rtol=1e-12)
+        assert (heads["rotary_fraction"] == {"neox": 0.25, "phi": 0.5}.get(name, 1.0)).all()
 
 
 def test_layers_without_rotary_positions_have_no_rows():
     assert set(tls.frequency_table(built("bridge", "smollm3"))["layer"]) == {0, 2}
+    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers has rotary positions"):
+        tls.frequency_table(built("bridge", "bloom"))
 
 
 def test_layers_with_other_bases_have_other_angles():
@@ -62,12 +63,6 @@ def test_layers_with_other_bases_have_other_angles():
     np.testing.assert_allclose(theta[1], 10000.0 ** (-pairs / 8) / 2, rtol=1e-6)
     assert theta[0] == theta[2]
     assert theta[1] == theta[3]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bloom"])
-def test_a_model_without_rotary_positions_has_no_frequencies(name):
-    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers has rotary positions"):
-        tls.frequency_table(built("bridge", name))
 
 
 def test_the_frequency_table_survives_a_file(tmp_path):

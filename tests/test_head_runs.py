@@ -9,10 +9,9 @@ from head_tables import analyze, assert_same, built, table_of
 from model_state import assert_unchanged, state_of, warm
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
-    ("backend", "name"),
-    [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "opt")] + [("hooked", "gpt2")] * zoo.HAS_HOOKED,
+    ("backend", "name", "training"),
+    [("bridge", "gpt2", True), ("bridge", "opt", False)] + [("hooked", "gpt2", True)] * zoo.HAS_HOOKED,
 )
 def test_the_model_is_left_as_it_was(backend, name, training):
     model = warm(getattr(zoo, backend)(name))
@@ -48,19 +47,6 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     finally:
         torch.set_num_threads(threads)
     assert len(calls) == 3
-    assert_unchanged(model, before)
-    assert_same(analyze(model), table_of("llama"))
-
-
-def test_an_interrupt_in_the_models_run_leaves_no_hooks():
-    model = warm(zoo.bridge("llama"))
-    before = state_of(model)
-
-    def interrupt(pattern, hook):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", interrupt)]):
-        analyze(model)
     assert_unchanged(model, before)
     assert_same(analyze(model), table_of("llama"))
 

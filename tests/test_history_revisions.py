@@ -46,14 +46,14 @@ def revisions(name, pattern, steps=None):
 def test_a_suite_by_pattern_is_the_history_of_its_revisions(hub, pythia, saved):
     history = tls.head_history(NAME, revisions="step{step}", **WEIGHTS)
     assert history.steps == [0, 8, 16]
-    folders = tls.head_history(list(zip((0, 8, 16), saved, strict=True)), **WEIGHTS)
-    pd.testing.assert_frame_equal(history.heads, folders.heads)
+    folder = tls.head_history([(8, saved[1])], **WEIGHTS)
+    own = history.heads[history.heads["step"] == 8].reset_index(drop=True)
+    pd.testing.assert_frame_equal(own, folder.heads)
     for at in history.heads.attrs["checkpoints"]:
         assert at["revision"] == f"step{at['step']}"
         assert at["commit"] == pythia[at["revision"]]
     assert history.heads.attrs["model"] == NAME
     assert hub.fetched.count("model.safetensors") == 3
-    assert tls.head_history(NAME, revisions="step{step}", steps=[8], **WEIGHTS).steps == [8]
 
 
 def test_a_step_of_a_pattern_is_loaded_from_its_revision(hub, pythia):

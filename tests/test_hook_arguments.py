@@ -12,6 +12,7 @@ from zoo import shared
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import PARTS, ablate, ablation_hooks
 from tlspectral.hooks.arguments import check_arguments
+from tlspectral.hooks.edge_reach import check_edge
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import chosen_part
 
@@ -24,16 +25,13 @@ def test_heads_in_every_form():
         expected = logits(model)
     pairs = np.array([[0, 1], [1, 3]])
     forms = [
-        ((0, 1), (1, 3)),
         {(1, 3), (0, 1)},
         [(1, 3), (0, 1), (0, 1)],
         iter([(0, 1), (1, 3)]),
-        ((layer, head) for layer, head in [(0, 1), (1, 3)]),
         pd.DataFrame({"layer": [1, 0], "head": [3, 1], "entropy": [0.1, 0.2]}, index=[7, 7]),
-        pd.DataFrame({"layer": pairs[:, 0].astype(np.int32), "head": pairs[:, 1].astype(np.int64)}),
         pd.MultiIndex.from_tuples([(0, 1), (1, 3)], names=["layer", "head"]),
         [tuple(pair) for pair in pairs],
-        [(np.int64(0), np.int32(1)), (np.int16(1), np.uint8(3))],
+        [(np.int16(1), np.uint8(3)), "L0H1"],
     ]
     for heads in forms:
         with ablate(model, heads, "symmetric"):
@@ -48,8 +46,8 @@ def test_frequencies_in_every_form():
         expected = logits(model)
     mask = [True, False, True, False, False, False]
     forms = [
-        (2, 0), [0, 0, 2], range(0, 4, 2), mask, tuple(mask), torch.tensor(mask), torch.tensor([0, 2]),
-        torch.tensor([2, 0], dtype=torch.int32), [np.int64(0), np.int64(2)], np.array([0, 2]), np.array(mask),
+        (2, 0), [0, 0, 2], range(0, 4, 2), mask, torch.tensor(mask), torch.tensor([2, 0], dtype=torch.int32),
+        [np.int64(0), np.int64(2)], np.array([0, 2]), np.array(mask),
     ]  # fmt: skip
     for frequencies in forms:
         with ablate(model, [(0, 1)], "rope_phase", frequencies=frequencies):
@@ -63,23 +61,62 @@ def test_frequencies_in_every_form():
 
 # --- refusals ---
 
+REFERENCE = torch.ones(2, 3, dtype=torch.long)
+REFUSED = [
+    # Arguments that do not go together.
+    ("L0H0", "symmetric", {"frequencies": [0]}, ValueError, "frequencies .*'symmetric'"),
+    ("L0H0", "output", {"frequencies": []}, ValueError, "frequencies .*'output'"),
+    ("L0H0", "rotary_band", {}, ValueError, "rotary_band needs frequencies"),
+    ([], "rotary_band", {}, ValueError, "rotary_band needs frequencies"),
+    ("L0H0", "output", {"include_bias": True}, ValueError, "include_bias .*'output'"),
+    ("L0H0", "long_range", {"window": 1, "include_bias": True}, ValueError, "include_bias .*'long_range'"),
+    ("L0H0", "symmetric", {"replace": "mean"}, ValueError, "replace='mean' .*'output', not 'symmetric'"),
+    ("L0H0", "output", {"reference": REFERENCE}, ValueError, "reference goes with replace"),
+    ("L0H0", "long_range", {}, ValueError, "long_range needs window"),
+    ("L0H0", "output", {"window": 4}, ValueError, "window and sinks go with 'long_range'"),
+    ("L0H0", "output", {"sinks": 4}, ValueError, "window and sinks go with 'long_range'"),
+    ("L0H0", "output", {"into": (1, 1)}, ValueError, "into needs input"),
+    ("L0H0", "output", {"input": "k"}, ValueError, "input needs into"),
+    # Values out of range.
+    ("L0H0", "output", {"replace": "mean", "reference": REFERENCE.repeat(1, 43)}, ValueError, "129 tokens"),
+    ("L0H0", "output", {"replace": "mean", "reference": 97 * REFERENCE}, ValueError, "token ids are 0 to 96"),
+    ("L0H0", "long_range", {"window": 0}, ValueError, "window is a whole number"),
+    ("L0H0", "long_range", {"window": 1, "sinks": -1}, ValueError, "sinks is a whole number"),
+    ("L0H0", "rope_phase", {"frequencies": [6]}, ValueError, r"layer 0: frequencies are 0 to 5, found \[6\]"),
+    ("L0H0", "rope_phase", {"frequencies": [0, -1]}, ValueError, "layer 0: frequencies are 0 to 5"),
+    ("L0H0", "rotary_band", {"frequencies": [True] * 5}, ValueError, "layer 0: the mask has 5 entries for 6"),
+    ("L0H0", "rope_phase", {"frequencies": torch.tensor([0.5])}, ValueError, "layer 0: frequencies"),
+    ("L0H0", "rope_phase", {"frequencies": torch.tensor([[True] * 6])}, ValueError, "layer 0: the mask"),
+    # Heads that do not exist, and targets that read before a source writes.
+    ([(0, 0), (2, 0)], "output", {}, BadHead, "L2H0 does not exist: the model has layers 0 to 1"),
+    ([(0, 0), (-3, 0)], "symmetric", {}, BadHead, "L-3H0 does not exist"),
+    # Grouped keys: 2 key heads, but heads are query heads.
+    ([(0, 0), (1, 4)], "symmetric", {}, BadHead, "L1H4 does not exist: layer 1 has heads 0 to 3"),
+    (pd.DataFrame([(1, -1)], columns=["layer", "head"]), "symmetric", {}, BadHead, "L1H-1 does not exist"),
+    ("L0H1", "output", {"into": "L1H9", "input": "k"}, BadHead, "L1H9 does not exist"),
+    (["L0H1", "L1H2"], "output", {"into": ["L1H3", "L1H1"], "input": "k"}, ValueError, "L1H1 reads before L1H2"),
+    ("L1H0", "output", {"into": "L0H1", "input": "v"}, ValueError, "L0H1 reads before L1H0"),
+]
 
-@pytest.mark.parametrize("part", rotary_parts)
-@pytest.mark.parametrize("name", NO_ROPE)
-def test_no_rope_no_phase(name, part):
-    message = f"layer 0: no rotary positions, so there is no {part} to remove"
-    with (
-        pytest.raises(UnsupportedArchitecture, match=message),
-        ablate(shared("bridge", name), [(0, 1)], part, frequencies=[0]),
-    ):
+
+@pytest.mark.parametrize(("heads", "part", "options", "error", "words"), REFUSED)
+def test_what_is_refused(heads, part, options, error, words):
+    model = shared("bridge", "llama")
+    with pytest.raises(error, match=words), ablate(model, heads, part, **options):
         pytest.fail("entered")
+
+
+@pytest.mark.parametrize("name", NO_ROPE)
+def test_no_rope_no_phase(name):
+    for part in rotary_parts:
+        with pytest.raises(UnsupportedArchitecture, match=f"layer 0: no rotary positions, so there is no {part}"):
+            ablation_hooks(shared("bridge", name), [(0, 1)], part, frequencies=[0])
 
 
 def test_layers_without_rope_are_named():
     model = shared("bridge", "smollm3")
     view = attention_view(model)
     bare = [layer for layer in range(view.n_layers) if layer not in rotary_layers(view)]
-    assert bare
     heads = [(layer, 0) for layer in (*rotary_layers(view), bare[0])]
     with pytest.raises(UnsupportedArchitecture, match=f"layer {bare[0]}: no rotary positions"):
         ablation_hooks(model, heads, "rope_phase")
@@ -87,68 +124,15 @@ def test_layers_without_rope_are_named():
         assert not torch.equal(logits(model), intact("bridge", "smollm3"))
 
 
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [
-        ((2, 0), "L2H0 does not exist: the model has layers 0 to 1"),
-        ((-3, 0), "L-3H0 does not exist: the model has layers 0 to 1"),
-        ((1, 4), "L1H4 does not exist: layer 1 has heads 0 to 3"),
-        ((1, -1), "L1H-1 does not exist: layer 1 has heads 0 to 3"),
-        # Grouped keys: 2 key heads, but heads are query heads.
-        ((0, 99), "L0H99 does not exist: layer 0 has heads 0 to 3"),
-    ],
-)
-def test_heads_that_do_not_exist(head, message):
-    model = shared("bridge", "llama")
-    for part in ("symmetric", "output"):
-        with pytest.raises(BadHead, match=message), ablate(model, [(0, 0), head], part):
-            pytest.fail("entered")
-    with pytest.raises(BadHead, match=message):
-        ablation_hooks(model, pd.DataFrame([head], columns=["layer", "head"]), "symmetric")
-
-
-@pytest.mark.parametrize(
-    ("part", "options", "message"),
-    [
-        ("symmetric", {"frequencies": [0]}, "frequencies choose rotary pairs, and 'symmetric' is not made of them"),
-        ("output", {"frequencies": []}, "'output' is not made of them"),
-        ("rotary_band", {}, "rotary_band needs frequencies: the pairs whose contribution is dropped"),
-        ("output", {"include_bias": True}, "include_bias has a meaning .* not for 'output'"),
-        ("symmetric", {"replace": "mean"}, "goes with 'output', not 'symmetric'"),
-        ("output", {"reference": torch.ones(2, 3, dtype=torch.long)}, "goes with replace='mean' or 'resample'"),
-        ("output", {"replace": "mean", "reference": torch.ones(2, 129, dtype=torch.long)}, "prompt 0 has 129 tokens"),
-        ("output", {"replace": "mean", "reference": torch.full((2, 3), 97)}, "token ids are 0 to 96"),
-        ("long_range", {}, "long_range needs window"),
-        ("long_range", {"window": 0}, "window is a whole number of keys from 1"),
-        ("long_range", {"window": 1, "sinks": -1}, "sinks is a whole number of first tokens from 0"),
-        ("long_range", {"window": 1, "include_bias": True}, "not for 'long_range'"),
-        ("output", {"window": 4}, "window and sinks go with 'long_range', not with 'output'"),
-        ("rope_phase", {"frequencies": [6]}, r"layer 0: frequencies are 0 to 5, found \[6\]"),
-        ("rope_phase", {"frequencies": [0, -1]}, "layer 0: frequencies are 0 to 5"),
-        ("rotary_band", {"frequencies": [True] * 5}, "layer 0: the mask has 5 entries for 6 rotary pairs"),
-        ("rotary_band", {"frequencies": torch.ones(7, dtype=torch.bool)}, "the mask has 7 entries for 6"),
-        ("rope_phase", {"frequencies": torch.tensor([0.5])}, "layer 0: frequencies"),
-        ("rope_phase", {"frequencies": torch.tensor([[True] * 6])}, "layer 0: the mask"),
-    ],
-)
-def test_arguments_that_make_no_sense(part, options, message):
-    model = shared("bridge", "llama")
-    with pytest.raises(ValueError, match=message), ablate(model, [(0, 0)], part, **options):
-        pytest.fail("entered")
-
-
-def test_an_unknown_part():
+def test_words_that_it_does_not_know_are_refused():
+    # Below beartype, which checks the Literals first where tests run under it.
+    check, edge = inspect.unwrap(check_arguments), inspect.unwrap(check_edge)
     with pytest.raises(ValueError, match=r"part must be one of 'symmetric', .*'output', .*not 'symmetrical'"):
         chosen_part("symmetrical", PARTS)
-    # Below beartype, which checks the Literals first where tests run under it.
-    check = inspect.unwrap(check_arguments)
     with pytest.raises(ValueError, match=r"replace must be 'zero', 'mean' or 'resample', not 'median'"):
         check("output", replace="median")
-
-
-def test_arguments_are_checked_with_no_heads_too():
-    with pytest.raises(ValueError, match="rotary_band needs frequencies"):
-        ablation_hooks(shared("bridge", "llama"), [], "rotary_band")
+    with pytest.raises(ValueError, match=r"input must be 'q', 'k' or 'v' .*not 'z'"):
+        edge("L1H1", "z")
 
 
 def test_something_else_than_a_model():

@@ -6,10 +6,12 @@ import pytest
 import torch
 import zoo
 from ablation_runs import SCORES, a_part, allowed_keys, intact, logits, recorded, some_models
+from score_terms import projections
 from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.models.attention import attention_view
+from tlspectral.hooks.parts import removal, whole_scores
+from tlspectral.models.attention import attention_view, softcapped
 
 
 @some_models
@@ -21,64 +23,25 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     def scramble(q, hook):
         return torch.cat([q[:, :, :head], q[:, :, head : head + 1].flip(1), q[:, :, head + 1 :]], 2)
 
-    # Removing all three parts of a head leaves biases, masks, caps and windows only, if every edit saw the same query.
-    def removed(parts):
-        with ExitStack() as stack:
-            stack.enter_context(model.hooks(fwd_hooks=[(names["query"], scramble)]))
-            for part in parts:
-                stack.enter_context(ablate(model, [(0, head)], part))
-            return recorded(model, ("pattern",), layers=[0])[0, "pattern"]
-
-    edited, ablated = removed([]), removed([part])
-    assert torch.equal(ablated[:, 0], edited[:, 0])
-    assert float((ablated[:, head] - edited[:, head]).abs().max()) > 1e-3
-    # The same edit by hand: a hook after the fact, on the projections of the scrambled run.
     with model.hooks(fwd_hooks=[(names["query"], scramble)]):
-        seen = recorded(model, ("query", "key", "value", "cos", "sin"), layers=[0])
-    assert torch.equal(
-        seen[0, "query"][:, :, head], recorded(model, ("query",), layers=[0])[0, "query"][:, :, head].flip(1)
-    )
-    expected = edited_by_definition(view, name, seen, head, part)
-    assert float((ablated[:, head].double() - expected).abs().max()) < 1e-6  # float32 against float64
-
-
-def edited_by_definition(view, name, seen, head, part):
-    """The pattern of a head of layer 0 from captured queries and keys, in float64, position by position."""
-    layer = view.layer(0)
-    captured = seen[0, "key"]
-    kv_head = layer.kv_head(head) if captured.shape[2] == layer.n_kv_heads else head
-    q, k = seen[0, "query"].double()[:, :, head], captured.double()[:, :, kv_head]
-    assert layer.q_norm is None
-    length = q.shape[1]
-    offset = torch.arange(length)[:, None] - torch.arange(length)
-    if layer.rotary is None:
-        whole = q @ k.mT
-        content = (q - layer.b_q[head]) @ (k - layer.b_k[layer.kv_head(head)]).mT
-        scores = whole - (content - content.mT) / 2
-    else:
-        real, imag = layer.rotary.real_index, layer.rotary.imag_index
-        still = [c for c in range(layer.d_head) if c not in {*real.tolist(), *imag.tolist()}]
-        scores = q[..., still] @ k[..., still].mT
-        bare_q, bare_k = q - layer.b_q[head], k - layer.b_k[layer.kv_head(head)]
-
-        def products(x, y, t):
-            x, y = (torch.complex(z[..., real[t]], z[..., imag[t]]) for z in (x, y))
-            return x[:, :, None] * y.conj()[:, None, :]
-
-        for t, theta in enumerate(layer.rotary.theta):
-            turn = torch.polar(torch.ones_like(offset, dtype=torch.float64), offset * theta)
-            scores = scores + (products(q, k, t) * turn).real
-            scores = scores + (offset * theta).sin() * products(bare_q, bare_k, t).imag
-        assert part == "rope_phase"
-    scores = layer.score_scale * scores
-    if layer.softcap is not None:
-        scores = layer.softcap * torch.tanh(scores / layer.softcap)
-    return scores.masked_fill(~allowed_keys(name, 0, length), -torch.inf).softmax(-1)
+        edited = recorded(model, ("query", "key", "cos", "sin", "pattern"), layers=[0])
+        with ablate(model, [(0, head)], part):
+            ablated = recorded(model, ("pattern",), layers=[0])[0, "pattern"]
+    queries = recorded(model, ("query",), layers=[0])[0, "query"]
+    assert torch.equal(edited[0, "query"][:, :, head], queries[:, :, head].flip(1))
+    assert torch.equal(ablated[:, 0], edited[0, "pattern"][:, 0])
+    assert float((ablated[:, head] - edited[0, "pattern"][:, head]).abs().max()) > 1e-3
+    # The pattern of the scrambled queries without the part, in float64 (test_hook_parts compares the parts).
+    captured = {names[point]: value for (_, point), value in edited.items()}
+    folded, query, key, rotation = projections(view, 0, head, captured)
+    scores = whole_scores(query, key, rotation, folded.score_scale)
+    scores = scores + removal(part, query, key, rotation, folded, pairs=None, include_bias=False)
+    masked = softcapped(scores, folded.softcap).masked_fill(~allowed_keys(name, 0, scores.shape[-1]), -torch.inf)
+    assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 
 
 @pytest.mark.parametrize(("backend", "name"), SCORES)
-@pytest.mark.parametrize("first", ["user", "ablation"])
-def test_an_edit_of_scores_survives(backend, name, first):
+def test_an_edit_of_scores_survives(backend, name):
     model, view = shared(backend, name), attention_view(shared(backend, name))
     names, head = view.hook_names(0), 1
     shift = torch.randn(zoo.PROMPT_LENGTH, zoo.PROMPT_LENGTH, generator=torch.Generator().manual_seed(0))
@@ -91,62 +54,49 @@ def test_an_edit_of_scores_survives(backend, name, first):
 
     with ours():
         alone = recorded(model, ("pattern",), layers=[0])[0, "pattern"]
-    entered = [users, ours] if first == "user" else [ours, users]
-    with entered[0](), entered[1]():
-        both = recorded(model, ("pattern",), layers=[0])[0, "pattern"]
     expected = (alone.double().log() + shift).softmax(-1)
-    # float32 rounding, measured 5e-7; an edit that is lost moves the pattern by tenths.
-    assert float((both - expected).abs().max()) < 2e-6
+    for first, second in ((users, ours), (ours, users)):
+        with first(), second():
+            both = recorded(model, ("pattern",), layers=[0])[0, "pattern"]
+        # float32 rounding, measured 5e-7; an edit that is lost moves the pattern by tenths.
+        assert float((both - expected).abs().max()) < 2e-6
 
 
 @some_models
-@pytest.mark.parametrize("part", ["symmetric", "output"])
-def test_no_activation_is_edited_in_place(backend, name, part):
+def test_no_activation_is_edited_in_place(backend, name):
     model = shared(backend, name)
     names = [point for key, point in attention_view(model).hook_names(0).items() if key != "pattern"]
-    kept = []
+    for part in ("symmetric", "output"):
+        kept = []
 
-    def keep(activation, hook):
-        kept.append((activation, activation.clone()))
+        def keep(activation, hook, kept=kept):
+            kept.append((activation, activation.clone()))
 
-    with model.hooks(fwd_hooks=[(point, keep) for point in names]), ablate(model, [(0, 1)], part):
-        assert not torch.equal(logits(model), intact(backend, name))
-    assert len(kept) >= 5
-    assert all(torch.equal(activation, copy) for activation, copy in kept)
+        with model.hooks(fwd_hooks=[(point, keep) for point in names]), ablate(model, [(0, 1)], part):
+            assert not torch.equal(logits(model), intact(backend, name))
+        assert len(kept) >= 5
+        assert all(torch.equal(activation, copy) for activation, copy in kept)
 
 
 @some_models
-def test_caches_and_hooks_inside(backend, name):
+def test_caches_hooks_inside_and_lists_of_hooks(backend, name):
     model, view = shared(backend, name), attention_view(shared(backend, name))
-    names = view.hook_names(1)
-    part = a_part(name)
-    calls = []
-    with ablate(model, [(1, 1)], part):
-        expected, shown = logits(model), recorded(model, ("pattern",))[1, "pattern"]
+    names, part, heads = view.hook_names(1), a_part(name), [(0, 0), (1, 1)]
+    calls, short = [], zoo.prompt(batch=1, length=11, seed=3)
+    with ablate(model, heads, part):
+        expected, of_short, shown = logits(model), logits(model, short), recorded(model, ("pattern",))[1, "pattern"]
         with torch.no_grad():
             cached, cache = model.run_with_cache(zoo.prompt())
             hooked = model.run_with_hooks(zoo.prompt(), fwd_hooks=[(names["z"], lambda z, hook: calls.append(z.shape))])
         again = logits(model)
-    assert torch.equal(cached, expected)
-    assert torch.equal(hooked, expected)
-    assert torch.equal(again, expected)
+    for found in (cached, hooked, again):
+        assert torch.equal(found, expected)
     assert torch.equal(cache[names["pattern"]], shown)
     assert len(calls) == 1
+    hooks = ablation_hooks(model, heads, part)  # one list serves one run after another
     with torch.no_grad():
-        listed = model.run_with_hooks(zoo.prompt(), fwd_hooks=ablation_hooks(model, [(1, 1)], part))
-    assert torch.equal(listed, expected)
-
-
-@some_models
-def test_a_list_of_hooks_serves_one_run_after_another(backend, name):
-    model = shared(backend, name)
-    hooks = ablation_hooks(model, [(0, 0), (1, 1)], "antisymmetric")
-    prompts = [zoo.prompt(), zoo.prompt(batch=1, length=11, seed=3), zoo.prompt()]
-    with torch.no_grad():
-        found = [model.run_with_hooks(prompt, fwd_hooks=hooks) for prompt in prompts]
-    for prompt, result in zip(prompts, found, strict=True):
-        with ablate(model, [(0, 0), (1, 1)], "antisymmetric"):
-            assert torch.equal(logits(model, prompt), result)
+        for prompt, whole in ((zoo.prompt(), expected), (short, of_short), (zoo.prompt(), expected)):
+            assert torch.equal(model.run_with_hooks(prompt, fwd_hooks=hooks), whole)
 
 
 @some_models

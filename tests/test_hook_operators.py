@@ -5,34 +5,32 @@ import torch
 import zoo
 from ablation_runs import skip_without_rope
 from explicit_patterns import CASES, case_name, explicit_pattern, run_ablated, worst_error
+from test_native_bridges import native
 from zoo import shared
 
 from tlspectral.models.attention import attention_view
 
-cuda = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
-every_case = pytest.mark.parametrize("case", CASES, ids=case_name)
-
-
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 BIASED = [("bridge", "qwen2"), ("bridge", "neox")]  # biases of queries and keys; of a folded LayerNorm, partial RoPE
-BIASED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen2", "neox")]
+BIASED += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 
 
 @pytest.mark.parametrize(("backend", "name"), BIASED)
 @pytest.mark.parametrize("part", ["symmetric", "antisymmetric"])
 def test_content_with_bias_is_the_operator_on_tokens_with_a_one_appended(backend, name, part):
     model, case = shared(backend, name), (part, None, True)
-    assert worst_error(model, backend, name, case) < 1e-6  # as above; without the biases the pattern is off by tenths
+    assert worst_error(model, backend, name, case) < 1e-6  # as in conformance; without the biases it is off by tenths
     plain, biased = (run_ablated(model, (part, None, bias), ("pattern",))[3][0, "pattern"] for bias in (False, True))
     assert float((plain - biased).abs().max()) > 1e-2
 
 
-@pytest.mark.parametrize("device", [cuda])
+@needs_gpu
 @pytest.mark.parametrize("name", ["llama", "gptj"])
-@every_case
-def test_on_a_gpu(device, name, case):
-    model = zoo.bridge(name).to(device)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_on_a_gpu(name, case):
+    model = zoo.bridge(name).to("cuda")
     # Rounding as on the CPU; TensorFloat-32, which is off by default, would cost 1e-3.
-    assert worst_error(model, "bridge", name, case, zoo.prompt().to(device)) < 2e-6
+    assert worst_error(model, "bridge", name, case, zoo.prompt().to("cuda")) < 2e-6
 
 
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
@@ -42,8 +40,8 @@ def test_past_a_switch_of_frequencies_the_tables_of_the_run_are_used(name, case)
     assert worst_error(zoo.bridge(name), "bridge", name, case, zoo.prompt(length=48)) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["gpt2", "neox", "llama", "qwen3", "gptj", "bloom", "stablelm_norms"])
-@pytest.mark.parametrize("case", CASES[1:4], ids=case_name)
+@pytest.mark.parametrize("name", ["neox", "qwen3", "gptj", "bloom", "stablelm_norms"])
+@pytest.mark.parametrize("case", CASES[1:4:2], ids=case_name)
 def test_compatibility_mode(name, case):
     model = zoo.bridge(name)
     model.enable_compatibility_mode(disable_warnings=True)
@@ -52,8 +50,8 @@ def test_compatibility_mode(name, case):
 
 
 @zoo.needs_hooked
-@pytest.mark.parametrize("name", ["gpt2", "neox", "qwen3", "gptj"])
-@pytest.mark.parametrize("case", CASES[1:4], ids=case_name)
+@pytest.mark.parametrize("name", ["gpt2", "neox", "qwen3"])
+@pytest.mark.parametrize("case", CASES[1:4:2], ids=case_name)
 def test_unfolded_hooked_transformer(name, case):
     skip_without_rope(name, case[0])
     assert worst_error(zoo.hooked(name, fold_ln=False), "hooked", name, case) < 1e-6
@@ -63,8 +61,8 @@ def test_unfolded_hooked_transformer(name, case):
 @pytest.mark.parametrize("case", CASES[:2], ids=case_name)
 def test_native_models(feature, case):
     model = native(feature)
-    assert attention_view(model).delegates_attention(0)
     view = attention_view(model)
+    assert view.delegates_attention(0)
     points = ("residual", "value", "pattern", "z")
     tokens = torch.randint(0, 40, (2, 16), generator=torch.Generator().manual_seed(0))
     layers, heads, mask, seen = run_ablated(model, case, points, tokens)
@@ -76,24 +74,3 @@ def test_native_models(feature, case):
         # z is of size 1, scores reach 30: measured 3.2e-6. A cap left out moves it by tenths.
         assert float((found - expected @ values.transpose(1, 2)).abs().max()) < 1e-5
         assert float((seen[index, "pattern"][:, heads] - expected).abs().max()) < 1e-5
-
-
-def native(feature):
-    """A TransformerLens-native bridge, with queries and keys enlarged."""
-    from transformer_lens.config import TransformerBridgeConfig
-    from transformer_lens.model_bridge import TransformerBridge
-
-    shape = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_head": 8, "d_vocab": 40, "n_ctx": 64, "attn_only": True}
-    options = {
-        "rotary": {"positional_embedding_type": "rotary"},
-        "softcap": {"attn_scores_soft_cap": 2.0},
-        "grouped keys": {"n_key_value_heads": 2, "positional_embedding_type": "rotary"},
-    }[feature]
-    model = TransformerBridge.boot_native(
-        TransformerBridgeConfig.from_dict({"seed": 0, **shape, **options}), device="cpu"
-    ).eval()
-    with torch.no_grad():
-        for name, parameter in model.original_model.named_parameters():
-            if ".attn." in name and (".q." in name or ".k." in name):
-                parameter *= 4.0
-    return model

@@ -27,29 +27,26 @@ def make_deaf(model, name):
     point.__class__ = Deaf
 
 
-@pytest.mark.parametrize(("backend", "name"), SCORES)
-@pytest.mark.parametrize(("part", "point"), [("symmetric", "scores"), ("rope_phase", "scores"), ("output", "z")])
+DEAF = [
+    ("bridge", "llama", "symmetric", "scores"),
+    ("bridge", "gemma2", "output", "z"),
+    pytest.param("hooked", "qwen2", "rope_phase", "scores", marks=zoo.needs_hooked),
+    *(("bridge", name, "symmetric", "z") for name in DELEGATED),
+]
+
+
+@pytest.mark.parametrize(("backend", "name", "part", "point"), DEAF)
 def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
     model = getattr(zoo, backend)(name)
     hook = attention_view(model).hook_names(1)[point]
     make_deaf(model, hook)
     before = state_of(warm(model))
-    message = rf"an edit of {hook} does not change the logits of this model"
     for _ in range(2):  # a refusal is not remembered as a proof
-        with pytest.raises(EditNotHonored, match=message), ablate(model, [(1, 1)], part):
+        with pytest.raises(EditNotHonored, match=f"an edit of {hook}"), ablate(model, [(1, 1)], part):
             pytest.fail("entered")
     assert_unchanged(model, before)
     with ablate(model, [(0, 1)], part):
         assert not torch.equal(logits(model), intact(backend, name))
-
-
-@pytest.mark.parametrize("name", DELEGATED)
-def test_a_delegating_bridge_that_discards_edits_of_z_is_refused(name):
-    model = zoo.bridge(name)
-    hook = attention_view(model).hook_names(0)["z"]
-    make_deaf(model, hook)
-    with pytest.raises(EditNotHonored, match=f"an edit of {hook}"):
-        ablation_hooks(model, [(0, 0)], "symmetric")
 
 
 def test_the_probe_runs_once_per_layer_and_route(monkeypatch):
@@ -92,7 +89,7 @@ def test_the_probe_keeps_no_model_alive():
 
 @some_models
 def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
-    model = getattr(zoo, backend)(name)
+    model = getattr(zoo, backend)(name).train()  # the flag is part of the state
     logits(model)
     calls = []
 
@@ -109,19 +106,12 @@ def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
         hooks = ablation_hooks(model, [(0, 0), (1, 1)], "symmetric")  # a layer whose z is wiped is no refusal
         assert calls == []
         assert_unchanged(model, before)
+        assert torch.is_grad_enabled()
         logits(model)
         assert calls == ["permanent", "added", "context"]
     calls.clear()
     model.run_with_hooks(zoo.prompt(), fwd_hooks=[(point, note("last")), *hooks])
     assert calls == ["permanent", "added", "last"]
-
-
-def test_the_probe_leaves_training_flags_and_gradients():
-    model = zoo.bridge("llama").train()
-    before = state_of(warm(model))
-    ablation_hooks(model, [(0, 0)], "symmetric")
-    assert_unchanged(model, before)
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
@@ -139,24 +129,19 @@ def test_the_probe_does_not_depend_on_padding_conventions(backend, pad):
         tokenizer.padding_side, tokenizer.pad_token = sides, pads
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
+@pytest.mark.parametrize("name", ["bloom", "gemma2", *zoo.READ_WRONG])
 def test_a_model_whose_scores_are_not_those_of_its_operators_is_refused(monkeypatch, name):
     real = bridge_reader._score_scale
-    monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.01 * real(*arguments))
+    if name not in zoo.READ_WRONG:
+        monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.01 * real(*arguments))
     model = zoo.bridge(name)
     before = state_of(warm(model))
     with (
         pytest.raises(EditNotHonored, match=r"layer 1, head \d: the model's scores are not those of .*verify_scores"),
-        ablate(model, [(1, 1)], "antisymmetric"),
+        ablate(model, [(1, 1)], "antisymmetric" if name == "bloom" else "rope_phase"),
     ):
         pytest.fail("entered")
     assert_unchanged(model, before)
-
-
-@pytest.mark.parametrize("name", zoo.READ_WRONG)
-def test_a_bridge_that_rotates_other_pairs_is_refused(name):
-    with pytest.raises(EditNotHonored, match="the model's scores are not those of"):
-        ablation_hooks(zoo.bridge(name), [(0, 0)], "rope_phase")
 
 
 @pytest.mark.parametrize(("backend", "name"), SCORES)

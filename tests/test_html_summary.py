@@ -1,7 +1,8 @@
 """How results show themselves in a notebook."""
 
+import html
+import re
 from dataclasses import dataclass
-from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
@@ -9,32 +10,15 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.studies.fingerprint.history_questions import formation_crossing
-from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tasks import Effect
 
 
-class Cells(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.text, self.open = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1] in ("th", "td"):
-            self.text.append(data)
-
-
 def cells(result):
-    found = Cells()
-    found.feed(result._repr_html_())
-    assert not found.open
-    return dict(zip(found.text[::2], found.text[1::2], strict=True))
+    """The cells of the table that a notebook shows, by their names."""
+    shown = result._repr_html_()
+    text = [html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", shown, flags=re.DOTALL)]
+    return dict(zip(text[::2], text[1::2], strict=True))
 
 
 def test_a_result_shows_its_fields_with_few_digits():
@@ -72,7 +56,6 @@ def test_what_is_long_is_cut_and_what_is_odd_is_escaped():
     "result",
     [
         Effect(0.5, 0.1, 0.02),
-        mann_whitney([1.0, 2.0, 3.0], [2.0, 5.0]),
         stats.model_permutation_test([1.0, 2.0], [3.0, 4.0]),
         formation_crossing(pd.DataFrame({"step": [0, 1], "prev": [0.0, 1.0], "rope_imag_frac_pct": [0.0, 1.0]})),
     ],

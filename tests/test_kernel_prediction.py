@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from conformance.scoring import assert_exact, one_token
 from described import assert_described
-from spectral_zoo import NO_ROPE, moved
+from spectral_zoo import moved
 from zoo import shared
 
 import tlspectral as tls
@@ -14,46 +15,16 @@ from tlspectral.detectors import kernel_prediction, relative_position_kernel
 from tlspectral.detectors.distance import band_shares
 from tlspectral.models.attention import attention_view
 
-# Both layouts of pairs, partial rotation, biases, query/key norms, a softcap with windows, scaled frequencies.
-ROTARY = ["llama", "neox", "phi", "gptj", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "yarn", "llama3"]
-MODELS = [("bridge", name) for name in ROTARY]
-MODELS += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("llama", "gptj", "qwen3", "phi")]
 
-
-@pytest.fixture(scope="module")
-def spectral():
-    return moved("bridge", "llama")
-
-
-def one_token(rows=4, width=24):
-    """A token repeated: residual streams, queries and keys are the same at every position."""
-    return torch.full((rows, width), 7)
-
-
-def assert_exact(table):
-    known = table["predicted"].notna()
-    assert known.mean() > 0.3
-    # Measured: at most 2.3e-6, float32 scores of up to 8. With the angles negated every model is off by 2 or more.
-    np.testing.assert_allclose(table["predicted"][known], table["score"][known], rtol=2e-6, atol=1e-5)
-    spread = table.groupby(["layer", "head"])["score"].agg(np.ptp)
-    assert spread.max() > 0.1
-
-
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_constant_queries_and_keys_are_predicted_exactly(backend, name):
-    table = relative_position_kernel(shared(backend, name), None, one_token())
-    assert_described(table)
-    assert_exact(table)
-
-
-def test_a_spectral_model_is_predicted_with_its_gain_and_phase(spectral):
+def test_a_spectral_model_is_predicted_with_its_gain_and_phase():
+    spectral = moved("bridge", "llama")
     table = relative_position_kernel(spectral, None, one_token())
     assert_exact(table)
     before = relative_position_kernel(spectral.base, None, one_token())
     assert (table["predicted"] - before["predicted"]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj", "qwen3", "neox"])
+@pytest.mark.parametrize("name", ["gptj", "qwen3"])
 def test_it_is_the_score_of_the_mean_query_with_the_mean_key(name):
     """By a slower route: two float64 means, rotated by explicit 2 x 2 rotations."""
     model, tokens, reference = shared("bridge", name), zoo.prompt(3, 24), zoo.prompt(5, 20, seed=1)
@@ -101,9 +72,8 @@ def test_it_is_judged_on_the_prompts_that_gave_no_means():
     assert split.attrs["n_reference"] == split.attrs["n_judged"] == 3
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj", "gemma2"])
-def test_padding_enters_no_mean(name):
-    model, reference, tokens = shared("bridge", name), zoo.prompt(2, 24, seed=1), zoo.prompt(2, 24)
+def test_padding_enters_no_mean():
+    model, reference, tokens = shared("bridge", "gemma2"), zoo.prompt(2, 24, seed=1), zoo.prompt(2, 24)
     mask = torch.ones_like(reference)
     mask[0, :10] = 0
     rows = [reference[0, 10:], reference[1]]
@@ -127,23 +97,11 @@ def test_every_head_is_measured_in_one_pass():
     pd.testing.assert_frame_equal(chosen, some)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom"])
-def test_without_rotary_positions_there_is_no_prediction(name):
-    model = shared("bridge", name)
-    assert relative_position_kernel(model, None, zoo.prompt(4, 24))["predicted"].isna().all()
-    judged = kernel_prediction(model, None, zoo.prompt(4, 24))
+def test_without_rotary_positions_there_is_no_prediction():
+    judged = kernel_prediction(shared("bridge", "bloom"), None, zoo.prompt(4, 24))
     assert_described(judged)
     assert judged.drop(columns=["layer", "head", "peak"]).isna().all(axis=None)
     assert judged["peak"].notna().all()
-    assert name in NO_ROPE
-
-
-def test_layers_without_positions_beside_rotary_ones():
-    view = attention_view(shared("bridge", "smollm3"))
-    table = relative_position_kernel(view.model, None, zoo.prompt(4, 24))
-    for layer, one in table.groupby("layer"):
-        assert one["predicted"].isna().all() == (view.rotary(layer) is None)
-    assert 0 < table["predicted"].isna().mean() < 1
 
 
 def test_beyond_the_length_that_frequencies_hold_for_there_is_no_prediction():
@@ -152,11 +110,6 @@ def test_beyond_the_length_that_frequencies_hold_for_there_is_no_prediction():
     assert short["predicted"].notna().all()
     assert long["predicted"].isna().all()
     assert long["score"].notna().all()
-
-
-def test_where_a_window_masks_every_key_there_is_no_prediction():
-    table = relative_position_kernel(shared("bridge", "mistral"), None, zoo.prompt(4, 24))
-    assert (table["predicted"].isna() == (table["offset"] <= -zoo.WINDOW)).all()
 
 
 def test_one_prompt_gives_no_prediction_and_is_not_judged():
@@ -241,7 +194,3 @@ def test_chosen_offsets():
 def test_offsets_that_no_prompt_has_are_refused(offsets):
     with pytest.raises(ValueError, match="offsets are positions of the key less that of the query, -23 to 0"):
         relative_position_kernel(shared("bridge", "llama"), [(0, 0)], zoo.prompt(4, 24), offsets)
-
-
-def test_no_heads_is_an_empty_summary():
-    assert_described(kernel_prediction(shared("bridge", "llama"), []))

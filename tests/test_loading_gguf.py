@@ -1,7 +1,6 @@
 """GGUF files: converted once, whole or not at all."""
 
 import hashlib
-import json
 import os
 import threading
 import time
@@ -15,8 +14,6 @@ import tlspectral.models.loading.source as source_module
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.source import ShippedFile, find_source
-
-BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 
 
 def logits(model, tokens):
@@ -40,26 +37,19 @@ def gguf_file(tmp_path, monkeypatch):
     return file, converted
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gguf_is_converted_once(gguf_file, backend):
+def test_a_file_is_converted_once_and_its_copy_follows_the_content(gguf_file):
     file, converted = gguf_file
-    first, second = load_model(file, backend=backend), load_model(file, backend=backend)
+    first, second = load_model(file), load_model(file)
     assert converted == [file]
     assert torch.equal(logits(first, zoo.prompt()), logits(second, zoo.prompt()))
     digest = first.tlspectral_source["sha256"]
     assert first.tlspectral_source == {"model": str(file), "revision": None, "file": "tiny.gguf", "sha256": digest}
-    (folder,) = gguf.cache_folder().iterdir()
-    assert json.loads((folder / "gguf.json").read_text()) == {"file": "tiny.gguf", "sha256": digest, "format": 1}
-
-
-def test_gguf_cache_follows_the_content(gguf_file):
-    file, converted = gguf_file
-    load_model(file)
-    file.rename(file.with_name("renamed.gguf"))
-    load_model(file.with_name("renamed.gguf"))
+    assert [copy.name for copy in gguf.cache_folder().iterdir()] == [f"{digest[:32]}-1"]
+    renamed = file.rename(file.with_name("renamed.gguf"))
+    load_model(renamed)
     assert len(converted) == 1
-    file.write_bytes(b"GGUF and other weights")
-    load_model(file)
+    renamed.write_bytes(b"GGUF and other weights")
+    load_model(renamed)
     assert len(converted) == 2
 
 
@@ -113,20 +103,6 @@ def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
     assert len(converted) == 2
     assert found[0] == found[1]
     assert list(gguf.cache_folder().iterdir()) == [found[0][0]]
-
-
-def test_a_copy_with_its_record_gone_is_made_again(gguf_file):
-    file, converted = gguf_file
-    folder, _ = gguf.converted_folder(find_source(file))
-    (folder / "gguf.json").unlink()
-    (folder / "model.safetensors").write_bytes(b"cut off")
-    (folder / "mark").touch()
-    gguf.converted_folder(find_source(file))
-    assert len(converted) == 2
-    assert (folder / "gguf.json").is_file()
-    assert (folder / "model.safetensors").stat().st_size > 1000
-    assert (folder / "mark").exists()  # the folder was not removed: another process may just have completed it
-    assert list(gguf.cache_folder().iterdir()) == [folder]
 
 
 def test_missing_packages_name_what_to_install(gguf_file, monkeypatch):

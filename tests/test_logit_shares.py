@@ -1,63 +1,25 @@
 """Content, position and their interaction: shares of a head's logits, and what is left when `ablate` removes one."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from ablation_runs import intact, logits, recorded
-from attention_models import skip_unless_sampled
-from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from positional_measurements import PECULIAR, WITHOUT_ROPE, block_prompt, every_model, tiny
-from reference_keys import KeysInPlaces
-from zoo import bridge, shared
+from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, components, hidden, tables_of, tiny
+from zoo import shared
 
 import tlspectral as tls
 from tlspectral.ablation.effects import layer_effects
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.hooks.blocks import BlockPlaces, block_places
+from tlspectral.hooks.blocks import block_places
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.positional import exclusion_split, logit_shares, split_logits
+from tlspectral.selection import BLOCK_PARTS
 from tlspectral.tasks import intact_values, scored_sequences
 
-PARTS = ("content", "position", "interaction")
-PROMPT = block_prompt((3, 3, 3, 3))  # three tokens before and behind
-PLACES = BlockPlaces((3, 6, 9, 12), 3)
+PROMPT = EQUAL_BLOCKS
 quiet = {"show_progress": False}
-
-
-def tables_of(model, layer, tokens):
-    """Logits before a softcap, [heads, offset, k, j], every key rotated anew, and the reference they come from."""
-    keys = KeysInPlaces(attention_view(model), layer, tokens)
-    cap, keys.raw = keys.raw.softcap, replace(keys.raw, softcap=None)
-    table = torch.empty(len(keys.q), PLACES.width, 4, 4, dtype=torch.float64)
-    for shift in range(4):
-        order = list(range(keys.n))
-        for place, start in enumerate(PLACES.starts):
-            content = PLACES.starts[(place + shift) % 4]
-            order[start : start + 3] = range(content, content + 3)
-        found = keys.logits(order)
-        for place, start in enumerate(PLACES.starts):
-            table[:, :, (place + shift) % 4, place] = found[:, start : start + 3]
-    return table, keys, cap
-
-
-def components(table):
-    """The three parts of every table, each [.., k, j], by the formulas."""
-    mean = table.mean((-2, -1), keepdim=True)
-    content = (table.mean(-1, keepdim=True) - mean).expand_as(table)
-    position = (table.mean(-2, keepdim=True) - mean).expand_as(table)
-    return {"content": content, "position": position, "interaction": table - mean - content - position}
-
-
-def hidden(model, layer):
-    """Whether a window hides a block from the last query."""
-    view = attention_view(model)
-    pattern = recorded(model, ("pattern",), PROMPT.tokens()[None], [layer])[layer, "pattern"]
-    return bool((pattern[0, 0, -1, PLACES.tokens().flatten()] == 0).any()) and view.n_layers > 0
 
 
 # --- the split of a table ---
@@ -73,7 +35,7 @@ def test_squares_add_up_and_an_additive_head_has_its_index_as_position(seed, n):
     # Sums of squares of size 10: measured 1e-14.
     torch.testing.assert_close(split.total, about_mean.square().sum((-2, -1)), rtol=0, atol=1e-11)
     torch.testing.assert_close(split.shares().sum(0), torch.ones(2).double(), rtol=0, atol=1e-12)
-    for part, each in zip(PARTS, split, strict=True):
+    for part, each in zip(BLOCK_PARTS, split, strict=True):
         torch.testing.assert_close(each, components(table)[part].square().sum((-2, -1)), rtol=0, atol=1e-11)
     torch.testing.assert_close(split_logits(table.mT), type(split)(split[1], split[0], split[2]), rtol=0, atol=1e-11)
     additive = table[:, :, :1] + table[:, :1, :]
@@ -83,30 +45,6 @@ def test_squares_add_up_and_an_additive_head_has_its_index_as_position(seed, n):
 
 
 # --- shares of models ---
-
-
-@every_model
-def test_shares_are_those_of_every_content_rotated_to_every_place(backend, name, full):
-    skip_unless_sampled(full or name in PECULIAR, (backend, name), 0)
-    model = shared(backend, name)
-    found = logit_shares(model, PROMPT)
-    assert_described(found)
-    layers = range(attention_view(model).n_layers)
-    assert found.attrs["n_blocks"] == 4
-    for layer in layers:
-        rows = found[found["layer"] == layer]
-        table, _, _ = tables_of(model, layer, PROMPT.tokens())
-        expected = split_logits(table)
-        shares = torch.stack([part.sum(-1) for part in expected]) / expected.total.sum(-1)
-        if hidden(model, layer):
-            assert rows[list(PARTS)].isna().all(axis=None)
-            continue
-        # float64 by two routes: measured 1e-13; shares of heads differ by tenths.
-        np.testing.assert_allclose(rows[list(PARTS)].to_numpy().T, shares.numpy(), rtol=0, atol=1e-10)
-        std = (expected.total.sum(-1) / (3 * 16)).sqrt()
-        np.testing.assert_allclose(rows["table_std"], std.numpy(), rtol=1e-9)
-        if name in WITHOUT_ROPE and name != "bloom":
-            assert rows[["position", "interaction"]].to_numpy().max() < 1e-20
 
 
 def test_some_heads_and_windows():
@@ -122,37 +60,6 @@ def test_some_heads_and_windows():
 
 
 # --- removal ---
-
-
-@every_model
-@pytest.mark.parametrize("part", PARTS)
-def test_what_is_left_is_the_softmax_of_the_scores_less_the_part(backend, name, part, full):
-    skip_unless_sampled(full, (backend, name), PARTS.index(part))
-    model = shared(backend, name)
-    layer, heads, tokens = attention_view(model).n_layers - 1, [1, 2], PROMPT.tokens()
-    if hidden(model, layer):
-        with (
-            pytest.raises(ValueError, match="does not see all of them"),
-            tls.ablate(model, [(layer, 1)], part, blocks=PROMPT),
-        ):
-            logits(model, tokens[None])
-        return
-    with tls.ablate(model, [(layer, head) for head in heads], part, blocks=PROMPT):
-        seen = recorded(model, ("pattern", "z", "value"), tokens[None], [layer])
-    for query in (len(tokens) - 1, PLACES.stop):  # the last query and the first one behind the blocks
-        table, keys, cap = tables_of(model, layer, tokens[: query + 1])
-        removed = components(table)[part].diagonal(dim1=-2, dim2=-1)  # heads offset blocks
-        scores = keys.logits(range(query + 1))
-        scores[:, PLACES.tokens().flatten()] -= removed.mT.flatten(1)
-        scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        expected = scores.masked_fill(~keys.seen, -torch.inf).softmax(-1)
-        # Model in float32: measured 4e-7; the parts move weights by hundredths and more where they are not 0.
-        found = seen[layer, "pattern"][0, heads, query, : query + 1].double()
-        torch.testing.assert_close(found, expected[heads], rtol=0, atol=1e-5)
-        if attention_view(model).delegates_attention(layer):  # z is edited by itself
-            value = seen[layer, "value"][0].double().transpose(0, 1)[heads, : query + 1]
-            found = seen[layer, "z"][0, query, heads].double()
-            torch.testing.assert_close(found, (expected[heads][:, None] @ value)[:, 0], rtol=0, atol=1e-5)
 
 
 def test_only_keys_in_blocks_and_queries_behind_them_are_edited():
@@ -184,15 +91,12 @@ def test_blocks_of_other_runs_and_longer_ones():
     """Only places count, and generated tokens are queries behind the blocks."""
     model = shared("bridge", "llama")
     other = torch.cat([PROMPT.tokens().flip(0), torch.tensor([5, 6])])[None]
+    plain = recorded(model, ("scores",), other, [1])[1, "scores"]
     with tls.ablate(model, [(1, 2)], "content", blocks=PROMPT):
         longer = recorded(model, ("scores",), other, [1])[1, "scores"]
-        assert (longer != recorded_plain(other)).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
+        assert (longer != plain).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
         with pytest.raises(ValueError, match="the blocks end at token 15, and this run has 15"):
             logits(model, other[:, :15])
-
-
-def recorded_plain(tokens):
-    return recorded(bridge("llama"), ("scores",), tokens, [1])[1, "scores"]
 
 
 def test_padding_in_front_is_refused():
@@ -250,13 +154,13 @@ def blocks_task(model, n=6):
     return tls.Task(prompts, metric, predict=-1, name="blocks")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", BLOCK_PARTS)
 def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     model = shared("bridge", "llama")
     task = blocks_task(model)
     options = {"heads": ["L0H1", "L1H2"], "task": task, "blocks": PROMPT, **quiet}
     sweep = tls.ablation_sweep(model, part, control="random", checkpoint_dir=tmp_path, **options)
-    assert_described_sweep(sweep)
+    assert (sweep["score_rms"] > 0).all()
     for row in sweep.itertuples():
         with tls.ablate(model, [(row.layer, row.head)], part, blocks=PROMPT):
             plain = tls.evaluate(model, task)
@@ -270,11 +174,6 @@ def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
         tls.ablation_sweep(model, part, screen="gradient", **options)
     with pytest.raises(ValueError, match="needs blocks"):
         tls.ablation_sweep(model, part, task=task, **quiet)
-
-
-def assert_described_sweep(sweep):
-    assert {"score_rms", "control_delta"} <= set(sweep)
-    assert (sweep["score_rms"] > 0).all()
 
 
 def test_a_control_takes_the_same_numbers_from_other_blocks():

@@ -11,19 +11,11 @@ import zoo
 from zoo import shared
 
 import tlspectral.tasks.scoring as scoring
-from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 from tlspectral.models.text import text_tokens
 from tlspectral.tasks import Score, induction, induction_loss, language_loss, packaged_text, paired_effect
 
-BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
-MODELS = [
-    (backend, name)
-    for name in ("gpt2", "llama", "gemma2", "gptj", "opt", "cohere")
-    for backend in BACKENDS
-    if backend == "bridge" or name in zoo.HOOKED_ARCHITECTURES
-]
 SMALL = {"n_sequences": 7, "segment_length": 10}
 
 
@@ -34,27 +26,7 @@ def with_tokenizer():
     return model
 
 
-def plain_losses(model, tokens, first):
-    """Per sequence, from all logits of one forward pass."""
-    with torch.no_grad():
-        logits = attention_view(model).logits(tokens).double()
-    each = -logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
-    return each[:, first:].mean(1).numpy()
-
-
 # --- the induction loss ---
-
-
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_it_is_the_loss_of_the_second_copy(backend, name):
-    model = shared(backend, name)
-    tokens = repeated_sequences(attention_view(model), 7, 10, seed=0)
-    found = induction_loss(model, **SMALL)
-    # Measured: 4e-7, float32 log-softmax; a position more or less moves a loss by 0.1.
-    np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 11), rtol=0, atol=1e-5)
-    assert found.value == pytest.approx(found.per_sequence.mean())
-    assert found.stderr == pytest.approx(found.per_sequence.std(ddof=1) / 7**0.5)
-    assert repr(found) == f"Score({found.value:.4f} ± {found.stderr:.4f}, 7 sequences)"
 
 
 def test_targets_are_the_last_tokens_of_the_copy():
@@ -68,9 +40,8 @@ def test_targets_are_the_last_tokens_of_the_copy():
     assert float(task.measured(logits)) == 0
 
 
-@pytest.mark.parametrize(("backend", "name"), [("bridge", "llama"), ("bridge", "opt")])
-def test_an_active_ablation_and_a_users_hook_act(backend, name):
-    model = shared(backend, name)
+def test_an_active_ablation_and_a_users_hook_act():
+    model = shared("bridge", "opt")
     intact = induction_loss(model, **SMALL)
     with ablate(model, [(1, 2)], "output"):
         ablated = induction_loss(model, **SMALL)
@@ -82,7 +53,7 @@ def test_an_active_ablation_and_a_users_hook_act(backend, name):
     np.testing.assert_array_equal(induction_loss(model, **SMALL).per_sequence, intact.per_sequence)
 
 
-@pytest.mark.parametrize("budget", [50, 64, 10**6])
+@pytest.mark.parametrize("budget", [50, 64])
 def test_the_size_of_batches_does_not_matter(monkeypatch, budget):
     model = shared("bridge", "gpt2")
     expected = induction_loss(model, **SMALL).per_sequence
@@ -123,13 +94,6 @@ def test_tokens_that_do_not_repeat_are_refused():
 
 
 # --- the language loss ---
-
-
-@pytest.mark.parametrize(("backend", "name"), MODELS)
-def test_every_position_predicts_the_next_token(backend, name):
-    model, tokens = shared(backend, name), zoo.prompt(5, 23)
-    found = language_loss(model, tokens)
-    np.testing.assert_allclose(found.per_sequence, plain_losses(model, tokens, 0), rtol=0, atol=1e-5)
 
 
 def test_text_becomes_rows_with_a_start_token():
@@ -193,15 +157,11 @@ def test_a_paired_effect_is_of_the_same_sequences():
     assert effect.value == pytest.approx(0.3)
     assert effect.stderr == pytest.approx(0, abs=1e-12)
     assert effect.pvalue == 2 / 2**8  # all signs or none: exact
+    assert paired_effect(Score(before), Score(before)).pvalue == 1
     flips = np.array([1.0, 2.0, 3.0, -4.0])
     sums = [float(flips @ signs) for signs in itertools.product([1, -1], repeat=4)]
     expected = np.mean([abs(total) >= 2 for total in sums])
     assert paired_effect(Score(flips), Score(np.zeros(4))).pvalue == expected
-
-
-def test_no_effect_has_p_one():
-    same = Score(np.arange(5.0))
-    assert paired_effect(same, same).pvalue == 1
 
 
 def test_sampled_flips_are_seeded():

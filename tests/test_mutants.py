@@ -44,18 +44,14 @@ def all_mutants(source):
         yield place, ast.unparse(ast.fix_missing_locations(module))
 
 
-def test_each_change_is_one_other_module_that_can_be_compiled():
-    original = ast.unparse(ast.parse(SOURCE))
-    made = [source for _, source in all_mutants(SOURCE)]
+def test_every_kind_of_change_is_made_and_each_is_one_other_module_that_can_be_compiled():
+    original, made = ast.unparse(ast.parse(SOURCE)), [source for _, source in all_mutants(SOURCE)]
     for source in made:
         compile(source, "mutant", "exec")
         assert source != original
     assert len(set(made)) == len(made)
-
-
-def test_every_kind_of_change_is_made_and_messages_are_left_alone():
     found = {(place.line, place.change) for place, _ in all_mutants(SOURCE)}
-    assert found == {
+    assert found == {  # messages are left alone
         (2, "3 -> 4"), (2, "True -> False"), (4, "Lt -> LtE"), (4, "2 -> 3"), (5, "raise dropped"),
         (6, "statement deleted"), (6, "Add -> Sub"), (6, "1 -> 2"), (7, "statement deleted"), (8, "statement deleted"),
         (9, "And -> Or"), (9, "sign dropped"), (10, "returns swapped"), (10, "Mult -> Div"), (10, "2 -> 3"),
@@ -63,18 +59,17 @@ def test_every_kind_of_change_is_made_and_messages_are_left_alone():
     }  # fmt: skip
 
 
-def test_lines_around_a_change_are_those_of_its_statement_or_of_the_head_of_a_compound_one():
+def test_lines_around_a_change_are_those_of_its_statement_and_returns_are_swapped():
+    """Of a compound statement the lines are those of its head; what is returned changes place with another return."""
     around = {place.change: (place.first, place.last) for place, _ in all_mutants(SOURCE)}
     assert (around["Lt -> LtE"], around["Mult -> Div"], around["raise dropped"]) == ((4, 4), (10, 10), (5, 5))
     assert {place.in_function for place, _ in all_mutants(SOURCE) if place.line > 12} == {False}
-
-
-def test_returns_are_swapped_with_each_other_or_within_a_tuple():
     swapped = [source for place, source in all_mutants(SOURCE) if place.change == "returns swapped"]
     assert "        return (values, store)\n    return (values, store)" in swapped[0]
     assert "return (store, values)" in swapped[1]
 
 
+@pytest.mark.slow
 def test_every_place_of_the_core_gives_other_code():
     """Every seventh place of some files: all of them take minutes."""
     from mutations import core_files, mutated, parsed, places
@@ -104,6 +99,7 @@ def test_the_draw_is_the_same_again_and_begins_alike(tmp_path):
     assert len(set(many)) == 60
 
 
+@pytest.mark.slow
 def test_the_draw_is_in_proportion_to_lines():
     from mutations import core_files, first_drawn, room_of
 

@@ -1,9 +1,7 @@
 """The random-orientation null: its law against direct sampling, its closed forms, its bookkeeping."""
 
-import pickle
 from functools import partial
 
-import joblib
 import numpy as np
 import pytest
 import scipy.stats
@@ -31,15 +29,16 @@ def decaying(k):
     return np.exp(-np.linspace(0, 1.5, k))
 
 
-def qr_frames(rng, n, k, draws, sign_fixed=True):
+def qr_frames(rng, n, k, draws):
+    """numpy's QR alone is not Haar: at small n the same comparison rejects it with p below 1e-6."""
     frame, factor = np.linalg.qr(rng.standard_normal((draws, n, k)))
-    return frame * np.sign(np.diagonal(factor, axis1=1, axis2=2))[:, None, :] if sign_fixed else frame
+    return frame * np.sign(np.diagonal(factor, axis1=1, axis2=2))[:, None, :]
 
 
-def direct_draws(n, k, draws, seed, sign_fixed=True):
+def direct_draws(n, k, draws, seed):
     """Blocks V^T U of two explicit frames per draw."""
     rng = np.random.default_rng(seed)
-    left, right = (qr_frames(rng, n, k, draws, sign_fixed) for _ in range(2))
+    left, right = (qr_frames(rng, n, k, draws) for _ in range(2))
     return torch.from_numpy(left.transpose(0, 2, 1) @ right)
 
 
@@ -50,11 +49,14 @@ def observed_of(values):
 # --- the law of a block ---
 
 
-@pytest.mark.parametrize(("n", "k"), SIZES)
-def test_blocks_follow_the_law_of_sign_fixed_frames(n, k):
+REAL_SIZES = [pytest.param(n, 64, 1500, marks=pytest.mark.slow) for n in (576, 96, 64)]
+
+
+@pytest.mark.parametrize(("n", "k", "draws"), [*((n, k, 3000) for n, k in SIZES), *REAL_SIZES])
+def test_blocks_follow_the_law_of_sign_fixed_frames(n, k, draws):
     spectrum = decaying(k)
-    ours, control = null_draws(spectrum, haar_blocks(n, k, 3000, np.random.default_rng(1)))
-    reference, other = null_draws(spectrum, direct_draws(n, k, 3000, seed=2))
+    ours, control = null_draws(spectrum, haar_blocks(n, k, draws, np.random.default_rng(1)))
+    reference, other = null_draws(spectrum, direct_draws(n, k, draws, seed=2))
     for name, found, expected in [*((c, ours[c], reference[c]) for c in NULL_COLUMNS), ("x", control, other)]:
         if k == 1 and name in ("D_head", "imag_mass"):
             assert not found.any()
@@ -62,24 +64,6 @@ def test_blocks_follow_the_law_of_sign_fixed_frames(n, k):
         # Seeds are fixed; the smallest of these 28 p values is 0.07. One degree of freedom too many in T gives 1e-21 at
         # n = 12 and 16, 7e-5 at n = 9 (and nothing to see at n = 200); a row of T too few 1e-45 and less.
         assert scipy.stats.ks_2samp(found, expected).pvalue > 2e-3, name
-
-
-def test_the_comparison_sees_frames_without_the_sign_fix():
-    # The power of the test above: numpy's QR alone is not Haar, and at small n it shows.
-    ours, control = null_draws(np.ones(8), haar_blocks(8, 8, 3000, np.random.default_rng(1)))
-    wrong, other = null_draws(np.ones(8), direct_draws(8, 8, 3000, seed=2, sign_fixed=False))
-    assert scipy.stats.ks_2samp(control, other).pvalue < 1e-6
-    assert scipy.stats.ks_2samp(ours["dir_frac"], wrong["dir_frac"]).pvalue < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "k"), [(576, 64), (96, 64), (64, 64)])
-def test_blocks_of_real_size_follow_the_law(n, k):
-    spectrum = decaying(k)
-    ours, _ = null_draws(spectrum, haar_blocks(n, k, 1500, np.random.default_rng(1)))
-    reference, _ = null_draws(spectrum, direct_draws(n, k, 1500, seed=2))
-    for column in NULL_COLUMNS:
-        assert scipy.stats.ks_2samp(ours[column], reference[column]).pvalue > 2e-3, column
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
@@ -91,49 +75,36 @@ def test_entries_have_the_moments_of_a_haar_matrix(n, k):
         sample = entries**power
         assert np.all(np.abs(sample.mean(0) - expected) < 5 * sample.std(0) / np.sqrt(4000))
     # No singular value of a block of an orthogonal matrix passes 1.
-    assert np.linalg.svd(blocks, compute_uv=False).max() < 1 + 1e-12
-
-
-def test_whole_matrices_are_orthogonal():
-    blocks = haar_blocks(64, 64, 20, np.random.default_rng(0))
-    # From QR: 1e-15. A Cholesky factor of the Gram matrix would lose 1e-9 or fail.
-    torch.testing.assert_close(
-        blocks.mT @ blocks, torch.eye(64, dtype=torch.float64).expand(20, 64, 64), rtol=0, atol=1e-13
-    )
-
-
-@pytest.mark.parametrize(("n", "k", "draws"), [(3, 4, 1), (3, 0, 1), (3, 2, -1)])
-def test_impossible_blocks_are_refused(n, k, draws):
-    with pytest.raises(ValueError, match="1 <= k <= n"):
-        haar_blocks(n, k, draws, np.random.default_rng(0))
+    sizes = np.linalg.svd(blocks, compute_uv=False)
+    assert sizes.max() < 1 + 1e-12
+    if n == k:  # whole matrices. From QR: 1e-15. A Cholesky factor of the Gram matrix would lose 1e-9 or fail.
+        np.testing.assert_allclose(sizes, 1, rtol=0, atol=1e-13)
 
 
 # --- closed forms ---
 
 
-@pytest.mark.parametrize(("n", "k"), [*SIZES, (40, 4), (2, 2)])
-def test_moments_of_the_control_match_sampling(n, k):
-    spectrum = decaying(k)[None]
-    count = 40_000
-    cores = torch.from_numpy(spectrum[0])[:, None] * haar_blocks(n, k, count, np.random.default_rng(3))
-    control = (torch.einsum("rij,rji->r", cores, cores) / (spectrum**2).sum()).numpy()
-    squares = spectrum**2
-    concentration = (squares**2).sum() / squares.sum() ** 2
-    variance = (3 * (n + 1) - 6 * concentration) / (n * (n - 1) * (n + 2)) - 1 / n**2
+def moments_of_x(spectrum, n):
+    """Mean and variance of x = tr(M^2) / ||M||^2 under the null."""
+    concentration = (spectrum**4).sum() / (spectrum**2).sum() ** 2
+    return 1 / n, (3 * (n + 1) - 6 * concentration) / (n * (n - 1) * (n + 2)) - 1 / n**2
+
+
+@pytest.mark.parametrize(("n", "k"), [*SIZES, (40, 4), (2, 2), (40, 32)])
+def test_closed_forms_match_sampling(n, k):
+    spectrum, count = decaying(k), 20_000
+    cores = torch.from_numpy(spectrum / np.linalg.norm(spectrum))[:, None] * haar_blocks(
+        n, k, count, np.random.default_rng(3)
+    )
+    control = torch.einsum("rij,rji->r", cores, cores).numpy()
+    mean, variance = moments_of_x(spectrum, n)
     # 4 standard errors of the mean, and of the variance.
-    assert control.mean() == pytest.approx(1 / n, abs=4 * control.std() / np.sqrt(count))
+    assert control.mean() == pytest.approx(mean, abs=4 * control.std() / np.sqrt(count))
     fourth = ((control - control.mean()) ** 2).std() / np.sqrt(count)
     assert control.var() == pytest.approx(variance, abs=4 * fourth)
-
-
-@pytest.mark.parametrize(("n", "k"), [(200, 8), (40, 4), (40, 32), (575, 16)])
-def test_closed_form_of_dir_frac_matches_sampling(n, k):
-    count = 20_000
-    spectrum = decaying(k)
-    cores = torch.from_numpy(spectrum / np.linalg.norm(spectrum))[:, None] * haar_blocks(
-        n, k, count, np.random.default_rng(4)
-    )
-    sample = np.sqrt((1 - torch.einsum("rij,rji->r", cores, cores).numpy()) / 2)
+    if n < 20:
+        return  # too small for the delta method
+    sample = np.sqrt((1 - control) / 2)
     mean, deviation = (float(value[0]) for value in dir_frac_null(spectrum[None], n))
     # 4 standard errors, and the delta method's own error, of order 1/n^3 for the mean and 1/n^2 relative for the sd.
     assert mean == pytest.approx(sample.mean(), abs=4 * sample.std() / np.sqrt(count) + 1 / n**3)
@@ -142,6 +113,7 @@ def test_closed_form_of_dir_frac_matches_sampling(n, k):
 
 def test_closed_form_of_gpt2_size():
     # Published: the 144 nulls of GPT-2 average 0.7066436 (Monte-Carlo error 3e-6), median sd 6.49e-4 (R = 300: 4 %).
+    # An order of the delta method left out shifts the mean by 1e-4.
     mean, deviation = dir_frac_null(decaying(64)[None], 767)
     assert mean[0] == pytest.approx(0.7066436, abs=9e-6)
     assert deviation[0] == pytest.approx(6.5e-4, rel=0.02)
@@ -150,7 +122,7 @@ def test_closed_form_of_gpt2_size():
 @settings(max_examples=50, derandomize=True)
 @given(st.integers(1, 12), st.integers(0, 600), st.floats(-100, 100), st.integers(0, 2**32 - 1))
 def test_closed_form_has_no_scale_and_no_nan(k, extra, exponent, seed):
-    n = k + extra
+    n = max(2, k + extra)
     spectrum = np.sort(np.random.default_rng(seed).exponential(size=(1, k)))[:, ::-1].copy()
     mean, deviation = dir_frac_null(spectrum, n)
     scaled_mean, scaled_deviation = dir_frac_null(spectrum * 10**exponent, n)
@@ -167,14 +139,12 @@ def true_error(spectrum, n, count, repeats, seed):
     k = len(spectrum)
     blocks = haar_blocks(n, k, count * repeats, np.random.default_rng(seed))
     draws, control = null_draws(spectrum, blocks)
-    truth, _ = null_draws(spectrum, haar_blocks(n, k, 40_000, np.random.default_rng(seed + 1)))
-    fourth = (spectrum**4).sum() / (spectrum**2).sum() ** 2
-    variance = (3 * (n + 1) - 6 * fourth) / (n * (n - 1) * (n + 2)) - 1 / n**2
+    truth, _ = null_draws(spectrum, haar_blocks(n, k, 20_000, np.random.default_rng(seed + 1)))
     errors = {}
     for column in SAMPLED:
         parts = draws[column].reshape(repeats, count)
         chosen = [
-            controlled_moments(part, own, 1 / n, variance)
+            controlled_moments(part, own, *moments_of_x(spectrum, n))
             for part, own in zip(parts, control.reshape(repeats, count), strict=True)
         ]
         found = np.array([[mean, deviation] for mean, deviation, _, _ in chosen])
@@ -185,7 +155,7 @@ def true_error(spectrum, n, count, repeats, seed):
     return errors
 
 
-def test_control_lowers_the_true_error():
+def test_control_lowers_the_true_error_and_does_little_harm_where_it_does_not_help():
     errors = true_error(decaying(8), 100, count=100, repeats=300, seed=5)
     ratio, used = errors["D_head"]
     # Measured: mean 0.50, std 0.82 of the plain error (imag_mass: mean 0.67), known to 4 % from 300 repeats.
@@ -193,24 +163,17 @@ def test_control_lowers_the_true_error():
     assert ratio[1] < 0.95
     assert used[0] == 1
     assert errors["imag_mass"][0][0] < 0.85
+    for spectrum in (np.array([1, 0.3, 0.05, 0.01]), np.geomspace(1, 1e-4, 8)):
+        for column, (ratio, _) in true_error(spectrum, 100, count=100, repeats=300, seed=6).items():
+            # Measured: at most 1.10 (imag_mass's std), known to 4 %. Used always, the control raises the error of
+            # D_head's std by 24 and 37 % on these two.
+            assert np.all(ratio < 1.2), column
 
 
-@pytest.mark.parametrize("spectrum", [np.array([1, 0.3, 0.05, 0.01]), np.geomspace(1, 1e-4, 8)])
-def test_control_does_little_harm_where_it_does_not_help(spectrum):
-    errors = true_error(spectrum, 100, count=100, repeats=300, seed=6)
-    for column in SAMPLED:
-        # Measured: at most 1.10 (imag_mass's std), known to 4 %. Used always, the control raises the error of D_head's
-        # std by 24 and 37 % on these two.
-        assert np.all(errors[column][0] < 1.2), column
-
-
-def test_control_is_left_alone_below_four_draws():
+def test_control_is_left_alone_below_four_draws_and_a_perfect_one_gives_the_exact_moments():
     mean, deviation, *used = controlled_moments(np.array([1.0, 2.0, 4.0]), np.array([0.1, 0.2, 0.4]), 0.0, 1.0)
     assert (mean, used) == (pytest.approx(7 / 3), [False, False])
     assert deviation == pytest.approx(np.std([1.0, 2.0, 4.0]))
-
-
-def test_perfect_control_gives_the_exact_moments():
     control = np.random.default_rng(0).standard_normal(50)
     mean, deviation, *used = controlled_moments(3 - 2 * control, control, 0.0, 1.0)
     assert (mean, deviation) == (pytest.approx(3), pytest.approx(2))
@@ -220,25 +183,19 @@ def test_perfect_control_gives_the_exact_moments():
 # --- generators ---
 
 
-def test_generators_are_keyed_and_stable():
+def test_generators_are_keyed_and_stable_and_impossible_blocks_refused():
     def first(*key):
         return block_generator(*key).integers(2**32)
 
-    keys = [
-        (0, 767, 64),
-        (1, 767, 64),
-        (0, 768, 64),
-        (0, 767, 32),
-        (0, 767, 64, 0, 0),
-        (0, 767, 64, 0, 1),
-        (0, 767, 64, 1, 0),
-    ]
+    keys = [(0, 767, 64), (1, 767, 64), (0, 768, 64), (0, 767, 32)]
+    keys += [(0, 767, 64, 0, 0), (0, 767, 64, 0, 1), (0, 767, 64, 1, 0)]
     assert len({first(*key) for key in keys}) == len(keys)
     assert first(*keys[0]) == first(*keys[0])
     # A golden value: another one means that saved tables can no longer be made again.
     assert first(0, 767, 64) == 2224037326
-    with pytest.raises(ValueError, match="both"):
-        block_generator(0, 767, 64, layer=1)
+    for n, k, draws in ((3, 4, 1), (3, 0, 1), (3, 2, -1)):
+        with pytest.raises(ValueError, match="1 <= k <= n"):
+            haar_blocks(n, k, draws, np.random.default_rng(0))
 
 
 # --- statistics per head ---
@@ -266,6 +223,9 @@ def test_statistics_are_those_of_the_draws():
                 assert mean == draws[column].mean()
             if column in SAMPLED and not found[f"{column}_null_std_controlled"][head]:
                 assert deviation == pytest.approx(draws[column].std(), rel=1e-13)
+    ends = observed_of([draws["henrici"].min(), draws["henrici"].max(), -1, 2])
+    of_ends = null_statistics(np.stack([spectra[2]] * 4), ends, blocks, n)
+    assert of_ends["henrici_null_pct"].tolist() == [1 / 200, 1, 0, 1]
     expected = dir_frac_null(spectra, n)
     np.testing.assert_array_equal(found["dir_frac_null_mean"], expected[0])
     np.testing.assert_array_equal(found["dir_frac_null_std"], expected[1])
@@ -286,15 +246,6 @@ def test_draws_are_those_of_the_operator_itself():
         assert draws["imag_mass"][i] == pytest.approx(np.abs(values.imag).sum() / norm, abs=1e-12)
         assert draws["henrici"][i] == pytest.approx(np.sqrt(1 - (np.abs(values) ** 2).sum() / norm**2), abs=1e-12)
         assert control[i] == pytest.approx(np.trace(m @ m) / norm**2, abs=1e-12)
-
-
-def test_percentiles_at_the_ends_and_beyond():
-    spectra = np.ones((4, 6))
-    blocks = haar_blocks(40, 6, 50, np.random.default_rng(0))
-    draws, _ = null_draws(spectra[0], blocks)
-    values = [draws["D_head"].min(), draws["D_head"].max(), -1, 2]
-    found = null_statistics(spectra, observed_of(values), blocks, 40)
-    assert found["D_head_null_pct"].tolist() == [1 / 50, 1, 0, 1]
 
 
 def test_heads_without_a_number_are_nan():
@@ -319,20 +270,16 @@ def test_a_null_without_spread_has_no_z():
     square = null_statistics(np.ones((1, 5)), observed_of([0.5]), haar_blocks(5, 5, 50, np.random.default_rng(0)), 5)
     assert np.isnan(square["henrici_z"][0])
     assert np.isfinite(square["D_head_z"][0])
-
-
-def test_no_draws_leave_only_the_closed_form():
-    found = null_statistics(np.ones((1, 4)), observed_of([0.5]), haar_blocks(20, 4, 0, np.random.default_rng(0)), 20)
-    assert np.isfinite(found["dir_frac_z"][0])
-    assert np.isnan(found["D_head_null_mean"][0])
-    assert np.isnan(found["dir_frac_null_pct"][0])
+    none = null_statistics(np.ones((1, 4)), observed_of([0.5]), haar_blocks(20, 4, 0, np.random.default_rng(0)), 20)
+    assert np.isfinite(none["dir_frac_z"][0])
+    assert np.isnan([none["D_head_null_mean"][0], none["dir_frac_null_pct"][0]]).all()
 
 
 def fresh(n, k, layer, head):
     return haar_blocks(n, k, 40, block_generator(0, n, k, layer, head))
 
 
-def test_batching_changes_no_bit():
+def test_batching_changes_no_bit_and_fresh_blocks_are_of_one_head():
     n, k = 30, 7
     spectra = np.stack([decaying(k) * scale for scale in (1, 2, 3)]) ** np.array([[1], [2], [3]])
     observed = observed_of([0.3, 0.4, 0.5])
@@ -344,37 +291,8 @@ def test_batching_changes_no_bit():
             one = null_statistics(spectra[head : head + 1], observed_of([(0.3, 0.4, 0.5)[head]]), own, n)
             for name, values in whole.items():
                 np.testing.assert_array_equal(values[head : head + 1], one[name], err_msg=name)
-
-
-def test_fresh_blocks_differ_between_heads_and_shared_do_not():
-    n, k = 30, 4
-    spectra = np.ones((2, k))
-    shared = null_statistics(spectra, observed_of([0.5, 0.5]), haar_blocks(n, k, 40, block_generator(0, n, k)), n)
-    assert shared["D_head_null_mean"][0] == shared["D_head_null_mean"][1]
-    found = null_statistics(spectra, observed_of([0.5, 0.5]), partial(fresh, n, k, 0), n)
-    assert found["D_head_null_mean"][0] != found["D_head_null_mean"][1]
-
-
-def test_arguments_survive_pickling_with_the_same_result():
-    n, k = 30, 5
-    blocks = haar_blocks(n, k, 40, block_generator(0, n, k))
-    arguments = (decaying(k)[None], observed_of([0.4]), blocks, n)
-    here, there = null_statistics(*arguments), null_statistics(*pickle.loads(pickle.dumps(arguments)))
-    for name, values in here.items():
-        np.testing.assert_array_equal(values, there[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_no_bit(workers):
-    n, k = 575, 64
-    blocks = haar_blocks(n, k, 60, block_generator(0, n, k))
-    spectra = np.stack([decaying(k) ** power for power in (1, 2, 3, 4)])
-    expected = null_statistics(spectra, observed_of([0.4] * 4), blocks, n)
-    jobs = (joblib.delayed(null_statistics)(spectra[i : i + 1], observed_of([0.4]), blocks, n) for i in range(4))
-    found = joblib.Parallel(n_jobs=workers)(jobs)
-    for name, values in expected.items():
-        np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), values, err_msg=name)
+        alike = null_statistics(np.ones((2, k)), observed_of([0.5, 0.5]), blocks, n)["D_head_null_mean"]
+        assert (alike[0] == alike[1]) == (not callable(blocks))
 
 
 def test_one_thread_is_restored_after_an_error():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pytest
 from figure_parts import part, said
 
 from tlspectral.plots import qk_attribution
@@ -45,9 +44,6 @@ def test_bars_are_the_parts_stacked_away_from_zero():
     assert "logits" in axes.get_xlabel()
     assert axes.get_title(loc="left") == "L5H1: ' be' (7) to ' or' (2), score \N{MINUS SIGN}1.50"
     assert not part(figure, "measured")
-
-
-def test_what_was_measured_is_a_ring():
     measured = [0.5, -0.5, np.nan, np.nan, np.nan]
     (rings,) = part(qk_attribution(terms(measured=measured)), "measured")
     np.testing.assert_array_equal(rings.get_xdata(), measured)
@@ -68,16 +64,3 @@ def test_small_terms_are_counted_and_the_rest_is_last():
 def test_frequencies_of_a_pair_are_one_bar():
     table = pd.concat([terms(3).assign(frequency=0), terms(3).assign(frequency=1)]).sort_index(kind="stable")
     np.testing.assert_allclose(bars(qk_attribution(table), "phase")[:, 1], 2 * terms(3)["phase"])
-
-
-def test_another_table_is_refused():
-    with pytest.raises(ValueError, match="no column antisymmetric, total: give a table of qk_attribution"):
-        qk_attribution(terms().drop(columns=["antisymmetric", "total"]))
-
-
-def test_axes_of_the_caller_are_used():
-    from matplotlib.figure import Figure
-
-    axes = Figure().add_subplot()
-    assert qk_attribution(terms(), ax=axes) is axes.figure
-    assert axes.patches

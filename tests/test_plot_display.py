@@ -1,4 +1,8 @@
-"""Every figure shows itself in a notebook, and one of a single panel draws into axes that are given."""
+"""Every figure is legible, shows itself in a notebook, and one of a single panel draws into axes that are given."""
+
+import io
+import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -7,9 +11,9 @@ import test_comparison_changes
 import test_plot_effects
 import test_plots
 from matplotlib.figure import Figure
-from positional_tables import head_scores, per_frequency
+from matplotlib.text import Annotation, Text
+from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
 from test_plot_attribution import terms
-from test_plot_positional_layout import FIGURES as POSITIONAL
 
 from tlspectral import plots
 from tlspectral.heads import compare_heads
@@ -17,49 +21,104 @@ from tlspectral.plots.style import one_panel
 from tlspectral.studies.positional_symbolic import figures
 
 OFFSETS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": [*range(-3, 1)] * 2, "score": range(8)})
+# What draws each, and words that it shows; those of one panel take axes.
 ONE_PANEL = {
-    "ablation_effects": lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax),
-    "content_direction_plane": lambda **ax: plots.content_direction_plane(test_plots.heads(), **ax),
-    "frequency_grid": lambda **ax: figures.frequency_grid(per_frequency(), **ax),
-    "frequency_path": lambda **ax: figures.frequency_path(per_frequency(), (1, 1), **ax),
-    "head_changes": lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax),
-    "qk_attribution": lambda **ax: plots.qk_attribution(terms(), **ax),
-    "kernel": lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax),
-    "positional_symbolic_plane": lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax),
+    "ablation_effects": (
+        lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax), "nats",
+    ),
+    "content_direction_plane": (lambda **ax: plots.content_direction_plane(test_plots.heads(), **ax), "antisymmetric"),
+    "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
+    "head_changes": (lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax), "layer"),
+    "kernel": (lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax), "tokens"),
+    "positional_symbolic_plane": (
+        lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
+    ),
+    "qk_attribution": (lambda **ax: plots.qk_attribution(terms(), **ax), "logits"),
+}  # fmt: skip
+PANELS = {"frequency_profile": (lambda: plots.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1)]), "(cosine)")}
+OF_THE_STUDY = {
+    "score_heatmaps": (lambda: figures.score_heatmaps(head_scores()), "(cosine)"),
+    "score_histograms": (lambda: figures.score_histograms(by_query()), "(cosine)"),
+    "plane_by_query": (lambda: figures.plane_by_query(by_query()), "(cosine)"),
+    "frequency_grid": (lambda **ax: figures.frequency_grid(per_frequency(), **ax), "score 0 to 1 up"),
+    "frequency_path": (lambda **ax: figures.frequency_path(per_frequency(), (1, 1), **ax), "(cosine)"),
+    "frequency_norms": (lambda: figures.frequency_norms(norms(), "L0H1"), "rms over keys"),
+    "attention_traces": (lambda: figures.attention_traces(traces()), "mean attention per token"),
+    "score_agreement": (lambda: figures.score_agreement(joined()), "(cosine)"),
+    "exclusion_heatmap": (lambda: figures.exclusion_heatmap(head_scores()), "0 symbolic"),
+    "exclusion_histograms": (lambda: figures.exclusion_histograms(by_query()), "0 symbolic"),
 }
+FIGURES = {**ONE_PANEL, **PANELS, **OF_THE_STUDY}
+SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in OF_THE_STUDY}
 
 
-@pytest.mark.parametrize("name", {**dict.fromkeys(plots.__all__), **POSITIONAL})
-def test_a_notebook_shows_the_figure(name):
-    figure = {**POSITIONAL, **ONE_PANEL}[name]()
-    assert figure._repr_png_().startswith(b"\x89PNG")
+def test_a_notebook_shows_every_figure():
+    assert set(plots.__all__) == {*ONE_PANEL, *PANELS}
+    stream = FIGURES["kernel"][0]()._repr_png_()
+    assert stream.startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ONE_PANEL)
+def saved(figure):
+    """The figure, after it was written without a warning and without a figure of pyplot."""
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # matplotlib 3.9 calls what pyparsing 3.3 deprecates.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(matplotlib|pyparsing)\.")
+        figure.savefig(stream, format="pdf")
+    assert stream.getvalue().startswith(b"%PDF")
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    return figure
+
+
+@pytest.mark.parametrize("name", [SLOW.get(name, name) for name in FIGURES])
+def test_texts_are_large_enough_inside_the_figure_and_not_on_one_another(name):
+    draw, words = FIGURES[name]
+    figure = saved(draw())
+    figure.draw_without_rendering()
+    assert hasattr(figure, "_repr_png_")
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    assert words in " ".join(text.get_text() for text in texts)
+    assert min(text.get_fontsize() for text in texts if not isinstance(text, Annotation)) >= 8
+    frame = figure.bbox.padded(1)
+    names = [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes.title)]
+    names += figure.texts
+    for legend in figure.legends:
+        names += [legend.get_title(), *legend.get_texts()]
+    names = [text for text in names if text.get_text().strip() and text.get_visible()]
+    boxes = [text.get_window_extent() for text in names]
+    for text, box in zip(names, boxes, strict=True):
+        assert frame.contains(*box.min), text
+        assert frame.contains(*box.max), text
+    for number, box in enumerate(boxes):
+        for other in range(number):
+            assert not box.padded(-1).overlaps(boxes[other].padded(-1)), (names[number], names[other])
+
+
+def drawn(axes):
+    return [len(artists) for artists in (axes.lines, axes.collections, axes.patches, axes.texts)]
+
+
+@pytest.mark.parametrize("name", [*ONE_PANEL, SLOW["frequency_grid"], SLOW["frequency_path"]])
 def test_given_axes_hold_what_a_figure_alone_holds(name):
     figure = Figure(figsize=(12, 6), layout="constrained")
     ax, neighbour = figure.subplots(1, 2)
     untouched = len(neighbour.findobj())
-    alone = ONE_PANEL[name]()
-    assert ONE_PANEL[name](ax=ax) is figure
+    draw, _ = FIGURES[name]
+    alone = draw()
+    assert draw(ax=ax) is figure
     # Alone the figure's own patch and legend stand outside of the axes; a colour bar may be axes of its own.
     assert len(figure.findobj()) - untouched == len(alone.findobj())
-    assert [len(list_) for list_ in (ax.lines, ax.collections, ax.patches, ax.texts)] == [
-        len(list_)
-        for list_ in (alone.axes[0].lines, alone.axes[0].collections, alone.axes[0].patches, alone.axes[0].texts)
-    ]
+    assert drawn(ax) == drawn(alone.axes[0])
     assert ax.has_data()
     assert figure.legends == []
     assert len(neighbour.findobj()) == untouched
 
 
-def test_axes_of_a_subfigure_serve_too():
+def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     figure = Figure(layout="constrained")
     left, _ = figure.subfigures(1, 2)
-    assert ONE_PANEL["positional_symbolic_plane"](ax=left.subplots()) is figure
-
-
-def test_what_is_no_axes_is_refused():
+    assert one_panel(left.subplots(), 1.0, 1.0)[0] is figure
     grid = Figure().subplots(1, 2)
     with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)

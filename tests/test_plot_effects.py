@@ -7,44 +7,30 @@ import pytest
 from tlspectral.plots import ablation_effects, kernel
 
 HEADS = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "name": ["L0H0", "L0H1", "L1H0"], "prev": [0.9, 0.1, 0.5]})
-SWEEP = pd.DataFrame(
-    {
-        "layer": [0, 0, 1],
-        "head": [0, 1, 0],
-        "part": "rope_phase",
-        "delta": [0.5, -0.1, np.nan],
-        "delta_stderr": [0.1, 0.02, np.nan],
-    }
-)
+SWEEP = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "part": "rope_phase", "delta": [0.5, -0.1, np.nan]})
+SWEEP["delta_stderr"] = [0.1, 0.02, np.nan]
 
 
-def test_effects_are_sorted_and_unmeasured_heads_left_out():
+def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():
     (axes,) = ablation_effects(SWEEP, HEADS).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H1  (prev 0.10)", "L0H0  (prev 0.90)"]
-    points = axes.containers[0][0]
-    assert points.get_xdata().tolist() == [-0.1, 0.5]
+    assert axes.containers[0][0].get_xdata().tolist() == [-0.1, 0.5]
     assert "nats" in axes.get_xlabel()
-
-
-def test_a_control_is_drawn_beside_the_effect():
     controlled = SWEEP.assign(control_delta=[0.2, 0.0, np.nan], control_delta_stderr=[0.1, 0.1, np.nan])
-    (axes,) = ablation_effects(controlled, HEADS).axes
-    assert len(axes.containers) == 2
-    assert axes.containers[1][0].get_xdata().tolist() == [0.0, 0.2]
-    assert axes.containers[1].get_label() == "random part of equal size removed"
-    (axes,) = ablation_effects(controlled.assign(part="output"), HEADS).axes
-    assert axes.containers[1].get_label() == "the same of other heads of the layer"
+    for part, said in (("rope_phase", "random part of equal size removed"), ("output", "the same of other heads")):
+        (axes,) = ablation_effects(controlled.assign(part=part), HEADS).axes
+        _, control = axes.containers
+        assert control[0].get_xdata().tolist() == [0.0, 0.2]
+        assert said in control.get_label()
 
 
 @pytest.mark.parametrize("with_ablated", [False, True])
 def test_one_panel_per_head_and_one_line_per_state(with_ablated):
     offsets = np.tile(np.arange(-3, 1), 2)
     intact = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": offsets, "score": np.arange(8.0)})
-    ablated = intact.assign(score=-intact["score"]) if with_ablated else None
-    panels = kernel(intact, ablated).axes
+    panels = kernel(intact, intact.assign(score=-intact["score"]) if with_ablated else None).axes
     assert [axes.get_title() for axes in panels] == ["L2H1", "L2H5"]
     for start, axes in zip((0, 4), panels, strict=True):
-        assert len(axes.lines) == 1 + with_ablated
-        assert axes.lines[0].get_ydata().tolist() == list(range(start, start + 4))
-        if with_ablated:
-            assert axes.lines[1].get_ydata().tolist() == [-value for value in range(start, start + 4)]
+        scores = list(range(start, start + 4))
+        expected = [scores, [-score for score in scores]][: 1 + with_ablated]
+        assert [line.get_ydata().tolist() for line in axes.lines] == expected

@@ -9,11 +9,10 @@ from conformance.sweeps import plain_kernel
 from described import assert_described
 from zoo import shared
 
-from tlspectral.detectors import relative_position_kernel
+from tlspectral.detectors import kernel_prediction, relative_position_kernel
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
-from tlspectral.models.loading import load_model
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 
@@ -32,20 +31,17 @@ def test_an_active_ablation_shows(backend):
     np.testing.assert_allclose(ablated.loc[ablated["head"] == 1, "score"], expected, rtol=0, atol=1e-9)
 
 
-def test_tokens_are_drawn_with_a_seed():
+def test_tokens_are_drawn_with_a_seed_and_short_prompts_reach_less_far():
     model = shared("bridge", "llama")
     one, again = (relative_position_kernel(model, pd.DataFrame({"layer": [1], "head": [3]})) for _ in range(2))
     pd.testing.assert_frame_equal(one, again, check_exact=True)
     assert len(one) == 21
-
-
-def test_short_prompts_reach_less_far():
-    found = relative_position_kernel(shared("bridge", "llama"), [(0, 0)], zoo.prompt(2, 5))
+    found = relative_position_kernel(model, [(0, 0)], zoo.prompt(2, 5))
     assert found["offset"].tolist() == [-4, -3, -2, -1, 0]
-
-
-def test_no_heads_is_an_empty_table():
-    assert_described(relative_position_kernel(shared("bridge", "llama"), []))
+    for measure in (relative_position_kernel, kernel_prediction):
+        assert_described(measure(model, []))
+    with pytest.raises(BadHead, match="L7H0 does not exist"):
+        relative_position_kernel(model, [(7, 0)])
 
 
 @pytest.mark.parametrize("name", ["gptj", "opt", "gptneo"])
@@ -73,11 +69,6 @@ def test_rebuilt_scores_are_those_that_the_other_backend_exposes(name):
     )
     # Measured: 5e-7, float32 scores; the mean of another offset differs by 0.2.
     np.testing.assert_allclose(rebuilt, exposed, rtol=0, atol=1e-5)
-
-
-def test_the_packaged_rotary_model_has_a_kernel():
-    table = relative_position_kernel(load_model("tiny-rope"), [(0, 0)])
-    assert table["score"].notna().all()
 
 
 def test_a_layer_whose_scores_are_rebuilt_is_refused_under_an_ablation_there():
@@ -110,8 +101,3 @@ def test_padding_is_not_counted(name):
         expected = (counts[0] * short + counts[1] * long) / sum(counts)
         # Measured: 2e-16 (other batch shapes may round float32 otherwise); counting the filling moves the mean by 0.1.
         assert padded["score"].iloc[-1 - back] == pytest.approx(expected, abs=1e-5)
-
-
-def test_heads_that_do_not_exist_are_refused():
-    with pytest.raises(BadHead, match="L7H0 does not exist"):
-        relative_position_kernel(shared("bridge", "llama"), [(7, 0)])

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import zoo
+from block_marks import Marks
 from described import assert_described
-from test_block_tasks import MARKS, Marks
 
 import tlspectral as tls
 from tlspectral.positional import profile_contrast
+
+MARKS = {"n_blocks": 5, "queries": 3, "seed": 4, "show_progress": False}
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,3 @@ def test_two_models_on_one_task_are_paired_draw_by_draw():
         assert row["high"] - row["low"] == pytest.approx(2 * half, abs=1e-12)
         assert (row["n"], row["paired_by"]) == (3, "draw")
     assert np.isfinite(table[["low", "high", "pvalue"]]).all(axis=None)
-
-
-def test_profiles_that_do_not_compare_are_refused():
-    a = profile("llama")
-    with pytest.raises(ValueError, match="made with other tau: "):
-        profile_contrast(a, profile("llama", tau=0.02))
-    with pytest.raises(ValueError, match="on the same prompts, and task differ"):
-        profile_contrast(a, profile("qwen3", Others()))

@@ -1,31 +1,308 @@
-"""What `positional_symbolic` refuses: layers that are not reproduced, settings and prompts without a meaning."""
+"""What the positional room refuses: the call, the error, and the words that say what is wrong and what to do."""
 
+import functools
+import json
 import math
-from contextlib import contextmanager
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
+import transformers
 import zoo
-from positional_measurements import WITHOUT_ROPE, block_prompt, measured, modes
+from block_marks import Marks
+from positional_measurements import SCORES, WITHOUT_ROPE, block_prompt, measured, modes
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from zoo import shared
+from zoo_words import reader
 
+import tlspectral as tls
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.positional import (
+    BindingTask,
+    BlockDraw,
+    BlockPrompt,
+    PromptFile,
+    Question,
+    positional_symbolic,
+    positional_symbolic_profile,
+    profile_contrast,
+    task_answers,
+)
+from tlspectral.positional.agreement import frequency_agreement, score_agreement
+from tlspectral.positional.answers import answers_table
+from tlspectral.positional.draws import planned_experiment
+from tlspectral.positional.measure import over_draws
+from tlspectral.positional.prompts import chosen_swaps
+from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, block_task
+
+QUIET = {"show_progress": False}
+NAMES, COLOURS = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")
+LINE = {"blocks": ["a\n", "b\n", "c\n"], "questions": [[0, "a", " b"]]}
 
 
-@contextmanager
-def hooked_with(model, name, change):
-    with model.hooks(fwd_hooks=[(name, change)]):
-        yield
+def ids(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@functools.cache
+def words():
+    """A model with a word-level tokenizer: tokens end at spaces, so text without one is joined with what follows."""
+    return tls.load_model(zoo.save_folder("llama", tempfile.mkdtemp(prefix="words_"), tokenizer=True))
+
+
+def tokenized(*pieces):
+    return BlockPrompt(*pieces).tokenized(words())
+
+
+def of_zeros(last):
+    """A prompt of two times 40 tokens and 2 + 3 around them, with a last block of some length."""
+    pieces = [torch.zeros(length, dtype=torch.int64) for length in (2, 40, 40, last, 3)]
+    return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
+
+
+def llama(prompt=None, **options):
+    return positional_symbolic(shared("bridge", "llama"), prompt or block_prompt(), **QUIET, **options)
+
+
+def marks(query=2):
+    return Marks().prompt(Marks().draw(0), query)
+
+
+def profile(task="plain", model=None, **options):
+    return positional_symbolic_profile(model or reader(), task, **QUIET, **options)
+
+
+@functools.cache
+def profile_of(name="llama", task=None, **options):
+    given = {"n_blocks": 5, "queries": 3, "draws": 2, "mode": "key", **options}
+    return positional_symbolic_profile(shared("bridge", name), task or Marks(), **QUIET, **given)
+
+
+class Others(Marks):
+    """Another task by its name."""
+
+
+class NegativeAnswer(Marks):
+    """-1 would be read as the last id of the vocabulary."""
+
+    def draw(self, seed):
+        draw = super().draw(seed)
+        questions = tuple(replace(question, answer=-1) for question in draw.questions)
+        return replace(draw, questions=questions, choices=(-1,) * len(questions))
+
+
+def joined_answer():
+    """The answers to prompts whose last character and answer are one token."""
+    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+    return answers_table(tokenizer, BindingTask(n_pairs=3).draw(0), (1,), torch.zeros(1, 1).double())
+
+
+def read_file(text):
+    file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
+    file.write_text(text, encoding="utf-8")
+    return PromptFile(str(file))
+
+
+def head_rows(**columns):
+    table = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "rope_imag_frac": 0.5, "D_head": 0.5, "prev": 0.5})
+    return table.assign(**columns)
+
+
+def score_rows():
+    return head_rows()[["layer", "head"]].assign(s_pos=[0.1, 0.2, 0.3], **dict.fromkeys(SCORES[1:], 0.5))
+
+
+def frequency_rows(**columns):
+    index = pd.MultiIndex.from_product([range(2), range(2), range(3)], names=["layer", "head", "frequency"])
+    return index.to_frame(index=False).assign(**columns)
+
+
+REFUSED = {
+    # Pieces that make no prompt.
+    "two blocks": (lambda: BlockPrompt(ids(1), [ids(2), ids(3)], ids(4)), "found 2 blocks: at least three"),
+    "text and ids": (lambda: BlockPrompt("w3", [ids(2), ids(3), ids(4)], ids(5)), "all text or all token ids"),
+    "an empty block": (lambda: BlockPrompt(ids(1), [ids(2), ids(), ids(4)], ids(5)), "block 1 is empty"),
+    "an empty suffix": (lambda: BlockPrompt(ids(1), [ids(2), ids(3), ids(4)], ids()), "suffix is empty"),
+    "two axes": (
+        lambda: BlockPrompt(ids(1), [ids(2)[None], ids(3), ids(4)], ids(5)),
+        r"block 0: .*1-D integers, found \(1, 1\)",
+    ),
+    "no integers": (lambda: BlockPrompt(ids(1), [ids(2), ids(3), torch.tensor([0.5])], ids(5)), "block 2: .*integers"),
+    # Prompts that the model or its tokenizer does not take.
+    "text without tokenizer": (
+        lambda: BlockPrompt("w3 ", ["w4 ", "w5 ", "w6 "], "w7").tokenized(shared("bridge", "llama")),
+        "no tokenizer",
+    ),
+    "tokens of text": (lambda: BlockPrompt("w3 ", ["w4 ", "w5 ", "w6 "], "w7").tokens(), r"\.tokenized"),
+    "merged blocks": (
+        lambda: tokenized("w3 ", ["w4 ", "w5", "w6 "], "w7"),
+        r"merges across block borders: block 1 and block 2.*\['w5'\] and \['w6'\] apart",
+    ),
+    "merged suffix": (lambda: tokenized("", ["w4 ", "w5 ", "w6"], "w7"), "block 2 and suffix"),
+    "merged by a swap": (
+        lambda: measured(words(), BlockPrompt("<s> ", ["w10 ", "w13 ", "w15 ", "w17"], " w20")),
+        r"after blocks 0 and 3 swap",
+    ),
+    "beyond the context": (lambda: of_zeros(44).tokenized(words()), "129 tokens, and the model's context is 128"),
+    "beyond the scaling of frequencies": (
+        lambda: measured(zoo.bridge("phi3_longrope"), block_prompt((10, 10, 10))),
+        "frequencies or score scale change beyond 32",
+    ),
+    "an id too large": (lambda: llama(replace(marks(), suffix=ids(10**6))), "token ids are 0 to"),
+    "no prompts": (lambda: positional_symbolic(shared("bridge", "llama"), []), "is empty"),
+    "every query of two prompts": (lambda: llama([marks(), marks()], every_query=True), "one prompt, found 2"),
+    # Swaps.
+    "a block too far": (lambda: chosen_swaps(4, [(1, 4)], exclude_first_block=True), r"\(1, 4\): blocks are 0 to 3"),
+    "a swap with itself": (lambda: chosen_swaps(4, [(2, 2)], exclude_first_block=True), "not swap with itself"),
+    "no swaps": (lambda: chosen_swaps(4, [], exclude_first_block=True), "none was given"),
+    "swaps of the first block": (
+        lambda: chosen_swaps(4, [(0, 1), (2, 0)], exclude_first_block=True),
+        "exclude_first_block",
+    ),
+    "swaps of a query": (lambda: llama(marks(), swaps="per_query"), "'per_query' needs a task"),
+    "unknown swaps": (lambda: llama(marks(), swaps="some"), "'kept', 'all' or pairs"),
+    # Settings.
+    "tau of zero": (lambda: llama(tau=0.0), "tau must be positive"),
+    "tau not a number": (lambda: llama(tau=math.nan), "tau must be positive"),
+    "scale of zero": (lambda: llama(logit_scale=0.0), "logit_scale must be positive"),
+    # Tasks.
+    "too few pairs": (lambda: KeyValueTask(2), "from 3 to"),
+    "a distance between blocks": (lambda: CopyingTask(9, 40), "a multiple of n_blocks = 9"),
+    "too many items": (lambda: ListIndexTask(10), "from 3 to 9"),
+    "a question about no block": (
+        lambda: BlockDraw("", ("a", "b"), (Question(2, "c", "d"),), ("d",)),
+        "different blocks from 0 to 1",
+    ),
+    "a question that is not there": (
+        lambda: BindingTask(n_pairs=3).prompt(BindingTask(n_pairs=3).lines(NAMES, COLOURS), 3),
+        r"no question about block 3: .*\[0, 1, 2\]",
+    ),
+    "unknown template": (lambda: BindingTask("gemma"), "'gemma' is no template; .*'gemma-2', 'llama-3.2'"),
+    "more names than there are": (lambda: BindingTask(n_pairs=1000), "found 1000"),
+    "other names than pairs": (lambda: BindingTask(n_pairs=4).lines(NAMES, COLOURS), "4 pairs; found 3 names"),
+    "an answer joined with the prompt": (joined_answer, "joins the end of the prompt with the answer"),
+    "a negative answer": (
+        lambda: task_answers(shared("bridge", "llama"), NegativeAnswer(), draws=1),
+        "0 to 96; found -1",
+    ),
+    # Files of prompts.
+    "no lines": (lambda: read_file(""), r"prompts\.jsonl has no lines"),
+    "no JSON": (lambda: read_file("nothing"), "line 1: found no JSON"),
+    "too deep": (lambda: read_file("[" * 10**5), "line 1: found no JSON"),
+    "a list": (lambda: read_file(f"{json.dumps(LINE)}\n[1]"), "line 2: found a list"),
+    "a prefix": (lambda: read_file(json.dumps({**LINE, "prefix": 3})), "line 1: found the prefix 3"),
+    "blocks": (lambda: read_file(json.dumps({**LINE, "blocks": "abc"})), "line 1: found blocks 'abc'"),
+    "choices": (lambda: read_file(json.dumps({**LINE, "choices": [["a"]]})), r"line 1: found choices \[\['a'\]\]"),
+    "questions": (lambda: read_file(json.dumps({**LINE, "questions": 3})), "line 1: found questions 3"),
+    "half a question": (
+        lambda: read_file(json.dumps({**LINE, "questions": [[0, "a"]]})),
+        r"line 1: found the question \[0, 'a'\]",
+    ),
+    "a block that is not there": (
+        lambda: read_file(json.dumps({**LINE, "questions": [[3, "a", "b"]]})),
+        "line 1: .*different blocks",
+    ),
+    "a zero byte": (lambda: read_file("\0"), r"prompts\.jsonl is no text in UTF-8: found byte 0x00"),
+    "lines of other lengths": (
+        lambda: read_file(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'blocks': ['a'] * 4})}"),
+        r"\[3, 4\] blocks",
+    ),
+    # Profiles.
+    "queries beside the preset": (lambda: profile(preset="paper", queries=[0, 5]), r"queries = 9, found \[0, 5\]"),
+    "a task beside the preset": (lambda: profile(BindingTask(), preset="paper"), "n_pairs = 256, found 64"),
+    "another preset": (
+        lambda: planned_experiment("plain", n_blocks=9, queries=9, draws=1, seed=0, preset="fast"),
+        "one preset, 'paper'; found 'fast'",
+    ),
+    "two numbers of pairs": (lambda: profile(BindingTask(n_pairs=9), n_pairs=8), "n_pairs is 8, .* task has 9"),
+    "unknown task": (lambda: profile("gemma"), "'gemma' is no template.* ready task: 'binding', 'key-value'"),
+    "unknown swaps of a profile": (lambda: profile(swaps="some"), "'kept', 'all', 'per_query'; found 'some'"),
+    "no draws": (lambda: profile(draws=0), "at least one draw .*found 0"),
+    "more blocks than pairs": (lambda: profile(n_pairs=7, n_blocks=8), "from 3 to the 7 pairs, found 8"),
+    "more queries than blocks": (lambda: profile(n_pairs=7, n_blocks=3, queries=4), "the 3 selected .*found 4"),
+    "a query too far": (lambda: profile(n_pairs=9, queries=[3, 9]), r"from 0 to 8, found \[3, 9\]"),
+    "no queries": (lambda: profile(n_pairs=9, queries=[]), r"from 0 to 8, found \[\]"),
+    "a profile of text without tokenizer": (
+        lambda: profile(model=shared("bridge", "llama")),
+        "no tokenizer",
+    ),
+    "more pairs than the context holds": (
+        lambda: profile(n_pairs=100, n_blocks=3, queries=1),
+        "tokens, and the model's context is 192",
+    ),
+    "draws of other heads": (
+        lambda: over_draws([[score_rows()], [score_rows().iloc[:2]]]),
+        "do not have the same rows",
+    ),
+    "contrast with another tau": (
+        lambda: profile_contrast(profile_of(), profile_of(tau=0.02)),
+        "made with other tau: ",
+    ),
+    "contrast of other tasks and models": (
+        lambda: profile_contrast(profile_of(), profile_of("qwen3", Others())),
+        "on the same prompts, and task differ",
+    ),
+    # Agreement with weights.
+    "agreement without a column": (
+        lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),
+        "table of heads has no column prev",
+    ),
+    "agreement without scores": (
+        lambda: score_agreement(score_rows()[["layer", "head"]], head_rows()),
+        "none of the columns s_pos",
+    ),
+    "agreement with another model": (lambda: score_agreement(score_rows(), head_rows(layer=100)), "of one model"),
+    "agreement without shares": (
+        lambda: frequency_agreement(frequency_rows(s_pos=0.5), frequency_rows(s_pos=0.5)),
+        "table of weights has no column im_share",
+    ),
+    "agreement of other frequencies": (
+        lambda: frequency_agreement(frequency_rows(s_pos=0.5).iloc[1:], frequency_rows(im_share=0.5)),
+        "different numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_value_that_cannot_be_is_refused(case):
+    call, said = REFUSED[case]
+    with pytest.raises(ValueError, match=f"(?s){said}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: llama("text"), "BlockPrompt.* found str"),
+        (lambda: llama([marks(), "text"]), "found str"),
+        (lambda: block_task(3), "BlockTask or"),
+    ],
+    ids=["prompt", "among prompts", "task"],
+)
+def test_a_value_of_another_type_is_refused(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises((ValueError, TypeError), match="mode"):  # the annotation refuses it first while tests run
+        llama(mode="keys")
+
+
+# --- models ---
 
 
 @modes
 def test_a_layer_that_is_not_reproduced_gives_no_table(mode):
     model = shared("bridge", "llama")
-    name = attention_view(model).hook_names(1)["scores"]
-    with (
-        pytest.raises(ScoreMismatch, match="layer 1: the attention of the last query rebuilt"),
-        hooked_with(model, name, lambda scores, hook: 1.01 * scores),
-    ):
+    louder = [(attention_view(model).hook_names(1)["scores"], lambda scores, hook: 1.01 * scores)]
+    with pytest.raises(ScoreMismatch, match=r"layer 1: .*last query rebuilt"), model.hooks(fwd_hooks=louder):
         measured(model, mode=mode)
 
 
@@ -40,30 +317,6 @@ def test_a_layer_read_with_another_scale_gives_no_table(monkeypatch):
     monkeypatch.setattr(AttentionView, "raw", wrong)
     with pytest.raises(ScoreMismatch, match="layer 0"):
         measured(shared("bridge", "gptj"), mode="key")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "keys"}, "mode must be one of 'prompt', 'key'; not 'keys'"),
-        ({"tau": 0.0}, "tau must be positive"),
-        ({"tau": -1.0}, "tau must be positive"),
-        ({"tau": math.nan}, "tau must be positive"),
-        ({"logit_scale": 0.0}, "logit_scale must be positive"),
-        ({"swaps": [(1, 7)]}, "blocks are 0 to 4"),
-        ({"swaps": [(0, 1)], "exclude_first_block": True}, "no swap is left"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(options, message):
-    with pytest.raises((ValueError, TypeError), match=message if "mode" not in options else "mode"):
-        measured(shared("bridge", "llama"), **options)
-
-
-def test_prompts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="context is 128"):
-        measured(shared("bridge", "llama"), block_prompt((40, 40, 50)))
-    with pytest.raises(ValueError, match=r"rotary frequencies or score scale change beyond 32"):
-        measured(zoo.bridge("phi3_longrope"), block_prompt((10, 10, 10)))
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROPE)

@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import re
 from statistics import mean, stdev
 
 import numpy as np
@@ -16,9 +15,8 @@ from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from zoo_words import CONTEXT, reader, word_tokenizer
+from zoo_words import reader, word_tokenizer
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.positional import positional_symbolic, positional_symbolic_profile
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.binding import BindingTask
@@ -26,7 +24,6 @@ from tlspectral.positional.draws import planned_experiment, require_context
 from tlspectral.positional.measure import over_draws
 from tlspectral.positional.profile import median_tests, pearson_of_scores
 
-invariant = settings(max_examples=60, derandomize=True)
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 ERRORS = ["s_pos_se", "s_sym_se", "exclusion_index_se", "logit_std_se"]
 
@@ -57,7 +54,7 @@ def single(mode, draw, query, per_frequency):
 # --- which blocks, questions and draws ---
 
 
-@invariant
+@settings(max_examples=25, derandomize=True)
 @given(st.data())
 def test_blocks_are_evenly_spaced_over_the_pairs_and_queries_over_the_blocks(data):
     n_pairs = data.draw(st.integers(3, 256))
@@ -96,8 +93,6 @@ def test_the_preset_is_the_setting_of_the_paper():
         assert len(plan.swaps_of(0)) == 36  # for all i, j
     per_query = planned_experiment("gemma-2", swaps="per_query", **usual)
     assert per_query.swaps_of(96) == [(0, 96), (32, 96), (64, 96), *((96, j) for j in (128, 159, 191, 223, 255))]
-    with pytest.raises(ValueError, match="there is one preset, 'paper'; found 'fast'"):
-        planned_experiment("plain", **{**usual, "preset": "fast"})
 
 
 def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
@@ -106,32 +101,6 @@ def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
 
     assert seeds(3, 5)[:2] == seeds(3, 2)
     assert len({*seeds(0, 5), *seeds(1, 5)}) == 10  # seeds next to each other share no draw
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"preset": "paper", "n_pairs": 32}, "preset='paper' has n_pairs = 256, found 32"),
-        ({"preset": "paper", "n_blocks": 8}, "preset='paper' has n_blocks = 9, found 8"),
-        ({"preset": "paper", "queries": 3}, "preset='paper' has queries = 9, found 3"),
-        ({"preset": "paper", "queries": [0, 5]}, r"preset='paper' has queries = 9, found \[0, 5\]"),
-        ({"preset": "paper", "task": BindingTask()}, "preset='paper' has the task's n_pairs = 256, found 64"),
-        ({"task": BindingTask(n_pairs=9), "n_pairs": 8}, "n_pairs is 8, but the task has 9 pairs"),
-        ({"task": "gemma"}, "'gemma' is no template.* and no ready task: 'binding', 'key-value'"),
-        ({"swaps": "some"}, "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
-        ({"draws": 0}, "at least one draw is needed, found 0"),
-        ({"n_pairs": 7, "n_blocks": 8}, "n_blocks must be from 3 to the 7 pairs, found 8"),
-        ({"n_pairs": 7, "n_blocks": 2}, "n_blocks must be from 3 to the 7 pairs, found 2"),
-        ({"n_pairs": 7, "n_blocks": 3, "queries": 4}, "queries must be from 1 to the 3 selected blocks, found 4"),
-        ({"n_pairs": 9, "queries": [3, 9]}, r"different blocks from 0 to 8, found \[3, 9\]"),
-        ({"n_pairs": 9, "queries": [3, 3]}, r"different blocks from 0 to 8, found \[3, 3\]"),
-        ({"n_pairs": 9, "queries": []}, r"different blocks from 0 to 8, found \[\]"),
-        ({"n_pairs": 9, "tau": 0.0}, "tau must be positive"),
-    ],
-)
-def test_arguments_that_contradict_or_cannot_be_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        positional_symbolic_profile(reader(), **{"task": "plain", "show_progress": False, **arguments})
 
 
 # --- averages by hand ---
@@ -164,11 +133,6 @@ def test_prompts_without_a_score_are_left_out():
     one = over_draws([scores_of(0.1, 0.3)])
     assert one["s_sym"].item() == pytest.approx(0.4)
     assert one[ERRORS].isna().all(axis=None)
-
-
-def test_tables_of_other_heads_are_not_averaged():
-    with pytest.raises(ValueError, match="do not have the same rows"):
-        over_draws([scores_of(0.1), [scores_of(0.3)[0].assign(head=1)]])
 
 
 def test_the_median_test_is_that_of_a_two_by_two_table():
@@ -208,17 +172,24 @@ def test_the_correlation_of_averages():
 
 
 @pytest.mark.parametrize("mode", ["prompt", "key"])
-@pytest.mark.parametrize("kind", ["heads", "frequencies"])
+@pytest.mark.parametrize("kind", ["heads", "frequencies", "query 0", "query 6"])
 def test_tables_are_averages_of_single_prompts(mode, kind):
-    table = getattr(profile(mode), kind)
-    parts = [[single(mode, draw, query, kind == "frequencies") for query in (0, 6)] for draw in range(3)]
     names = ["layer", "head"] + ["frequency"] * (kind == "frequencies")
+    queries = (0, 6)
+    if kind.startswith("query"):
+        queries, table = (int(kind[-1]),), profile(mode).queries
+        assert table.equals(table.sort_values(["layer", "head", "query"], ignore_index=True))
+        assert list(table)[:3] == ["layer", "head", "query"]
+        table = table[table["query"] == queries[0]].drop(columns="query").reset_index(drop=True)
+    else:
+        table = getattr(profile(mode), kind)
+    parts = [[single(mode, draw, query, kind == "frequencies") for query in queries] for draw in range(3)]
     assert table[names].equals(parts[0][0][names])
     assert list(table) == [*names, *[c for s in SCORES[:4] for c in (s, f"{s}_se")], "tau", "alpha_ess"]
     for score in SCORES:
         by_draw = np.array([[part[score] for part in draw] for draw in parts]).mean(1)  # [draws, rows]
         # Measured: 0, though float32 behind a cache may round differently; leaving out a draw moves every score by more
-        # than 6e-4 somewhere.
+        # than 6e-4 somewhere, the other query s_sym by 3e-3.
         np.testing.assert_allclose(table[score], by_draw.mean(0), rtol=1e-6, atol=1e-6)
         if f"{score}_se" in table:
             expected = by_draw.std(0, ddof=1) / math.sqrt(3)
@@ -226,26 +197,10 @@ def test_tables_are_averages_of_single_prompts(mode, kind):
             assert table[f"{score}_se"].max() > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["prompt", "key"])
-def test_queries_are_kept_apart(mode):
-    table = profile(mode).queries
-    assert len(table) == zoo.LAYERS * zoo.HEADS * 2
-    assert list(table)[:3] == ["layer", "head", "query"]
-    assert table.equals(table.sort_values(["layer", "head", "query"], ignore_index=True))
-    for query in (0, 6):
-        own = table[table["query"] == query]
-        by_draw = np.array([single(mode, draw, query, False)["s_sym"] for draw in range(3)])
-        np.testing.assert_allclose(own["s_sym"], by_draw.mean(0), rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(own["s_sym_se"], by_draw.std(0, ddof=1) / math.sqrt(3), rtol=1e-6, atol=1e-6)
-    differences = table.pivot(index=["layer", "head"], columns="query", values="s_sym")
-    assert (differences[0] - differences[6]).abs().max() > 3e-3  # so that the wrong query would show
-
-
-def test_correlations_are_those_of_each_prompt():
+def test_correlations_are_those_of_each_prompt_and_medians_those_of_the_head_table():
     found = profile().correlation
-    assert list(found[["draw", "query"]].itertuples(index=False, name=None)) == [
-        (draw, query) for draw in range(3) for query in (0, 6)
-    ]
+    rows = [(draw, query) for draw in range(3) for query in (0, 6)]
+    assert list(found[["draw", "query"]].itertuples(index=False, name=None)) == rows
     for row in found.to_dict("records"):
         expected = single("prompt", row["draw"], row["query"], False).attrs["correlation"]
         # Measured: 0, as above; questions of a draw differ by 5e-4, draws by 6e-2.
@@ -253,15 +208,11 @@ def test_correlations_are_those_of_each_prompt():
             assert row[name] == pytest.approx(expected[name], abs=1e-6)
         assert row["n_heads"] == expected["n_heads"] == zoo.LAYERS * zoo.HEADS
         assert row["null_draws"] == expected["draws"]
-    assert profile().pearson == pytest.approx(profile().heads["s_pos"].corr(profile().heads["s_sym"]))
-
-
-def test_medians_are_those_of_the_head_table():
     heads = profile().heads
-    tests = profile().median_tests.set_index("score")
-    for score in ("s_pos", "s_sym"):
-        assert tests.loc[score, "early_median"] == heads.loc[heads["layer"] == 0, score].median()
-        assert tests.loc[score, "late_median"] == heads.loc[heads["layer"] == 1, score].median()
+    assert profile().pearson == pytest.approx(heads["s_pos"].corr(heads["s_sym"]))
+    for score, row in profile().median_tests.set_index("score").iterrows():
+        assert row["early_median"] == heads.loc[heads["layer"] == 0, score].median()
+        assert row["late_median"] == heads.loc[heads["layer"] == 1, score].median()
 
 
 # --- answers ---
@@ -306,38 +257,18 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
     assert table["chance"].tolist() == [0.75, 0.25]
 
 
-def test_a_tokenizer_that_joins_prompt_and_answer_is_refused():
-    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-    draw = BindingTask(n_pairs=3).draw(0)
-    with pytest.raises(ValueError, match="joins the end of the prompt with the answer ' "):
-        answers_table(tokenizer, draw, (1,), torch.zeros(1, 1).double())
-
-
 # --- the whole ---
 
 
-def test_the_context_decides_how_many_pairs_fit():
-    def run(n_pairs):
-        settings = {"n_blocks": 3, "queries": 1, "draws": 2, "mode": "key", "show_progress": False}
-        return positional_symbolic_profile(reader(), "plain", n_pairs=n_pairs, **settings)
-
-    with pytest.raises(
-        ValueError, match=r"100 pairs of BindingTask\(.*'plain'.*\) are \d+ tokens, more than.* 192"
-    ) as found:
-        run(100)
-    fits = int(re.search(r"at most n_pairs=(\d+) fit", str(found.value)).group(1))
-    tokens = run(fits).heads.attrs["n_tokens"]
-    assert max(tokens) <= CONTEXT < max(tokens) + 6  # a pair is 6 tokens
-    with pytest.raises(ValueError, match=f"{fits + 1} pairs .* at most n_pairs={fits} fit"):
-        run(fits + 1)
-    plan = planned_experiment("plain", n_pairs=5, n_blocks=3, queries=1, draws=1, seed=0)
-    with pytest.raises(ValueError, match="not even three pairs fit"):
-        require_context(plan, word_tokenizer(), 20)
+def test_a_model_without_rotary_positions_has_heads_alone():
+    found = positional_symbolic_profile(reader("gpt2"), "plain", draws=1, **SMALL)
+    assert found.frequencies is None
+    assert set(found.tables) == {"heads", "queries", "draws", "answers", "median_tests", "correlation"}
+    assert found.heads[["s_pos", "s_sym"]].notna().all(axis=None)
+    assert found.heads[ERRORS].isna().all(axis=None)  # one draw
 
 
-def test_the_longest_draw_and_the_longest_question_decide():
+def test_the_longest_draw_and_the_longest_question_decide_how_many_pairs_fit():
     raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)  # a token per letter, so that names differ
@@ -353,23 +284,8 @@ def test_the_longest_draw_and_the_longest_question_decide():
         for spare in (0, 5):
             with pytest.raises(ValueError, match=f"are {longest(12)} tokens.* at most n_pairs={n_pairs} fit"):
                 require_context(plan, letters, longest(n_pairs) + spare)
-    with pytest.raises(ValueError, match="fit"):
-        require_context(plan, letters, longest(12) - 1)
-
-
-def test_a_model_that_cannot_be_profiled_is_refused():
-    with pytest.raises(ValueError, match=r"no tokenizer, so the prompts of BindingTask.* cannot be written"):
-        positional_symbolic_profile(zoo.bridge("llama"), "plain")
-    with pytest.raises(UnsupportedArchitecture, match="rotary"):
-        positional_symbolic_profile(reader("gpt2"), "plain", draws=1, per_frequency=True, **SMALL)
-
-
-def test_a_model_without_rotary_positions_has_heads_alone():
-    found = positional_symbolic_profile(reader("gpt2"), "plain", draws=1, **SMALL)
-    assert found.frequencies is None
-    assert set(found.tables) == {"heads", "queries", "draws", "answers", "median_tests", "correlation"}
-    assert found.heads[["s_pos", "s_sym"]].notna().all(axis=None)
-    assert found.heads[ERRORS].isna().all(axis=None)  # one draw
+    with pytest.raises(ValueError, match="not even three pairs fit"):
+        require_context(plan, letters, 20)
 
 
 def test_first_block_queries_temperature_and_scale_can_be_chosen():
@@ -412,14 +328,6 @@ def test_a_profile_says_what_it_was_made_with_and_whether_the_model_answers():
         assert f"{chance:.2f}" in text
         assert f"{found.pearson:.2f} of averages" in text
     assert len(repr(found).splitlines()) == 8
-
-
-def test_the_seed_decides():
-    once, again = (positional_symbolic_profile(reader(), "plain", draws=1, **SMALL) for _ in range(2))
-    for name, table in once.tables.items():
-        pd.testing.assert_frame_equal(table, again.tables[name], check_exact=True)
-    other = positional_symbolic_profile(reader(), "plain", draws=1, **{**SMALL, "seed": 6})
-    assert other.heads.attrs["tokens_sha256"] != once.heads.attrs["tokens_sha256"]
 
 
 @pytest.mark.slow

@@ -28,16 +28,16 @@ def test_the_caption_has_the_values_of_a_random_head() -> None:
     """The numbers of SmolLM2's heads stand beside those of random matrices of the same size."""
     rng = np.random.default_rng(0)
     d_model, d_head, values = 576, 64, []
-    for _ in range(60):
+    for _ in range(20):
         w_q, w_k = rng.standard_normal((2, d_model, d_head))
         m, eigenvalues = w_q @ w_k.T, np.linalg.eigvals(w_k.T @ w_q)  # of m, but for zeros
         ratio = np.abs(eigenvalues.imag).sum() / np.abs(eigenvalues).sum()
         values.append((np.linalg.norm(m - m.T) / 2 / np.linalg.norm(m), ratio))
     (dir_frac, d_head_value), text = np.mean(values, axis=0), README.read_text(encoding="utf-8")
-    # 60 draws give the mean of D_head (sd 0.016) within 0.002 and that of dir_frac (sd 0.001) within 0.0002; a share of
+    # 20 draws give the mean of D_head (sd 0.016) within 0.008 and that of dir_frac (sd 0.001) within 0.0003; a share of
     # squared norms would be 0.5, a share of complex eigenvalues 0.9.
     assert dir_frac == pytest.approx(float(re.search(r"`dir_frac` = [^.]*? (0\.\d+) random", text)[1]), abs=0.005)
-    assert d_head_value == pytest.approx(float(re.search(r"`D_head` = [^.]*? (0\.\d+) random", text)[1]), abs=0.005)
+    assert d_head_value == pytest.approx(float(re.search(r"`D_head` = [^.]*? (0\.\d+) random", text)[1]), abs=0.015)
 
 
 def test_every_picture_and_link_of_the_readme_exists() -> None:

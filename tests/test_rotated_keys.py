@@ -1,12 +1,10 @@
-"""The p of `detect_heads`: planted heads have the least, fresh heads have uniform ones, and W_K is really rotated."""
+"""The p of `detect_heads`: planted heads have the least, and W_K is really rotated."""
 
 import gc
-import tracemalloc
 
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.stats
 import torch
 import transformers
 import zoo
@@ -33,12 +31,6 @@ def bridge_of(model):
     return build_bridge_from_module(model.eval(), type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
-def fresh(config):
-    config._attn_implementation = "eager"
-    name = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}[config.model_type]
-    return getattr(transformers, name)(config).float()
-
-
 # --- planted heads ---
 
 
@@ -50,7 +42,8 @@ def planted_bridge():
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = fresh(config)
+        config._attn_implementation = "eager"
+        model = transformers.GPT2LMHeadModel(config).float()
         tokens, positions = torch.arange(TOKENS), torch.arange(POSITIONS)
         model.transformer.wte.weight.zero_()[tokens, TOKEN + tokens] = 1
         model.transformer.wpe.weight.zero_()[positions, POSITION + positions] = 1
@@ -86,35 +79,6 @@ def test_planted_heads_have_the_least_p_and_a_head_without_keys_the_largest():
     assert (rows.loc[(1, 2), [f"{score}_p" for score in FOUR]] == 1).all()
     # 3 of 24 scores are planted; of the others some 1 in 200 has the least p by chance.
     assert (table[[f"{score}_p" for score in FOUR]] == 1 / 200).to_numpy().sum() <= 5
-
-
-# --- calibration ---
-
-
-@pytest.mark.slow
-def test_heads_of_fresh_models_have_uniform_p():
-    """P of all heads of 20 freshly initialised models, each score against the uniform distribution.
-
-    Measured over 320 heads: distances of .037 to .058; of independent heads 5 % would be above .076, and those of a
-    model share draws and prompts. 3 to 6 % of p are .05 at most, standard error 1.2 %.
-    """
-    tables = []
-    for seed in range(10):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            config = transformers.LlamaConfig(
-                vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=8,
-                num_key_value_heads=8, max_position_embeddings=128, initializer_range=0.1,
-            )  # fmt: skip
-            llama = fresh(config)
-            gpt2 = fresh(transformers.GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=8, n_positions=128))
-        for model in (llama, gpt2):
-            tables.append(tls.detect_heads(bridge_of(model), n_sequences=16, null_draws=99, seed=seed))
-    table = pd.concat(tables)
-    for score in FOUR:
-        pvalues = table[f"{score}_p"] - np.random.default_rng(0).random(len(table)) / 100  # they are multiples of .01
-        assert scipy.stats.kstest(pvalues, "uniform").statistic < 0.12, score
-        assert (table[f"{score}_p"] <= 0.05).mean() < 0.10, score
 
 
 # --- the same rotations in copies of the model ---
@@ -195,9 +159,7 @@ def plain_scores(pattern, rows, prompts):
     return {score: np.mean(of_sequences, axis=0) for score, of_sequences in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts"), [("llama", False), ("gpt2", False), ("gpt2", True), ("qwen3", True), ("olmo2", False)]
-)
+@pytest.mark.parametrize(("name", "prompts"), [("llama", False), ("gpt2", True), ("qwen3", True), ("olmo2", False)])
 def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     draws, seed = 4, 3
     model = zoo.bridge(name)
@@ -232,7 +194,7 @@ def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     assert table.attrs["null_draws"] == draws
 
 
-@pytest.mark.parametrize("name", ["bloom", "gemma2", "neox", "opt", "gptj", "mistral"])
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "neox", "opt", "mistral"])
 def test_a_head_read_through_its_own_frame_has_the_models_pattern(name):
     """ALiBi, softcap, partial rotation, windows: with Q of W_K = Q R in place of a frame, a draw is the head itself."""
     view, tokens = attention_view(shared("bridge", name)), zoo.prompt(2, 20)
@@ -283,21 +245,16 @@ def test_a_score_without_a_compared_sequence_has_no_p_and_one_that_cannot_vary_h
 
 
 @zoo.needs_hooked
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_both_backends_have_the_same_p(name):
-    bridge, hooked = (tls.detect_heads(shared(one, name), **SMALL, null_draws=19) for one in ("bridge", "hooked"))
+def test_both_backends_have_the_same_p_and_long_prompts_are_compared_as_far_as_they_fit(monkeypatch):
+    monkeypatch.setattr(detectors_heads, "_MOST_TOKENS", 50)
+    bridge, hooked = (tls.detect_heads(shared(one, "gpt2"), **SMALL, null_draws=19) for one in ("bridge", "hooked"))
     for score in FOUR:
         assert bridge[f"{score}_p"].equals(hooked[f"{score}_p"])
-
-
-def test_long_prompts_are_compared_as_far_as_they_fit(monkeypatch):
-    monkeypatch.setattr(detectors_heads, "_MOST_TOKENS", 50)
-    table = tls.detect_heads(shared("bridge", "llama"), **SMALL, null_draws=1)
-    assert table.attrs["null_sequences"] == 3  # of 15 tokens
+    assert bridge.attrs["null_sequences"] == 3  # of 15 tokens
 
 
 def test_memory_grows_neither_with_draws_nor_with_layers(monkeypatch):
-    """At a draw the tensors of one layer are alive, whichever draw and layer it is; numpy keeps no draw."""
+    """At a draw the tensors of one layer are alive, whichever draw and layer it is."""
     model, alive = shared("bridge", "llama"), []
 
     def counted(*arguments):
@@ -312,17 +269,6 @@ def test_memory_grows_neither_with_draws_nor_with_layers(monkeypatch):
     held, attention = np.array(alive).reshape(2, 20, 2)[:, 1:].transpose(2, 0, 1)
     assert (held == held[:, :1]).all()
     assert (attention == attention[0, 0]).all()
-    monkeypatch.undo()
-
-    def peak(draws):
-        tracemalloc.start()
-        tls.detect_heads(model, **SMALL, null_draws=draws)
-        largest = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return largest
-
-    # Measured: 118 kB, up to 1.4 kB apart. Kept draws would add 150 x 4 scores x 8 heads x 8 bytes, 38 kB.
-    assert peak(160) < peak(10) + 15_000
 
 
 # --- refusals ---

@@ -18,23 +18,15 @@ def test_layers_and_tables_say_how_far_they_hold():
     view = attention_view(model)
     assert view.raw(1).valid_up_to == view.layer(1).valid_up_to == LIMIT
     table = tls.analyze_heads(model, null_draws=3, detectors=False, show_progress=False)
-    assert table.attrs["rotary_valid_up_to"] == LIMIT
-    assert tls.frequency_table(model).attrs["rotary_valid_up_to"] == LIMIT
-
-
-def test_without_a_factor_there_is_no_limit():
-    model = zoo.bridge("ministral3")
-    model.original_model.config.rope_parameters["llama_4_scaling_beta"] = None
-    assert attention_view(model).raw(0).valid_up_to is None
-
-
-def test_scores_are_compared_up_to_the_limit_and_refused_beyond_it():
-    model = shared("bridge", "ministral3")
+    assert table.attrs["rotary_valid_up_to"] == tls.frequency_table(model).attrs["rotary_valid_up_to"] == LIMIT
     verify_scores(model, zoo.prompt(length=LIMIT))
     with pytest.raises(ValueError, match="layer 0: the prompt has 33 tokens, and from token 32 on this model scales"):
         verify_scores(model, zoo.prompt(length=LIMIT + 1))
     with pytest.raises(ValueError, match="score scale change beyond 32"):
-        require_valid_length([attention_view(model).raw(0)], LIMIT + 1)
+        require_valid_length([view.raw(0)], LIMIT + 1)
+    model = zoo.bridge("ministral3")
+    model.original_model.config.rope_parameters["llama_4_scaling_beta"] = None
+    assert attention_view(model).raw(0).valid_up_to is None
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ def make_old(folder):
 @unix
 def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(tmp_path):
     killed_jobs.make_parts(tmp_path / "one")
-    program = [sys.executable, killed_jobs.__file__, "parts", tmp_path / "many"]
+    program = [sys.executable, killed_jobs.__file__, tmp_path / "many"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 20, "too few were killed for a test"

@@ -8,7 +8,7 @@ from tlspectral.spectra import antisymmetric_part, schur_angles, spectrum, thin_
 
 
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize(("d_model", "d_head"), [*SHAPES, (40, 16), (17, 16), (64, 16)])
+@pytest.mark.parametrize(("d_model", "d_head"), [*SHAPES, (40, 16), (17, 16)])
 def test_metrics_equal_the_dense_reference(d_model, d_head, centred):
     w_q, w_k = factors(7, d_model, d_head, heads=3)
     if centred:

@@ -10,7 +10,7 @@ from reference_spectra import ANGLES, SCALE_FREE, SHAPES, factors, measure
 from tlspectral.spectra import HeadMetrics, ThinProduct, antisymmetric_part, spectrum, symmetric_part, thin_core
 
 EPSILON = np.finfo(np.float64).eps
-invariant = settings(max_examples=40, derandomize=True)
+invariant = settings(max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.sampled_from(SHAPES)
 
@@ -50,37 +50,20 @@ def test_gauge_of_the_head_changes_nothing(seed, shape, exponent):
 
 
 @invariant
-@given(seeds, shapes)
-def test_transpose_changes_nothing(seed, shape):
-    w_q, w_k = factors(seed, *shape)
-    assert_same(measure(w_k, w_q), measure(w_q, w_k))
-
-
-@invariant
 @given(seeds, shapes, st.floats(-30, 30), st.sampled_from([-1.0, 1.0]))
-def test_scaling_changes_only_what_has_a_unit(seed, shape, exponent, sign):
+def test_transpose_and_basis_change_nothing_and_scaling_only_what_has_a_unit(seed, shape, exponent, sign):
     w_q, w_k = factors(seed, *shape)
-    scale = 10**exponent
-    found, expected = measure(sign * scale * w_q, sign * w_k), measure(w_q, w_k)
-    assert_same(found, expected, scale=scale)
-    assert found.status == expected.status
-
-
-@invariant
-@given(seeds, shapes)
-def test_a_negative_operator_mirrors_content(seed, shape):
-    w_q, w_k = factors(seed, *shape)
-    found, expected = measure(-w_q, w_k), measure(w_q, w_k)
-    np.testing.assert_allclose(found.content_pos_frac, 1 - expected.content_pos_frac, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.D_head, expected.D_head, rtol=0, atol=1e-10)
-
-
-@invariant
-@given(seeds, shapes)
-def test_orthogonal_basis_of_the_stream_changes_nothing(seed, shape):
-    w_q, w_k = factors(seed, *shape)
+    expected, scale = measure(w_q, w_k), 10**exponent
     basis = torch.linalg.qr(factors(seed + 1, shape[0], shape[0], heads=1)[0][0]).Q
-    assert_same(measure(basis @ w_q, basis @ w_k), measure(w_q, w_k))
+    assert_same(measure(w_k, w_q), expected)
+    assert_same(measure(basis @ w_q, basis @ w_k), expected)
+    scaled = measure(sign * scale * w_q, sign * w_k)
+    assert_same(scaled, expected, scale=scale)
+    assert scaled.status == expected.status
+    # A negative operator mirrors content.
+    negative = measure(-w_q, w_k)
+    np.testing.assert_allclose(negative.content_pos_frac, 1 - expected.content_pos_frac, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(negative.D_head, expected.D_head, rtol=0, atol=1e-10)
 
 
 @invariant

@@ -1,5 +1,7 @@
 """Spectra of heads with known answers: zero, defective, of low rank, skew; and of weights that are refused."""
 
+from inspect import unwrap
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -7,7 +9,15 @@ import torch
 from reference_spectra import ANGLES, SCALE_FREE, dense_reference, factors, measure
 
 from tlspectral.errors import BadWeights
-from tlspectral.spectra import antisymmetric_part, rank_tolerance, schur_angles, thin_core
+from tlspectral.spectra import (
+    antisymmetric_part,
+    eigen,
+    principal_angles,
+    rank_tolerance,
+    schur_angles,
+    singular_values,
+    thin_core,
+)
 
 
 def test_zero_head_is_nan_beside_a_whole_one():
@@ -49,8 +59,8 @@ def test_jordan_block_is_defective(eigenvalue):
     assert found.rank.tolist() == [size - (eigenvalue == 0)]
 
 
-@pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("storage", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("storage", "both"), [(torch.float64, True), (torch.float32, False), (torch.float16, True),
+                                               (torch.bfloat16, True), (torch.bfloat16, False)])  # fmt: skip
 def test_rank_of_stored_weights(storage, both):
     rng = np.random.default_rng(1)
     gain = torch.from_numpy(np.exp(rng.standard_normal((64, 1)) / 2))
@@ -96,31 +106,15 @@ def test_full_rank_head_of_real_size_is_ok(storage):
     assert found.rank.tolist() == [64, 64]
 
 
-def test_skew_head_stored_in_bfloat16_has_no_content():
+def test_skew_heads_have_no_content():
     a, b = (factor.to(torch.bfloat16).double() for factor in factors(0, 64, 8))
     found = measure(torch.cat([a, b], 2), torch.cat([b, -a], 2), storage=torch.bfloat16)
     assert np.all(np.isnan(found.content_pos_frac))
     assert found.status == ["ok", "ok"]
-
-
-def test_head_that_is_skew_to_the_bit_has_no_content():
     identity = torch.eye(6, dtype=torch.float64)[None]
     found = measure(identity[..., :2], torch.stack([identity[..., 1], -identity[..., 0]], 2))
     assert np.isnan(found.content_pos_frac[0])
     assert (found.dir_frac[0], found.D_head[0], found.status) == (1, 1, ["ok"])
-
-
-def test_weights_that_ask_for_gradients_are_read():
-    w_q, w_k = (factor.requires_grad_() for factor in factors(0, 10, 3))
-    assert measure(w_q, w_k).status == ["ok", "ok"]
-    assert len(schur_angles(thin_core(w_q, w_k))) == 2
-
-
-def test_single_precision_is_refused():
-    # Run-time shape checks refuse it in the tests, the function itself elsewhere.
-    w_q, w_k = (factor.float() for factor in factors(0, 10, 3))
-    with pytest.raises(TypeError):
-        thin_core(w_q, w_k)
 
 
 def test_rank_tolerance_stays_below_one():
@@ -143,6 +137,32 @@ def test_nearly_symmetric_head_keeps_the_digits_of_dir_frac():
         assert part == pytest.approx(np.linalg.norm(skew), rel=1e-4)
 
 
+# --- angles ---
+
+
+def test_principal_angles_are_accurate_at_both_ends():
+    angles = np.array([1e-9, 1e-4, 0.3, np.pi / 2 - 1e-9])
+    frame = np.linalg.qr(np.random.default_rng(0).standard_normal((20, 8)))[0]
+    w_q = frame[:, :4]
+    w_k = w_q * np.cos(angles) + frame[:, 4:] * np.sin(angles)
+    core = thin_core(torch.from_numpy(w_q[None].copy()), torch.from_numpy(w_k[None]))
+    # Cosines alone would lose everything below 1e-8 rad.
+    np.testing.assert_allclose(principal_angles(core)[0], np.rad2deg(angles), rtol=0, atol=1e-13)
+
+
+def test_schur_angles_are_those_of_the_eigenvalues():
+    w_q, w_k = factors(5, 24, 9, heads=3)
+    core = thin_core(w_q.requires_grad_(), w_k)
+    for found, eigenvalues in zip(schur_angles(core), eigen(core, singular_values(core))[0].detach(), strict=True):
+        expected = np.angle(eigenvalues[eigenvalues.imag >= 0])
+        np.testing.assert_allclose(np.sort(found), np.sort(np.abs(expected)), rtol=0, atol=1e-11)
+    blocks = scipy.linalg.block_diag([[0, -2.0], [2.0, 0]], [[3.0]], [[-1.0]], [[1.0, -1.0], [1.0, 1.0]])
+    frame = np.linalg.qr(np.random.default_rng(0).standard_normal((15, 6)))[0]
+    known = thin_core(torch.from_numpy(frame[None].copy()), torch.from_numpy((frame @ blocks.T)[None]))
+    np.testing.assert_allclose(np.sort(schur_angles(known)[0]), [0, np.pi / 4, np.pi / 2, np.pi], rtol=0, atol=1e-13)
+    assert schur_angles(thin_core(w_q * 0, w_k))[0].shape == (0,)
+
+
 # --- refusals ---
 
 
@@ -151,3 +171,9 @@ def test_weights_that_are_not_finite_are_named():
     w_k[1, 2, 0] = torch.nan
     with pytest.raises(BadWeights, match=r"heads \[1\]"):
         measure(w_q, w_k)
+
+
+def test_single_precision_is_refused():
+    w_q, w_k = (factor.float() for factor in factors(0, 10, 3))
+    with pytest.raises(TypeError, match="must be float64"):
+        unwrap(thin_core)(w_q, w_k)  # past the check of annotations

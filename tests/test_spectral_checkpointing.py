@@ -6,19 +6,14 @@ import zoo
 from spectral_zoo import base, logits, moved, some_models
 from torch.utils.checkpoint import checkpoint
 
-BRIDGES = ("llama", "qwen3", "gptj", "neox")
+on_or_off = pytest.mark.parametrize("reentrant", [True, False])
 
 
-def gradients(spectral, loss):
+def gradients(spectral, run):
+    """Gradients by name after `run` has made the loss."""
     spectral.zero_grad()
-    loss.backward()
-    return {
-        name: parameter.grad.clone() for name, parameter in spectral.named_parameters() if parameter.grad is not None
-    }
-
-
-def loss_of(spectral):
-    return spectral(zoo.prompt(), return_type="loss")
+    run().backward()
+    return {name: value.grad.clone() for name, value in spectral.named_parameters() if value.grad is not None}
 
 
 def assert_same(found, wanted):
@@ -27,37 +22,37 @@ def assert_same(found, wanted):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("name", BRIDGES)
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gptj", marks=pytest.mark.slow)])
+@on_or_off
 def test_switched_on_in_the_wrapped_model(name, reentrant):
     spectral = moved("bridge", name, share_weights=False).train()
-    wanted, expected = gradients(spectral, loss_of(spectral)), logits(spectral)
+
+    def loss():
+        return spectral(zoo.prompt(), return_type="loss")
+
+    wanted, expected = gradients(spectral, loss), logits(spectral)
     spectral.original_model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_same(gradients(spectral, loss_of(spectral)), wanted)
+    assert_same(gradients(spectral, loss), wanted)
     assert not any(getattr(module, "gradient_checkpointing", False) for module in base("bridge", name).modules())
     assert torch.equal(logits(spectral.eval()), expected)
 
 
 @some_models
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_put_around_blocks_by_hand(backend, name, reentrant):
-    spectral = moved(backend, name, share_weights=False)
-    wanted = gradients(spectral, spectral(zoo.prompt(), return_type="loss", **without_cache(backend)))
+@on_or_off
+def test_put_around_the_blocks_or_the_whole_model(backend, name, reentrant):
+    spectral, options = moved(backend, name, share_weights=False), {"return_type": "loss"}
+    if backend == "bridge":
+        options["use_cache"] = False
+
+    def loss():
+        return spectral(zoo.prompt(), **options)
+
+    wanted = gradients(spectral, loss)
+    if not reentrant:
+        assert_same(gradients(spectral, lambda: checkpoint(loss, use_reentrant=False)), wanted)
     for block in spectral.blocks:
         own = block.forward
         block.__dict__["forward"] = lambda *given, own=own, **named: checkpoint(
             lambda *inputs: own(*inputs, **named), *given, use_reentrant=reentrant
         )
-    assert_same(gradients(spectral, spectral(zoo.prompt(), return_type="loss", **without_cache(backend))), wanted)
-
-
-def without_cache(backend):
-    return {"use_cache": False} if backend == "bridge" else {}
-
-
-@some_models
-def test_around_the_whole_model(backend, name):
-    spectral = moved(backend, name)
-    wanted = gradients(spectral, loss_of(spectral))
-    assert_same(gradients(spectral, checkpoint(lambda: loss_of(spectral), use_reentrant=False)), wanted)
-    assert all(parameter.grad is None for parameter in spectral.base.parameters())
+    assert_same(gradients(spectral, loss), wanted)

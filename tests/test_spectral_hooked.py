@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import zoo
+from spectral_zoo import assert_on_its_own, greedy, logits, move
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.spectral_rope import SpectralHookedTransformer, merge, save_spectral, to_spectral
+from tlspectral.spectral_rope import SpectralHookedTransformer, load_spectral, merge, save_spectral, to_spectral
 
 
 def config(**changes):
@@ -44,20 +44,6 @@ def spectral_of(model, **options):
     return spectral
 
 
-def move(spectral, *, only=("omega", "phase", "gain"), seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in spectral.spectral.named_parameters():
-            if name.rsplit(".", 1)[-1] in only:
-                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-    return spectral
-
-
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, **options)
-
-
 @pytest.mark.skipif(zoo.HAS_HOOKED, reason="TransformerLens 3 has it")
 def test_on_transformer_lens_4_the_error_says_what_to_use():
     with pytest.raises(ImportError, match="to_spectral"):
@@ -78,25 +64,27 @@ def test_start_is_the_ordinary_model_to_the_bit(changes):
     other = to_spectral(model, log_omega=False)
     other.spectral.load_state_dict(move(spectral).spectral.state_dict())
     assert torch.equal(logits(spectral), logits(other))
+    assert torch.equal(spectral.spectral_geometry(1).phase, spectral.spectral["1"].phase_by_head())
+    # atan2 of float32 tables.
+    expected = spectral.spectral["1"].omega_by_head()
+    torch.testing.assert_close(spectral.spectral_geometry(1).theta, expected, rtol=1e-6, atol=0)
     assert float((logits(spectral) - logits(model)).abs().max()) > 0.05
-
-
-@zoo.needs_hooked
-def test_spectral_parameters_are_in_parameters_and_state_dict():
-    from transformer_lens import HookedTransformer
-
-    spectral = SpectralHookedTransformer(config())
-    assert isinstance(spectral, HookedTransformer)
-    own = {f"spectral.{index}.{part}" for index in range(2) for part in ("omega", "phase", "gain")}
-    assert own == {name for name, _ in spectral.named_parameters() if name.startswith("spectral.")}
-    assert own == {name for name in spectral.state_dict() if name.startswith("spectral.")}
-    assert len(list(spectral.spectral_parameters())) == 6
-    assert attention_view(spectral).backend == "hooked"
+    tokens = zoo.prompt(batch=1, length=6)
+    options = {"do_sample": False, "stop_at_eos": False, "use_past_kv_cache": True, "verbose": False}
+    assert torch.equal(spectral.generate(tokens, max_new_tokens=4, **options), greedy(spectral, tokens, 4))
 
 
 @zoo.needs_hooked
 def test_it_trains_from_scratch():
+    from transformer_lens import HookedTransformer
+
     spectral = SpectralHookedTransformer(config(initializer_range=0.1), scope="layer", log_omega=True)
+    assert isinstance(spectral, HookedTransformer)
+    assert attention_view(spectral).backend == "hooked"
+    own = {f"spectral.{index}.{part}" for index in range(2) for part in ("log_omega_shift", "phase", "gain")}
+    assert own == {name for name, _ in spectral.named_parameters() if name.startswith("spectral.")}
+    assert own == {name for name in spectral.state_dict() if name.startswith("spectral.")}
+    assert len(list(spectral.spectral_parameters())) == 6
     optimizer = torch.optim.AdamW(spectral.parameters(), lr=1e-2)
     start, tokens, losses = copy.deepcopy(spectral.state_dict()), zoo.prompt(), []
     for _ in range(8):
@@ -111,66 +99,8 @@ def test_it_trains_from_scratch():
 
 
 @zoo.needs_hooked
-def test_geometry_is_its_own():
-    spectral = move(SpectralHookedTransformer(config(), heads=[(1, 0), (1, 1)]))
-    assert spectral.spectral_geometry(0).gain is None
-    geometry = spectral.spectral_geometry(1)
-    module = spectral.spectral["1"]
-    assert torch.equal(geometry.phase, module.phase_by_head())
-    torch.testing.assert_close(geometry.theta, module.omega_by_head(), rtol=1e-6, atol=0)  # atan2 of float32 tables
-    assert torch.equal(geometry.theta[2:], spectral.spectral_geometry(0).theta.expand(2, -1))
-
-
-@zoo.needs_hooked
-@pytest.mark.parametrize("changes", [{}, {"use_qk_norm": True}])
-def test_generation_with_a_cache_is_generation_without(changes):
-    spectral = move(spectral_of(ordinary(**changes)))
-    tokens = zoo.prompt(batch=1, length=6)
-    mask = torch.ones_like(tokens)
-    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
-
-    cache = TransformerLensKeyValueCache.init_cache(spectral.cfg, "cpu", 1)
-    logits(spectral, tokens[:, :4], past_kv_cache=cache, attention_mask=mask[:, :4])
-    found = logits(spectral, tokens[:, 4:], past_kv_cache=cache, attention_mask=mask[:, 4:])
-    # Rounding 1e-6; positions that start again at 0 move some logit by tenths.
-    torch.testing.assert_close(found, logits(spectral, tokens)[:, 4:], rtol=0, atol=5e-5)
-    generated = spectral.generate(
-        tokens, max_new_tokens=5, do_sample=False, stop_at_eos=False, use_past_kv_cache=False, verbose=False
-    )
-    expected = tokens
-    for _ in range(5):
-        expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(generated, expected)
-
-
-@zoo.needs_hooked
-def test_hooks_see_queries_before_the_spectral_rotation_and_go_with_the_run():
-    model = ordinary()
-    spectral = move(spectral_of(model))
-    with torch.no_grad():
-        own = model.run_with_cache(zoo.prompt())[1]["blocks.0.attn.hook_q"]
-        found, cache = spectral.run_with_cache(zoo.prompt())
-    assert torch.equal(cache["blocks.0.attn.hook_q"], own)
-    assert torch.equal(found, logits(spectral))
-    assert not any(point.fwd_hooks or point._forward_pre_hooks for point in spectral.hook_dict.values())
-
-
-@zoo.needs_hooked
-def test_a_copy_is_on_its_own():
-    spectral = move(SpectralHookedTransformer(config()))
-    before = logits(spectral)
-    other = copy.deepcopy(spectral)
-    assert torch.equal(logits(other), before)
-    move(other, seed=1)
-    assert torch.equal(logits(spectral), before)
-    assert not torch.equal(logits(other), before)
-
-
-@zoo.needs_hooked
-def test_merge_and_files_take_it_too(tmp_path):
+def test_copies_merge_and_files_take_it_too(tmp_path):
     from transformer_lens import HookedTransformer
-
-    from tlspectral.spectral_rope import load_spectral
 
     model = ordinary()
     spectral = move(spectral_of(model), only=("phase", "gain"))
@@ -181,12 +111,7 @@ def test_merge_and_files_take_it_too(tmp_path):
     assert float((logits(merged) - logits(model)).abs().max()) > 0.05
     save_spectral(spectral, tmp_path / "spectral.safetensors")
     assert torch.equal(logits(load_spectral(model, tmp_path / "spectral.safetensors")), logits(spectral))
-
-
-@zoo.needs_hooked
-def test_a_model_without_rotary_positions_is_refused():
-    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers"):
-        SpectralHookedTransformer(config(positional_embedding_type="standard", rotary_dim=None))
+    assert_on_its_own(copy.deepcopy(spectral), spectral)
 
 
 @zoo.needs_hooked
@@ -200,9 +125,3 @@ def test_weights_that_are_yet_to_come_are_not_read():
         torch.use_deterministic_algorithms(False)
     spectral.load_state_dict(model.state_dict(), strict=False)
     assert torch.equal(logits(spectral), logits(model))
-
-
-@zoo.needs_hooked
-def test_it_is_spectral_already():
-    with pytest.raises(ValueError, match="spectral already"):
-        to_spectral(SpectralHookedTransformer(config()))

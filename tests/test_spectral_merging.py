@@ -1,17 +1,22 @@
-"""Merging a spectral model: gain and phase fold into the query weights, and what does not fold is refused."""
-
-import importlib
+"""Merging a spectral model: gain and phase fold into the query weights, shared frequencies go into a config."""
 
 import pytest
 import torch
+import transformers
 import zoo
 from spectral_zoo import BRIDGES, HOOKED, NORMED, base, logits, move
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.spectral_rope import SpectralModel, merge, to_spectral
+from tlspectral.spectral_rope.hugging_face import logits_of
 
-MERGED = [("bridge", name) for name in BRIDGES if name not in NORMED]
-MERGED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in HOOKED if name not in NORMED]
+# In the fast tests grouped keys, biases of queries, a joint projection, scaled and interleaved rotations.
+FAST = ("llama", "qwen2", "neox", "gptj", "yarn")
+MERGED = [
+    pytest.param(backend, name, marks=[*marks, *([] if name in FAST else [pytest.mark.slow])])
+    for backend, names, marks in (("bridge", BRIDGES, []), ("hooked", HOOKED, [zoo.needs_hooked]))
+    for name in names
+    if name not in NORMED
+]
 
 
 @pytest.mark.parametrize(("backend", "name"), MERGED)
@@ -30,30 +35,36 @@ def test_gain_and_phase_fold_into_the_query_weights(backend, name):
     assert torch.equal(logits(spectral), expected)
 
 
-@pytest.mark.parametrize("only", ["omega", "log_omega_shift"])
-def test_a_frequency_that_moved_is_not_folded(only):
-    spectral = to_spectral(base("bridge", "llama"), log_omega=only != "omega")
-    with torch.no_grad():
-        getattr(spectral.spectral["1"], only)[1, 2] += 1e-3
-    with pytest.raises(ValueError, match=r"layer 1: omega has moved \(most in head 2, pair 2"):
-        merge(spectral)
-
-
-def test_nothing_folds_through_a_query_norm():
+def test_a_query_norm_is_no_hindrance_where_nothing_has_moved():
     spectral = to_spectral(base("bridge", "qwen3"))
     assert torch.equal(logits(merge(spectral)), logits(spectral))
-    for only in ("gain", "phase"):
-        with pytest.raises(UnsupportedArchitecture, match="layer 0: a query norm"):
-            merge(move(to_spectral(base("bridge", "qwen3")), only=(only,)))
 
 
-def test_an_ordinary_model_is_not_merged():
-    with pytest.raises(TypeError, match="not a spectral model"):
-        merge(base("bridge", "llama"))
+# --- models of transformers, whose config holds frequencies that all layers share ---
 
 
-def test_a_merge_that_does_not_reach_the_model_is_refused(monkeypatch):
-    module = importlib.import_module("tlspectral.spectral_rope.merge")  # as an attribute this is the function
-    monkeypatch.setattr(module, "with_gain_and_phase", lambda weight, geometry: weight)
-    with pytest.raises(UnsupportedArchitecture, match="merged model's logits differ"):
-        merge(move(to_spectral(base("bridge", "llama")), only=("phase",)))
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["yarn", "neox", pytest.param("qwen2", marks=pytest.mark.slow)])
+def test_shared_frequencies_go_into_the_config(name, tmp_path):
+    model = zoo.hf_model(name)
+    only = ("log_omega_shift",) if name == "neox" else ("log_omega_shift", "gain", "phase")
+    spectral = move(to_spectral(model, scope="model"), only=only)
+    tokens = zoo.prompt(length=40)  # beyond lengths at which some rotary modules switch
+    merged = merge(spectral)
+    assert type(merged) is type(model)
+    merged.save_pretrained(tmp_path)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    # Rounding of frequencies and weights, 5e-6; the effect of the frequencies is tenths.
+    torch.testing.assert_close(logits_of(plain, tokens), logits_of(spectral, tokens), rtol=0, atol=5e-5)
+    assert float((logits_of(plain, tokens) - logits_of(model, tokens)).abs().max()) > 0.05
+
+
+@torch.no_grad()
+def test_gain_and_phase_alone_leave_the_config():
+    model = zoo.hf_model("llama")
+    spectral = move(to_spectral(model), only=("gain", "phase"))
+    merged = merge(spectral)
+    assert merged.config.rope_parameters == model.config.rope_parameters
+    # Rounding of W_Q, 2e-6.
+    torch.testing.assert_close(logits_of(merged, zoo.prompt()), logits_of(spectral, zoo.prompt()), rtol=0, atol=2e-5)

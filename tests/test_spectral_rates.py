@@ -1,19 +1,22 @@
-"""Rates of spectral parameters: a step of the page's recipe leaves a trained model what it was in a long context."""
+"""Rates of spectral parameters and the meter of what they change: the page's recipe leaves a model what it was."""
 
 import doctest
 import importlib.util
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 import zoo
 from spectral_zoo import base
+from test_spectral_hugging_face import Prompts
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
-from tlspectral.spectral_rope import SpectralHookedTransformer, parameter_groups, rates, to_spectral
+from tlspectral.spectral_rope import OmegaMeter, omega_shift, parameter_groups, rates, to_spectral
 from tlspectral.tasks import packaged_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "spectral_rope.md"
@@ -42,13 +45,6 @@ def one_step(spectral, optimizer, row):
     optimizer.step()
 
 
-def test_pretrained_frequencies_are_learned_as_log_shifts():
-    names = {name for name, _ in to_spectral(base("bridge", "llama")).spectral["0"].named_parameters()}
-    assert names == {"log_omega_shift", "phase", "gain"}
-    linear = to_spectral(base("bridge", "llama"), log_omega=False)
-    assert "omega" in dict(linear.spectral["0"].named_parameters())
-
-
 @pytest.mark.parametrize("options", [{}, {"log_omega": False}, {"scope": "model"}, {"shared_phase": True}])
 def test_frequencies_have_a_tenth_of_the_rate(options):
     spectral = to_spectral(base("bridge", "llama"), **options)
@@ -71,17 +67,6 @@ def test_what_asks_for_no_gradient_is_left_out():
     (group,) = parameter_groups(spectral, 1e-3)
     assert group["name"] == "gain_phase"
     assert len(group["params"]) == 2
-    spectral.spectral.requires_grad_(False)
-    with pytest.raises(ValueError, match="no spectral parameter of this SpectralModel asks for a gradient"):
-        parameter_groups(spectral, 1e-3)
-    with pytest.raises(ValueError, match="make it with to_spectral"):
-        parameter_groups(base("bridge", "llama"), 1e-3)
-
-
-@zoo.needs_hooked
-def test_a_model_from_scratch_has_groups_too():
-    spectral = SpectralHookedTransformer(base("hooked", "llama").cfg)
-    assert [group["name"] for group in parameter_groups(spectral, 1e-3)] == ["gain_phase", "omega"]
 
 
 def test_the_example_of_the_docstring_runs():
@@ -96,14 +81,38 @@ def test_a_step_of_the_recipe_turns_no_pair_far_at_a_thousand_tokens():
     row = torch.randint(3, attention_view(model).d_vocab, (1, 24), generator=torch.Generator().manual_seed(0))
     spectral, optimizer = recipe(model)
     one_step(spectral, optimizer, row)
-    assert 0.05 < turned_at(spectral, 1024) < 0.11
+    assert 0.05 < omega_shift(spectral, 1024) < 0.11
     linear = to_spectral(model, log_omega=False)
     one_step(linear, torch.optim.AdamW(linear.spectral_parameters(), weight_decay=0.0), row)
-    assert turned_at(linear, 1024) > 1.0
+    assert omega_shift(linear, 1024) > 1.0
 
 
-def turned_at(spectral, distance):
-    return max(float(module.shift_by_head().abs().max()) * distance for module in spectral.spectral.values())
+def test_the_meter_is_the_largest_change_times_the_context():
+    spectral = to_spectral(zoo.hf_model("llama"), log_omega=False)
+    assert omega_shift(spectral, 1000) == 0
+    with torch.no_grad():
+        spectral.spectral["1"].omega[1, 2] -= 0.25
+        spectral.spectral["0"].omega[0, 0] += 0.125
+    assert omega_shift(spectral, 1000) == pytest.approx(250, rel=1e-5)  # rounding of float32
+
+
+def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
+    spectral = to_spectral(zoo.hf_model("llama"))
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, save_strategy="no",
+        logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    meters = [OmegaMeter(8), OmegaMeter(4096)]  # the first has no reason to warn, the second in each step
+    trainer = transformers.Trainer(model=spectral, args=arguments, train_dataset=Prompts(), callbacks=meters)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    (said,) = [str(warning.message) for warning in caught if "no longer that of the model" in str(warning.message)]
+    assert "over 4096 tokens" in said
+    shifts = [record["omega_shift"] for record in trainer.state.log_history if "loss" in record]
+    assert len(shifts) == 3
+    assert 0 < shifts[0] < shifts[-1]
+    assert shifts[-1] == omega_shift(spectral, 4096)
 
 
 @pytest.mark.slow

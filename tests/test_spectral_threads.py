@@ -1,8 +1,5 @@
 """Several threads run one spectral model, or it and its base: all get their own logits, and nothing stays behind."""
 
-import copy
-import io
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -10,47 +7,31 @@ import pytest
 import torch
 import zoo
 from model_state import assert_unchanged, state_of
-from spectral_zoo import base, logits, move, moved, some_models
+from spectral_zoo import logits, moved, on_both_backends, some_models
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
-from tlspectral.spectral_rope import to_spectral
 
 PROMPTS = [zoo.prompt(length=length, seed=length) for length in (24, 17, 9, 5)]
-ROUNDS = 12  # of four threads that start together, each with a prompt of its own length
+ROUNDS = 6  # of four threads that start together, each with a prompt of its own length
 
 
-@some_models
-def test_four_threads_get_the_logits_of_one(backend, name):
-    spectral = moved(backend, name)
-    expected, about = [logits(spectral, prompt) for prompt in PROMPTS], state_of(spectral.base)
-    together = Barrier(4)
+@on_both_backends
+def test_threads_of_spectral_models_of_one_base_get_their_own_logits(backend, name):
+    spectral, other = moved(backend, name), moved(backend, name, scope="layer")
+    jobs = [(spectral, prompt) for prompt in PROMPTS] + [(other, PROMPTS[0])]
+    expected, about = [logits(*job) for job in jobs], state_of(spectral.base)
+    together = Barrier(len(jobs))
 
-    def run(prompt):
+    def run(job):
         together.wait()
-        return [logits(spectral, prompt) for _ in range(ROUNDS)]
+        return [logits(*job) for _ in range(ROUNDS)]
 
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(run, PROMPTS))
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        results = list(pool.map(run, jobs))
     for wanted, found in zip(expected, results, strict=True):
         assert all(torch.equal(one, wanted) for one in found)
     assert_unchanged(spectral.base, about)
-
-
-@some_models
-def test_threads_of_two_spectral_models_of_one_base(backend, name):
-    models = [moved(backend, name), move(to_spectral(base(backend, name)), seed=1)]
-    expected = [logits(model) for model in models]
-    together = Barrier(2)
-
-    def run(model):
-        together.wait()
-        return [logits(model) for _ in range(ROUNDS)]
-
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(run, models))
-    for wanted, found in zip(expected, results, strict=True):
-        assert all(torch.equal(one, wanted) for one in found)
 
 
 @some_models
@@ -85,18 +66,3 @@ def test_an_open_ablation_refuses_passes_of_other_threads():
                     assert torch.equal(pool.submit(logits, spectral).result(), expected)
             assert not torch.equal(ablated, intact)
         assert torch.equal(pool.submit(logits, spectral).result(), expected)
-
-
-@some_models
-def test_copies_and_files_are_as_without_threads(backend, name):
-    spectral = moved(backend, name)
-    expected = logits(spectral)
-    assert torch.equal(logits(copy.deepcopy(spectral)), expected)
-    file = io.BytesIO()
-    torch.save(spectral.state_dict(), file)
-    file.seek(0)
-    other = to_spectral(getattr(zoo, backend)(name))
-    other.load_state_dict(torch.load(file))
-    assert torch.equal(logits(other), expected)
-    if backend == "hooked":  # TransformerLens' bridges cannot be pickled
-        assert torch.equal(logits(pickle.loads(pickle.dumps(spectral))), expected)

@@ -5,15 +5,10 @@ import pandas as pd
 import pytest
 import scipy.stats
 import statsmodels.formula.api as smf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.anova import anova_lm
 
 from tlspectral.stats import attenuation, intraclass_correlation, layer_bootstrap, partial_spearman
 
-invariant = settings(max_examples=20, derandomize=True)
-seeds = st.integers(0, 2**32 - 1)
 methods = pytest.mark.parametrize("method", ["hybrid", "rank"])
 
 
@@ -25,18 +20,10 @@ def heads_of(seed=0, layers=8, per_layer=6, shared=1.0):
     dir_frac = level[layer, 0] + rng.standard_normal(rows)
     rif = level[layer, 1] + rng.standard_normal(rows)
     d_head = dir_frac + rif + level[layer, 2] + rng.standard_normal(rows)
-    return pd.DataFrame(
-        {
-            "layer": layer,
-            "head": np.tile(np.arange(per_layer), layers),
-            "kv_head": np.tile(np.arange(per_layer) // 2, layers),
-            "dir_frac": dir_frac,
-            "rope_imag_frac": rif,
-            "freq_centroid": rng.standard_normal(rows),
-            "D_head": d_head,
-            "prev": np.exp(d_head + rng.standard_normal(rows)),
-        }
-    )
+    head, centroid = np.tile(np.arange(per_layer), layers), rng.standard_normal(rows)
+    prev = np.exp(d_head + rng.standard_normal(rows))
+    return pd.DataFrame({"layer": layer, "head": head, "kv_head": head // 2, "dir_frac": dir_frac,
+                         "rope_imag_frac": rif, "freq_centroid": centroid, "D_head": d_head, "prev": prev})  # fmt: skip
 
 
 def resamples(heads, cluster, draws, seed):
@@ -75,84 +62,13 @@ def test_it_is_the_loop_over_resampled_tables(method, cluster):
     assert found.n_clusters == clusters
 
 
-def test_controls_are_taken_out_inside_each_resample():
-    heads = heads_of(2, layers=5)
-    design = np.column_stack([np.ones(len(heads)), heads["dir_frac"]])
-    fixed = heads.assign(**{name: OLS(heads[name], design).fit().resid for name in ("D_head", "prev")})
-    refitted = layer_bootstrap(heads, draws=400)
-    once = layer_bootstrap(fixed, controls=(), draws=400)
-    assert once.statistic == pytest.approx(refitted.statistic, abs=1e-12)
-    # The ends move by .02 here; rounding moves them by 1e-15.
-    assert np.abs(np.subtract(once.interval, refitted.interval)).max() > 5e-3
-
-
-@given(seed=seeds)
-@invariant
-def test_a_seed_gives_one_result_whatever_the_order_of_rows(seed):
+def test_a_seed_gives_one_result_whatever_the_order_of_rows():
     heads = heads_of(3)
-    found = layer_bootstrap(heads, draws=30, seed=seed)
-    assert found == layer_bootstrap(heads, draws=30, seed=seed)
-    shuffled = layer_bootstrap(heads.sample(frac=1, random_state=0), draws=30, seed=seed)
+    found = layer_bootstrap(heads, draws=30, seed=5)
+    assert found == layer_bootstrap(heads, draws=30, seed=5)
+    shuffled = layer_bootstrap(heads.sample(frac=1, random_state=0), draws=30, seed=5)
     np.testing.assert_allclose(shuffled.interval, found.interval, atol=1e-12)
-    assert layer_bootstrap(heads, draws=30, seed=seed + 1).interval != found.interval
-
-
-@given(seed=seeds)
-@invariant
-def test_exchanging_the_variables_or_their_sign_moves_the_interval_along(seed):
-    heads = heads_of(seed)
-    found = layer_bootstrap(heads, draws=30)
-    other = layer_bootstrap(heads, "prev", "D_head", draws=30)
-    np.testing.assert_allclose(other.interval, found.interval, atol=1e-12)
-    negative = layer_bootstrap(heads.assign(D_head=-heads["D_head"]), draws=30)
-    np.testing.assert_allclose(np.negative(negative.interval[::-1]), found.interval, atol=1e-12)
-    assert [negative.pvalue, other.pvalue] == pytest.approx([found.pvalue] * 2, rel=1e-9)
-
-
-def test_clusters_of_heads_that_copy_each_other_widen_the_interval():
-    heads = heads_of(4, layers=40, per_layer=1)
-    copied = pd.concat([heads.assign(head=head) for head in range(6)], ignore_index=True)
-    alone, clustered = (layer_bootstrap(table, draws=300) for table in (heads, copied))
-    np.testing.assert_allclose(clustered.statistic, alone.statistic, atol=1e-12)
-    np.testing.assert_allclose(clustered.interval, alone.interval, atol=1e-12)
-    unclustered = layer_bootstrap(copied, cluster=("layer", "head"), draws=300)
-    # Six copies counted as six heads: too narrow by sqrt(6).
-    assert np.ptp(unclustered.interval) < 0.6 * np.ptp(clustered.interval)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    """Independent variables in 24 layers: 0 should lie in 95 % of intervals."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(60):
-        heads = pd.DataFrame(rng.standard_normal((96, 3)), columns=["D_head", "prev", "dir_frac"])
-        heads["layer"] = np.arange(96) // 4
-        found = layer_bootstrap(heads, draws=100)
-        covered += found.interval[0] <= 0 <= found.interval[1]
-    # Binomial sd 1.7 around 57; an interval of half the width covers 40.
-    assert covered >= 51
-
-
-def test_a_small_p_goes_with_an_interval_away_from_zero():
-    strong = layer_bootstrap(heads_of(5), draws=200)
-    assert strong.interval_jackknife[0] > 0
-    assert strong.pvalue < 0.01
-    noise = heads_of(5).assign(D_head=np.random.default_rng(0).standard_normal(48))
-    weak = layer_bootstrap(noise, draws=200)
-    assert weak.interval_jackknife[0] < 0 < weak.interval_jackknife[1]
-    assert 0.05 < weak.pvalue <= 1
-    # The two say the same at any level: p is the level at which the interval touches 0.
-    touching = layer_bootstrap(noise, draws=200, level=1 - weak.pvalue).interval_jackknife
-    assert min(np.abs(touching)) == pytest.approx(0, abs=1e-9)
-
-
-def test_rows_without_a_value_or_a_layer_are_dropped_and_counted():
-    heads = heads_of(6).astype({"layer": float})
-    heads.loc[0, "D_head"], heads.loc[7, "layer"] = np.nan, np.nan
-    found = layer_bootstrap(heads, draws=20)
-    expected = layer_bootstrap(heads.drop(index=[0, 7]), draws=20)
-    assert found.n_dropped == 2
-    assert (found.n, found.interval) == (expected.n, expected.interval)
+    assert layer_bootstrap(heads, draws=30, seed=6).interval != found.interval
 
 
 def test_degenerate_resamples_are_counted_and_left_out():
@@ -181,7 +97,12 @@ def test_a_layer_that_alone_carries_the_correlation_leaves_no_p():
     assert "without one of the clusters" in found.reason
 
 
-def test_what_has_no_interval_is_nan_with_a_reason():
+def test_what_has_no_value_is_left_out_and_what_has_no_interval_is_nan_with_a_reason():
+    lacking = heads_of(6).astype({"layer": float})
+    lacking.loc[0, "D_head"], lacking.loc[7, "layer"] = np.nan, np.nan
+    found, expected = layer_bootstrap(lacking, draws=20), layer_bootstrap(lacking.drop(index=[0, 7]), draws=20)
+    assert found.n_dropped == 2
+    assert (found.n, found.interval) == (expected.n, expected.interval)
     two = layer_bootstrap(heads_of(8, layers=2), draws=20)
     assert two.reason == "2 clusters are fewer than 3"
     assert np.isfinite(two.statistic)
@@ -192,20 +113,6 @@ def test_what_has_no_interval_is_nan_with_a_reason():
     empty = layer_bootstrap(heads_of(8).assign(D_head=np.nan), draws=20)
     assert "0 rows" in empty.reason
     assert empty.n_dropped == 48
-
-
-def test_what_cannot_be_resampled_is_refused():
-    heads = heads_of(9)
-    with pytest.raises(ValueError, match=r"give cluster=\('layer', 'kv_head'\)"):
-        layer_bootstrap(heads, cluster="kv_head")
-    with pytest.raises(ValueError, match="no column"):
-        layer_bootstrap(heads, cluster="block")
-    with pytest.raises(ValueError, match="at least one cluster"):
-        layer_bootstrap(heads, cluster=())
-    with pytest.raises(ValueError, match="two draws"):
-        layer_bootstrap(heads, draws=1)
-    with pytest.raises(ValueError, match="level"):
-        layer_bootstrap(heads, level=95.0)
 
 
 # --- attenuation ---
@@ -222,17 +129,6 @@ def test_attenuation_is_one_less_the_ratio(method):
     assert found.statistic == 1 - after.statistic / before.statistic
     assert np.isnan(found.interval).all()
     assert "draws=0" in found.reason
-
-
-def test_a_control_that_carries_everything_attenuates_everything_and_noise_nothing():
-    rng = np.random.default_rng(0)
-    n = 3000
-    heads = pd.DataFrame(rng.standard_normal((n, 3)), columns=["carrier", "noise", "dir_frac"])
-    heads["D_head"], heads["prev"] = (heads["carrier"] + rng.standard_normal(n) for _ in range(2))
-    heads["layer"] = np.arange(n) // 100
-    # Standard error of a correlation .018, of the share .04.
-    assert attenuation(heads, ["carrier"]).statistic == pytest.approx(1, abs=0.15)
-    assert attenuation(heads, ["noise"]).statistic == pytest.approx(0, abs=0.03)
 
 
 def test_the_interval_of_a_share_comes_from_paired_resamples():
@@ -256,24 +152,21 @@ def test_a_share_of_what_may_be_nothing_has_no_interval():
     assert "2 clusters" in attenuation(heads_of(12, layers=2), draws=20).reason
 
 
-def test_both_sides_of_an_attenuation_use_the_same_rows():
-    heads = heads_of(13)
-    heads.loc[:4, "rope_imag_frac"] = np.nan
-    found = attenuation(heads)
-    assert (found.n, found.n_dropped) == (43, 5)
-    assert found.before.n == found.after.n == 43
-
-
 def test_attenuation_without_meaning_says_why():
     heads = heads_of(14)
     explained = attenuation(heads.assign(rope_imag_frac=2 * heads["D_head"]))
     assert explained.reason == "x is a linear function of the controls"
     assert np.isnan(explained.statistic)
     assert explained.before.reason is None
-    with pytest.raises(ValueError, match="at least one control"):
-        attenuation(heads, [])
-    with pytest.raises(ValueError, match="two draws"):
-        attenuation(heads, draws=1)
+    nothing = pd.DataFrame({"layer": 0, "x": [0, 1, 0, 1, 0, 1], "y": [0, 0, 1, 1, 2, 2], "c": [1, 2, 4, 3, 5, 9]})
+    found = attenuation(nothing, ["c"], x="x", y="y", base=())
+    assert found.before.statistic == 0
+    assert found.reason == "there is no correlation to attenuate"
+    assert np.isnan(found.statistic)
+    heads.loc[:4, "rope_imag_frac"] = np.nan  # both sides are of the same rows
+    found = attenuation(heads)
+    assert (found.n, found.n_dropped) == (43, 5)
+    assert found.before.n == found.after.n == 43
 
 
 # --- intraclass correlation ---
@@ -295,47 +188,13 @@ def test_it_is_the_analysis_of_variance():
     assert found.design_effect == pytest.approx(1 + 5 * found.statistic, rel=1e-12)
     assert found.eta_squared_chance == 7 / 47
     assert (found.n, found.n_clusters) == (48, 8)
-
-
-@given(seed=seeds, scale=st.floats(0.1, 10), shift=st.floats(-5, 5))
-@invariant
-def test_units_mean_nothing_to_it(seed, scale, shift):
-    heads = heads_of(seed)
-    found = intraclass_correlation(heads, "D_head")
-    moved = intraclass_correlation(heads.assign(D_head=-scale * heads["D_head"] + shift), "D_head")
+    moved = intraclass_correlation(heads.assign(D_head=-3 * heads["D_head"] + 2), "D_head")
     assert moved.statistic == pytest.approx(found.statistic, abs=1e-9)
-
-
-def test_chance_is_taken_off():
-    rng = np.random.default_rng(1)
-    layer = np.repeat(np.arange(12), rng.integers(2, 6, 12))
-    found = [
-        intraclass_correlation(pd.DataFrame({"layer": layer, "x": rng.standard_normal(len(layer))}), "x")
-        for _ in range(300)
-    ]
-    # sd .14 each, .008 of the mean; the share between clusters, chance left on, is .27 on average.
-    assert np.mean([one.statistic for one in found]) == pytest.approx(0, abs=0.03)
-    assert np.mean([one.eta_squared for one in found]) == pytest.approx(found[0].eta_squared_chance, abs=0.02)
-    assert 0.2 < found[0].eta_squared_chance < 0.4
-    assert np.mean([one.pvalue < 0.1 for one in found]) == pytest.approx(0.1, abs=0.06)
-
-
-def test_it_finds_the_share_of_variance_that_a_group_has_in_common():
-    heads = heads_of(16, layers=400, per_layer=4, shared=2.0).assign(x=lambda h: h["dir_frac"])
-    # Variances 4 between and 1 within; standard error about .01. Copies of one head give 1, four heads for one.
-    assert intraclass_correlation(heads, "x").statistic == pytest.approx(0.8, abs=0.05)
-    copies = intraclass_correlation(heads.assign(x=heads["layer"] * 1.0), "x")
-    assert copies.statistic == pytest.approx(1, abs=1e-12)
-    assert copies.design_effect == pytest.approx(4, abs=1e-12)
-    assert copies.pvalue == 0
-
-
-def test_a_cluster_may_have_two_names():
-    heads = heads_of(17)
     named = heads.assign(group=[f"{row.layer}.{row.kv_head}" for row in heads.itertuples()])
     assert intraclass_correlation(heads, "prev", ("layer", "kv_head")) == intraclass_correlation(named, "prev", "group")
-    with pytest.raises(ValueError, match="numbered anew"):
-        intraclass_correlation(heads, "prev", "kv_head")
+    copies = intraclass_correlation(heads.assign(x=heads["layer"] * 1.0), "x")
+    assert (copies.statistic, copies.design_effect) == pytest.approx((1, 6), abs=1e-12)
+    assert copies.pvalue == 0
 
 
 @pytest.mark.parametrize(
@@ -354,7 +213,7 @@ def test_what_has_no_intraclass_correlation_is_nan_with_a_reason(change, cluster
     assert np.isnan([found.statistic, found.pvalue, found.design_effect, found.eta_squared]).all()
 
 
-def test_intraclass_rows_with_nan_are_counted_and_infinite_ones_refused():
+def test_clusters_of_unlike_size_and_rows_with_nan():
     heads = heads_of(19)
     heads.loc[3, "D_head"] = np.nan
     found = intraclass_correlation(heads, "D_head")
@@ -364,12 +223,3 @@ def test_intraclass_rows_with_nan_are_counted_and_infinite_ones_refused():
     m = (47 - (sizes**2).sum() / 47) / 7
     assert found.statistic == pytest.approx((msb - msw) / (msb + (m - 1) * msw), rel=1e-10)
     assert found.pvalue == pytest.approx(pvalue, rel=1e-9)
-    heads.loc[3, "D_head"] = np.inf
-    with pytest.raises(ValueError, match="infinite"):
-        intraclass_correlation(heads, "D_head")
-
-
-def test_the_statistic_without_controls_is_spearmans():
-    heads = heads_of(20)
-    found = layer_bootstrap(heads, controls=(), draws=10)
-    assert found.statistic == pytest.approx(scipy.stats.spearmanr(heads["D_head"], heads["prev"]).statistic, abs=1e-14)

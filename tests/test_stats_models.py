@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from tlspectral.stats import model_permutation_test, top_head_percentile
 
-invariant = settings(max_examples=60, derandomize=True)
+invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5)
 alternatives = pytest.mark.parametrize("alternative", ["two-sided", "less", "greater"])
-OPPOSITE = {"two-sided": "two-sided", "less": "greater", "greater": "less"}
 
 # Top-5 medians of FP's Table 2, last column.
 MEDIANS = {
@@ -54,22 +53,6 @@ def test_percentiles_are_ranks_over_n(seed, k):
     assert (found.n, found.n_dropped, found.tied_at_border) == (20, 0, 0)
 
 
-@given(seed=seeds)
-@invariant
-def test_it_depends_on_order_alone(seed):
-    heads = heads_of(seed)
-    found = top_head_percentile(heads)
-    assert top_head_percentile(heads.sample(frac=1, random_state=1)) == found
-    assert top_head_percentile(heads.assign(prev=np.sqrt(heads["prev"]), D_head=heads["D_head"] ** 3)) == found
-
-
-def test_midrank_is_a_half_on_average():
-    heads = heads_of(1)
-    found = top_head_percentile(heads, k=20)
-    assert found.statistic_midrank == pytest.approx(0.5, abs=1e-12)
-    assert found.statistic == pytest.approx(0.525, abs=1e-12)
-
-
 def test_ties_of_the_column_share_their_mean_rank():
     heads = heads_of(2).assign(D_head=[0.0] * 10 + [1.0] * 10)
     found = top_head_percentile(heads, k=20)
@@ -100,17 +83,6 @@ def test_a_head_without_a_column_is_not_ranked_and_one_without_behaviour_not_tak
     assert unranked.heads == found.heads
 
 
-def test_what_cannot_be_taken_is_refused():
-    with pytest.raises(ValueError, match="k=21 heads were asked for, and 20 have both D_head and prev"):
-        top_head_percentile(heads_of(), k=21)
-    with pytest.raises(ValueError, match="at least 1"):
-        top_head_percentile(heads_of(), k=0)
-    with pytest.raises(ValueError, match=r"no column \['layer'\]"):
-        top_head_percentile(heads_of().drop(columns="layer"))
-    with pytest.raises(ValueError, match=r"no column \['ind'\]"):
-        top_head_percentile(heads_of(), by="ind")
-
-
 # --- permutation of models ---
 
 
@@ -135,17 +107,8 @@ def test_it_is_the_enumeration_of_all_labelings(alternative, x, y):
     assert found.floor == pytest.approx(floor)
     assert found.pvalue >= found.floor >= 1 / found.n_permutations * (1 - 1e-12)
     assert found.statistic == pytest.approx(np.mean(x) - np.mean(y))
-
-
-@alternatives
-@given(x=few, y=few)
-@invariant
-def test_naming_the_groups_the_other_way_changes_the_sign_alone(alternative, x, y):
-    one = model_permutation_test(x, y, alternative=alternative)
-    two = model_permutation_test(y, x, alternative=OPPOSITE[alternative])
-    assert (one.pvalue, one.floor, one.gap, one.separated) == (two.pvalue, two.floor, two.gap, two.separated)
-    assert one.statistic == pytest.approx(-two.statistic)
-    assert model_permutation_test(x[::-1], y[::-1], alternative=alternative).pvalue == one.pvalue
+    assert found.separated == (min(x) > max(y) or min(y) > max(x))
+    assert found.gap == max(min(x) - max(y), min(y) - max(x))
 
 
 @given(x=few, y=few, scale=st.sampled_from([1e-9, 0.1, 3.0]), shift=st.floats(-1, 1))
@@ -154,14 +117,6 @@ def test_units_mean_nothing_to_it(x, y, scale, shift):
     moved = model_permutation_test(scale * (np.array(x) + shift), scale * (np.array(y) + shift))
     expected = model_permutation_test(x, y)
     assert (moved.pvalue, moved.floor) == (expected.pvalue, expected.floor)
-
-
-@given(x=few, y=few)
-@invariant
-def test_groups_are_separated_where_the_gap_is_positive(x, y):
-    found = model_permutation_test(x, y)
-    assert found.separated == (min(x) > max(y) or min(y) > max(x))
-    assert found.gap == max(min(x) - max(y), min(y) - max(x))
 
 
 def test_the_seven_models_of_the_paper():
@@ -175,19 +130,3 @@ def test_the_seven_models_of_the_paper():
         (other, rope), lambda x, y: abs(np.mean(x) - np.mean(y)), n_resamples=np.inf, alternative="greater"
     )
     assert found.pvalue == pytest.approx(expected.pvalue)
-
-
-def test_equal_groups_cannot_go_below_two_labelings_when_two_sided():
-    found = model_permutation_test([1.0, 2, 3], [7, 8, 9.0])
-    assert found.floor == found.pvalue == 2 / 20
-    assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="less").pvalue == 1 / 20
-    assert model_permutation_test([1.0, 2, 3], [7, 8, 9.0], alternative="greater").pvalue == 1
-
-
-def test_a_test_of_models_refuses_what_it_cannot_count():
-    with pytest.raises(ValueError, match="group y holds no model"):
-        model_permutation_test([1.0], [])
-    with pytest.raises(ValueError, match="group x holds a value that is not finite"):
-        model_permutation_test([1.0, np.nan], [2.0])
-    with pytest.raises(ValueError, match="more than 200000"):
-        model_permutation_test(np.arange(12.0), np.arange(12.0))

@@ -47,40 +47,15 @@ def test_it_is_the_definition_in_plain_steps(method):
 
 @given(seed=seeds)
 @invariant
-def test_what_lies_between_layers_moves_nothing(seed):
-    heads = heads_of(seed)
-    shifts = np.random.default_rng(seed).normal(0, 10, (3, 8))[:, heads["layer"]]
-    found, moved = within(heads), within(heads + pd.DataFrame(shifts.T, columns=["x", "y", "control"]).assign(layer=0))
-    assert moved.statistic == pytest.approx(found.statistic, abs=1e-12)
-    assert moved.pvalue == pytest.approx(found.pvalue, rel=1e-9)
-
-
-def test_it_finds_what_depth_hides():
-    heads = heads_of(2, layers=24, per_layer=12)
-    assert partial_spearman(heads["x"], heads["y"], heads["control"]).statistic < -0.3
-    found = within(heads)
-    assert found.statistic > 0.4
-    assert found.pvalue < 1e-4
-
-
-@given(seed=seeds)
-@invariant
 def test_heads_that_copy_each_other_are_no_further_evidence(seed):
     heads = heads_of(seed)
     found, copied = within(heads), within(pd.concat([heads, heads, heads], ignore_index=True))
     assert copied.statistic == pytest.approx(found.statistic, abs=1e-12)
     assert copied.pvalue == pytest.approx(found.pvalue, rel=1e-9)
-    alone = [partial_spearman(table["x"], table["y"], table["control"]).pvalue for table in (heads, heads_of(seed + 1))]
-    assert all(0 <= pvalue <= 1 for pvalue in alone)
-
-
-@given(seed=seeds)
-@invariant
-def test_neither_order_nor_names_of_layers_matter(seed):
-    heads = heads_of(seed)
+    # Neither order nor names of layers matter.
     named = heads.assign(layer="blocks." + heads["layer"].astype(str)).sample(frac=1, random_state=seed % 1000)
-    assert within(named).pvalue == pytest.approx(within(heads).pvalue, rel=1e-9)
-    assert within(named).statistic == pytest.approx(within(heads).statistic, abs=1e-12)
+    assert within(named).pvalue == pytest.approx(found.pvalue, rel=1e-9)
+    assert within(named).statistic == pytest.approx(found.statistic, abs=1e-12)
 
 
 def test_rows_without_value_or_layer_are_counted():
@@ -112,11 +87,3 @@ def test_what_does_not_vary_within_layers_has_no_correlation(method):
     apart = heads.assign(x=heads["x"] * (heads["layer"] == 0), y=heads["y"] * (heads["layer"] == 1))
     found = partial_spearman(apart["x"], apart["y"], np.empty((len(apart), 0)), layers=apart["layer"])
     assert (found.statistic, found.pvalue) == (0, 1)
-
-
-def test_layers_that_do_not_fit_are_refused():
-    heads = heads_of(6)
-    with pytest.raises(ValueError, match="a label for each of 48 rows, found 3"):
-        partial_spearman(heads["x"], heads["y"], heads["control"], layers=[0, 1, 2])
-    with pytest.raises(ValueError, match="layers hold the same index in different orders"):
-        partial_spearman(heads["x"], heads["y"], heads["control"], layers=heads["layer"][::-1])

@@ -4,11 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import zoo
 from described import assert_described
 
-import tlspectral as tls
-from tlspectral.ablation import ablation_sweep, summarize_sweep
+from tlspectral.ablation import summarize_sweep
 
 LAYERS, HEADS, SEQUENCES = 6, 5, 8
 
@@ -22,18 +20,9 @@ def made(part="symmetric", seed=0, control=False):
     deltas[17] += 1.0
     sizes = rng.uniform(0.5, 2, n)
     place = np.arange(n)
-    sweep = pd.DataFrame(
-        {
-            "layer": place // HEADS,
-            "head": place % HEADS,
-            "part": part,
-            "value": 4 + deltas.mean(1),
-            "delta": deltas.mean(1),
-            "delta_stderr": deltas.std(axis=1, ddof=1) / SEQUENCES**0.5,
-            "delta_p": 0.5,
-            "score_rms": sizes,
-        }
-    )
+    mean, error = deltas.mean(1), deltas.std(axis=1, ddof=1) / SEQUENCES**0.5
+    sweep = pd.DataFrame({"layer": place // HEADS, "head": place % HEADS, "part": part, "value": 4 + mean,
+                          "delta": mean, "delta_stderr": error, "delta_p": 0.5, "score_rms": sizes})  # fmt: skip
     sums = {"delta": deltas.sum(0).tolist(), "delta_per_rms": (deltas / sizes[:, None]).sum(0).tolist()}
     if control:
         sweep["control_delta"], sweep["control_delta_stderr"] = 0.25, 0.001
@@ -91,27 +80,19 @@ def test_the_share_of_small_effects_knows_the_errors():
     assert exact["low"] == exact["value"] == exact["high"]
 
 
-def test_the_largest_effect_is_ranked_among_all_heads():
+def test_effects_and_detectors_are_ranked_among_all_heads():
     sweep, heads, _ = made()
     summary = summarize_sweep(sweep, heads)
-    for name, rank in (("prev", 4), ("dup", 1)):
+    for name, rank in (("prev", 4), ("dup", 1)):  # of the head with the largest effect, by the detector
         found = statement(summary, "detector_rank", column=name)
-        assert (found["value"], found["pvalue"], found["n"]) == (rank, rank / 30, 30)
-        assert found["note"] == "L3H2"
-
-
-def test_the_strongest_head_by_a_detector_is_ranked_by_harm():
-    sweep, heads, _ = made()
-    summary = summarize_sweep(sweep, heads)
-    for name, head, note in (("prev", 19, "L3H4"), ("dup", 17, "L3H2")):
+        assert (found["value"], found["pvalue"], found["n"], found["note"]) == (rank, rank / 30, 30, "L3H2")
+    for name, head, note in (("prev", 19, "L3H4"), ("dup", 17, "L3H2")):  # of the strongest head, by harm
         found = statement(summary, "effect_rank", column=name)
         rank = 1 + (sweep["delta"] > sweep["delta"][head]).sum()
         assert (found["value"], found["pvalue"], found["n"], found["note"]) == (rank, rank / 30, 30, note)
-    assert statement(summary, "effect_rank", column="dup")["value"] == 1
     better = sweep.assign(delta=-sweep["delta"])
     better.attrs = {**sweep.attrs, "higher_is_better": True}
-    harmful = summarize_sweep(better, heads, small=0.1)
-    assert statement(harmful, "effect_rank", column="dup")["value"] == 1
+    assert statement(summarize_sweep(better, heads, small=0.1), "effect_rank", column="dup")["value"] == 1
 
 
 def test_correlations_are_with_four_columns():
@@ -141,11 +122,14 @@ def test_q_corrects_for_all_correlations_of_the_table():
 
 
 @pytest.mark.parametrize(("measured", "correlations"), [(20, 3), (19, 0)])
-def test_no_correlation_is_taken_over_fewer_than_20_heads(measured, correlations):
-    sweep, heads, _ = made()
+def test_heads_that_were_not_measured_do_not_count_and_20_are_needed_for_a_correlation(measured, correlations):
+    sweep, heads, _ = made("output")
     sweep.loc[measured:, ["value", "delta", "delta_stderr"]] = np.nan
+    sweep["score_rms"] = np.nan  # a part without scores has no size
     summary = summarize_sweep(sweep, heads)
-    found = summary[(summary["statement"] == "rank_correlation") & (summary["size_control"] == "none")]
+    assert set(summary["size_control"]) == {"none"}
+    assert statement(summary, "sum")["n"] == measured
+    found = summary[summary["statement"] == "rank_correlation"]
     assert len(found) == correlations
     assert (found["n"] == measured).all()
 
@@ -199,36 +183,15 @@ def test_several_parts_are_summarised_one_by_one():
     pd.testing.assert_frame_equal(joined[keep], apart[keep])
 
 
-def test_heads_that_were_not_measured_do_not_count():
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda sweep, heads: (sweep, heads.iloc[:-1]), "heads lacks L5H4 of the sweep"),
+        (lambda sweep, heads: (pd.concat([sweep, sweep]), heads), "a head is in the sweep twice"),
+        (lambda sweep, heads: (sweep.iloc[:0], heads), "no measured effect"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(change, words):
     sweep, heads, _ = made()
-    sweep.loc[:9, ["value", "delta", "delta_stderr"]] = np.nan
-    assert statement(summarize_sweep(sweep, heads), "sum")["n"] == 20
-
-
-def test_a_part_without_scores_has_no_size():
-    sweep, heads, _ = made("output")
-    sweep["score_rms"] = np.nan
-    assert set(summarize_sweep(sweep, heads)["size_control"]) == {"none"}
-
-
-def test_tables_that_do_not_fit_are_refused():
-    sweep, heads, _ = made()
-    with pytest.raises(ValueError, match="heads lacks L5H4 of the sweep"):
-        summarize_sweep(sweep, heads.iloc[:-1])
-    with pytest.raises(ValueError, match="a head is in the sweep twice"):
-        summarize_sweep(pd.concat([sweep, sweep]), heads)
-    with pytest.raises(ValueError, match="no measured effect"):
-        summarize_sweep(sweep.iloc[:0], heads)
-
-
-def test_the_real_tables_fit():
-    model = zoo.bridge("llama")
-    tokens = zoo.prompt(3, 9)
-    heads = tls.analyze_heads(model, null_draws=4, show_progress=False)
-    options = {"task": "language", "tokens": tokens, "show_progress": False}
-    sweep = ablation_sweep(model, "symmetric", control="random", **options)
-    summary = summarize_sweep(sweep, heads)
-    assert set(summary["size_control"]) == {"none", "score_rms", "random"}
-    assert (summary.loc[summary["statement"] == "sum", "note"] == "over 3 sequences").all()
-    named = set(summary["column"].dropna())
-    assert named == {"prev", "dup", "ind"}  # the ranks: too few heads for a correlation
+    with pytest.raises(ValueError, match=words):
+        summarize_sweep(*change(sweep, heads))

@@ -5,8 +5,10 @@ import functools
 import numpy as np
 import pytest
 import torch
+import zoo
 from zoo import shared
 
+import tlspectral as tls
 import tlspectral.ablation.sweep as sweep_module
 from tlspectral.ablation import ablation_sweep
 from tlspectral.detectors import repeated_sequences
@@ -22,15 +24,29 @@ def drawn(name="llama"):
     return repeated_sequences(attention_view(shared("bridge", name)), 5, 10, seed=1)
 
 
+def margin(prompts):
+    return tls.logit_difference(prompts, 3, 7)
+
+
+def accuracy(logits, tokens, mask):
+    return (logits[:, -1].argmax(-1) == 3).float()
+
+
 def test_the_table_says_how_it_was_made():
     model, tokens = shared("bridge", "llama"), drawn()
     table = sweep(model, "rope_phase", tokens=tokens, seed=4)
     assert table["layer"].tolist() == [0] * 4 + [1] * 4
     assert table["part"].unique().tolist() == ["rope_phase"]
     assert {"task", "control", "screen", "seed", "n_sequences", "tokens_sha256", "backend"} <= set(table.attrs)
+    assert not {"replace", "window"} & set(table.attrs)
     assert table.attrs["seed"] == 4
     assert table.attrs["n_sequences"] == 5
     np.testing.assert_allclose(np.mean(table.attrs["sums_per_sequence"]["delta"]), table["delta"].sum())
+    near = sweep(model, "long_range", tokens=tokens, heads="L0H0", window=2, sinks=1)
+    assert (near.attrs["window"], near.attrs["sinks"]) == (2, 1)
+    mean = sweep(model, "output", tokens=tokens, heads="L0H0", replace="mean")
+    assert mean.attrs["replace"] == "mean"
+    assert len(mean.attrs["reference_sha256"]) == 64
 
 
 def test_sixteen_sequences_are_drawn_by_default():
@@ -38,13 +54,6 @@ def test_sixteen_sequences_are_drawn_by_default():
     with ablate(shared("bridge", "llama"), [(1, 0)], "symmetric"):
         expected = induction_loss(shared("bridge", "llama"), n_sequences=16)
     assert table["value"].item() == pytest.approx(expected.value, abs=1e-5)
-
-
-def test_the_bar_is_silent_unless_asked_for(capfd):
-    sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
-    assert capfd.readouterr() == ("", "")
-    ablation_sweep(shared("bridge", "llama"), "symmetric", tokens=drawn(), heads=[(1, 0)])
-    assert "sweep symmetric" in capfd.readouterr().err
 
 
 def test_layers_without_positions_are_left_out_of_a_phase_sweep():
@@ -59,19 +68,32 @@ def test_layers_without_positions_are_left_out_of_a_phase_sweep():
         sweep(shared("bridge", "gpt2"), "rope_phase", tokens=drawn())
 
 
-@pytest.mark.parametrize(
-    ("part", "options", "said"),
-    [
-        ("rotary_band", {}, "use ablate"),
-        ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
-        ("symmetric", {"heads": []}, "nothing to sweep"),
-        ("symmetric", {"tokens": torch.zeros(2, 6, dtype=torch.long)}, r"\[BOS, r, r\]"),
-        ("symmetric", {"task": "language"}, "no tokenizer"),
-    ],
-)
+FOUR, ONE, UNEQUAL = [[1, 4, 9, 3], [1, 5, 2, 7]], [[1, 4, 9, 3]], [[1, 4, 9], [1, 5, 2, 7, 8]]
+REFUSED = [
+    ("rotary_band", {}, "use ablate"),
+    ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
+    ("symmetric", {"heads": []}, "nothing to sweep"),
+    ("symmetric", {"tokens": torch.zeros(2, 6, dtype=torch.long)}, r"\[BOS, r, r\]"),
+    ("symmetric", {"task": "language"}, "no tokenizer"),
+    ("symmetric", {"task": margin(FOUR), "tokens": torch.tensor(ONE)}, "a Task has its own"),
+    ("long_range", {}, "long_range needs window"),
+    ("symmetric", {"replace": "mean"}, "goes with 'output'"),
+    ("output", {"replace": "mean", "task": margin(ONE)}, "the task has one sequence"),
+    ("output", {"replace": "resample", "task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),
+    ("output", {"replace": "resample", "task": margin(FOUR), "reference": zoo.prompt()}, "these have 4 to 24 tokens"),
+    ("output", {"replace": "mean", "screen": "gradient"}, "screen='gradient' is for replace='zero'"),
+    (
+        "symmetric",
+        {"task": tls.Task(FOUR, accuracy, predict=-1, name="accuracy"), "screen": "gradient"},
+        "a metric with a gradient, and that of accuracy has none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "options", "said"), REFUSED)
 def test_arguments_without_meaning_are_refused(part, options, said):
     with pytest.raises(ValueError, match=said):
-        sweep.func(shared("bridge", "llama"), part, show_progress=False, **options)
+        sweep(shared("bridge", "llama"), part, **options)
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -83,11 +105,8 @@ def test_words_that_it_does_not_know_are_refused(place):
         sweep_module._checked_part(*given)
 
 
-def test_a_task_that_is_not_known_is_refused():
+def test_names_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match=r"task must be a tls\.Task, 'induction' or 'language', not 'other'"):
         task_of("other")
-
-
-def test_heads_that_do_not_exist_are_refused():
     with pytest.raises(BadHead, match="L1H9 does not exist"):
         sweep(shared("bridge", "llama"), "symmetric", heads=[(1, 9)])

@@ -128,42 +128,98 @@ def test_several_answers_are_averaged():
     assert task.higher_is_better
 
 
-@pytest.mark.parametrize(
-    ("correct", "wrong", "said"),
-    [
-        (3, 3, "prompt 0: token 3 is a correct and a wrong answer"),
-        ([3, 4], 5, "the 3 prompts; found 2"),
-        ([3, [], 4], 5, "prompt 1 has no correct answer"),
-        (3, 999, "wrong: token ids are 0 to"),
-        ("w3", 4, "correct: this model has no tokenizer, so 'w3' cannot be read"),
-    ],
-)
-def test_answers_that_do_not_fit_are_refused(correct, wrong, said):
+def answered(correct, wrong):
+    return tls.logit_difference(PROMPTS, correct, wrong)
+
+
+def asked(prompts=PROMPTS, metric=last_margin, **options):
+    return tls.Task(prompts, metric, **options)
+
+
+REFUSED = {
+    "an answer that is both": (lambda: answered(3, 3), "prompt 0: token 3 is a correct and a wrong answer"),
+    "two answers": (lambda: answered([3, 4], 5), "the 3 prompts; found 2"),
+    "no answer": (lambda: answered([3, [], 4], 5), "prompt 1 has no correct answer"),
+    "an id too large": (lambda: answered(3, 999), "wrong: token ids are 0 to"),
+    "a word": (lambda: answered("w3", 4), "correct: .*no tokenizer, so 'w3' cannot be read"),
+    "no token": (lambda: asked([[1, 2], []]), "prompt 1 has no token"),
+    "an id of a prompt": (lambda: asked([[1, 999]]), "token ids are 0 to"),
+    "too long": (lambda: asked([[1] * 200]), "prompt 0 has 200 tokens, and the model's context is"),
+    "text": (lambda: asked("w3"), "has no tokenizer"),
+    "one number": (lambda: asked(metric=lambda logits, *_: logits.mean()), r"shape \(3,\); found shape \(\)"),
+    "no tensor": (lambda: asked(metric=lambda *_: 1.0), "found float"),
+    "two scores": (lambda: asked(metric=lambda logits, *_: logits[:2, -1, 0]), r"found shape \(2,\)"),
+    "nan": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / 0 * 0), "is nan for sequence 0"),
+    "a position too far": (lambda: asked(predict=4), "predict: prompt 0 has no position 4; it has 4 tokens"),
+    "a position before the first": (lambda: asked(predict=-3), "prompt 1 has no position -3; it has 2 tokens"),
+    "no positions": (lambda: asked(predict=slice(9, None)), "chooses no position"),
+    "one label": (lambda: asked(labels=pd.DataFrame({"kind": ["a"]})), "1 rows and there are 3 sequences"),
+    "one attention": (lambda: asked(attention=[[1, 0]]), r"query and a key position per sequence, \[3, 2\]"),
+    "a later key": (lambda: asked(attention=(0, 1)), "attention of sequence 0: its key comes after its query"),
+    **{  # The loss of other positions would be that of wrong tokens.
+        f"a loss at {predict}": (
+            lambda predict=predict: asked(metric=tls.tasks.next_token_loss, predict=predict),
+            r"predict=slice\(start, -1\)",
+        )
+        for predict in (None, -1, [0, 1], slice(-3, -1))
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case):
+    task, said = REFUSED[case]
     with pytest.raises(ValueError, match=said):
-        tls.evaluate(shared("bridge", "llama"), tls.logit_difference(PROMPTS, correct, wrong))
+        tls.evaluate(shared("bridge", "llama"), task())
 
 
 @pytest.mark.parametrize(
-    ("prompts", "error", "said"),
+    ("prompts", "said"),
     [
-        ([], TypeError, "prompts are strings"),
-        (7, TypeError, "found int 7"),
-        ([[1, 2], "w3"], TypeError, "found str 'w3' in the list"),
-        ([[1, 2], []], ValueError, "prompt 1 has no token"),
-        ([[1, 2], [1.5]], TypeError, "in the list"),
-        (torch.rand(2, 3), TypeError, "a tensor of torch.float32"),
-        ({"ids": [[1]]}, TypeError, "found a mapping with ids"),
-        ([[1, 999]], ValueError, "token ids are 0 to"),
-        ([[1] * 200], ValueError, "prompt 0 has 200 tokens, and the model's context is"),
-        ("w3", ValueError, "has no tokenizer"),
+        ([], "prompts are strings"),
+        (7, "found int 7"),
+        ([[1, 2], "w3"], "found str 'w3' in the list"),
+        ([[1, 2], [1.5]], "in the list"),
+        (torch.rand(2, 3), r"a tensor of torch\.float32"),
+        ({"ids": [[1]]}, "found a mapping with ids"),
     ],
 )
-def test_what_is_no_prompt_is_refused(prompts, error, said):
-    with pytest.raises(error, match=said):
+def test_what_is_no_prompt_is_refused(prompts, said):
+    with pytest.raises(TypeError, match=said):
         tls.evaluate(shared("bridge", "llama"), tls.Task(prompts, last_margin))
 
 
+def test_too_many_logits_and_fields_of_other_types_are_refused(monkeypatch):
+    monkeypatch.setattr("tlspectral.tasks.scoring._MOST_LOGITS", 100)
+    with pytest.raises(ValueError, match="all 3 prompts at once, 0 GiB: say with predict="):
+        tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, last_margin))
+    # Called within: while tests run, the annotations of the class refuse them first.
+    check = inspect.unwrap(tls.Task.__post_init__)
+    with pytest.raises(TypeError, match="metric is a function"):
+        check(SimpleNamespace(metric="loss", labels=None))
+    with pytest.raises(TypeError, match="labels are a DataFrame"):
+        check(SimpleNamespace(metric=last_margin, labels=[1, 2, 3]))
+
+
 REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
+
+
+READERS = {
+    "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
+    "detectors": lambda model, tokens: tls.detect_heads(model, tokens=tokens),
+    "edges": lambda model, tokens: tls.edge_effects(model, "L1H1", tokens=tokens, show_progress=False),
+    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
+    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
+    "in context": lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
+    "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
+    "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
+    "kernels": lambda model, tokens: tls.relative_position_kernel(model, tokens=tokens),
+    "scores": lambda model, tokens: tls.verify_scores(model, tokens),
+    "attribution": lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
+    "blocks": lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
+        model
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -175,81 +231,11 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
     ],
     ids=["too large", "negative", "past the context"],
 )
-@pytest.mark.parametrize(
-    "measure",
-    [
-        lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
-        lambda model, tokens: tls.detect_heads(model, tokens=tokens),
-        lambda model, tokens: tls.edge_effects(model, "L1H1", tokens=tokens, show_progress=False),
-        lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
-        lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
-        lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
-        lambda model, tokens: tls.tasks.language_loss(model, tokens),
-        lambda model, tokens: tls.detect_heads(model, prompts=tokens),
-        lambda model, tokens: tls.relative_position_kernel(model, tokens=tokens),
-        lambda model, tokens: tls.verify_scores(model, tokens),
-        lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
-        lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
-            model
-        ),
-    ],
-    ids=[
-        *(
-            "induction",
-            "detectors",
-            "edges",
-            "sweep",
-            "bands",
-            "in context",
-            "language",
-            "prompts",
-            "kernels",
-            "scores",
-        ),
-        *("attribution", "blocks"),
-    ],
-)
+@pytest.mark.parametrize("measure", READERS.values(), ids=READERS)
 def test_ids_that_the_model_cannot_read_are_refused_everywhere(measure, tokens, said):
     """A rotary model runs past its context without an error, and an id that it does not have ends in an IndexError."""
     with pytest.raises(ValueError, match=said):
         measure(shared("bridge", "llama"), tokens)
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"),
-    [
-        (lambda logits, tokens, mask: logits.mean(), r"a tensor of shape \(3,\); found shape \(\)"),
-        (lambda logits, tokens, mask: 1.0, "found float"),
-        (lambda logits, tokens, mask: logits[:2, -1, 0], r"found shape \(2,\)"),
-        (lambda logits, tokens, mask: logits[:, -1, 0] / 0 * 0, "is nan for sequence 0: a score is a finite number"),
-    ],
-)
-def test_a_metric_that_gives_no_score_per_sequence_is_refused(metric, said):
-    with pytest.raises(ValueError, match=said):
-        tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, metric, name="mine"))
-
-
-def test_what_does_not_fit_the_prompts_is_refused(monkeypatch):
-    model = shared("bridge", "llama")
-    for options, said in (
-        ({"predict": 4}, "predict: prompt 0 has no position 4; it has 4 tokens"),
-        ({"predict": -3}, "predict: prompt 1 has no position -3; it has 2 tokens"),
-        ({"predict": slice(9, None)}, "chooses no position"),
-        ({"labels": pd.DataFrame({"kind": ["a"]})}, "labels have 1 rows and there are 3 sequences"),
-        ({"attention": [[1, 0]]}, r"a query and a key position per sequence, \[3, 2\]"),
-        ({"attention": (0, 1)}, "attention of sequence 0: its key comes after its query"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            tls.evaluate(model, tls.Task(PROMPTS, last_margin, **options))
-    monkeypatch.setattr("tlspectral.tasks.scoring._MOST_LOGITS", 100)
-    with pytest.raises(ValueError, match="all 3 prompts at once, 0 GiB: say with predict="):
-        tls.evaluate(model, tls.Task(PROMPTS, last_margin))
-    # Called within: while tests run, the annotations of the class refuse them first.
-    check = inspect.unwrap(tls.Task.__post_init__)
-    with pytest.raises(TypeError, match="metric is a function"):
-        check(SimpleNamespace(metric="loss", labels=None))
-    with pytest.raises(TypeError, match="labels are a DataFrame"):
-        check(SimpleNamespace(metric=last_margin, labels=[1, 2, 3]))
 
 
 def test_positions_are_those_of_each_prompt():
@@ -276,14 +262,6 @@ def test_a_slice_means_the_positions_that_a_list_means():
         score = tls.evaluate(model, tls.Task(PROMPTS, margin_before_the_last, predict=predict))
         expected = [float(row[3] - row[5]) for row in rows]
         np.testing.assert_allclose(score.per_sequence, expected, rtol=0, atol=NOISE)
-
-
-@pytest.mark.parametrize("predict", [None, -1, [0, 1], slice(-3, -1)], ids=str)
-def test_a_loss_at_positions_without_targets_is_refused(predict):
-    """The loss of other positions would be that of wrong tokens."""
-    task = tls.Task(PROMPTS, tls.tasks.next_token_loss, predict=predict)
-    with pytest.raises(ValueError, match=r"give predict=slice\(start, -1\)"):
-        tls.evaluate(shared("bridge", "llama"), task)
 
 
 def test_logits_of_other_positions_are_never_computed():

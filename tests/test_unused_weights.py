@@ -1,22 +1,18 @@
 """Weights in a checkpoint's files that its config.json does not ask for: refused or listed, loaded and streamed."""
 
-import json
-
 import pytest
 import torch
 import transformers
 import zoo
-from safetensors.torch import load, save_file
-from streamed_checkpoints import analyze
+from checkpoint_folders import tensors_of, with_config, with_tensors
+from streamed_checkpoints import analyze, opened
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.pretrained import load_pretrained
-from tlspectral.models.loading.source import find_source
 
 ROUTES = {
     "loaded": lambda path: tls.load_model(path).tlspectral_source.get("unused_weights"),
-    "streamed": lambda path: analyze(path).attrs.get("unused_weights"),
+    "streamed": lambda path: opened(path).source.get("unused_weights"),
 }
 every_route = pytest.mark.parametrize("unused_in", ROUTES.values(), ids=ROUTES)
 
@@ -29,19 +25,9 @@ def made(copied):
     """A folder of an architecture with other entries in its config.json and further tensors in its file."""
 
     def make(name, tensors=None, *, rename=lambda key: key, **config):
-        path = copied(name)
-        (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | config))
-        held = load((path / "model.safetensors").read_bytes()) | (tensors or {})
-        save_file({rename(key): value for key, value in held.items()}, path / "model.safetensors", {"format": "pt"})
-        return path
+        return with_tensors(with_config(copied(name), **config), tensors, rename=rename)
 
     return make
-
-
-def with_further(path, tensors):
-    """Add tensors to a folder's file."""
-    held = load((path / "model.safetensors").read_bytes())
-    save_file(held | tensors, path / "model.safetensors", {"format": "pt"})
 
 
 def in_blocks(prefix, **tensors):
@@ -145,31 +131,27 @@ def test_what_is_no_part_of_the_model_is_listed(made, unused_in, name, tensors, 
     assert unused_in(made(name, tensors, **config)) == {"count": len(tensors), "names": listed}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_both_routes_list_the_same_in_the_table_of_heads(made, name):
-    tensors = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)} if name == "llama" else {}
-    path = made(name, tensors)
+def test_both_routes_list_the_same_in_the_table_of_heads(made):
+    path = made("llama", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
     loaded, streamed = analyze(tls.load_model(path)), analyze(path)
-    assert loaded.attrs.get("unused_weights") == streamed.attrs.get("unused_weights")
-    assert ("unused_weights" in streamed.attrs) == (name == "llama")
+    assert loaded.attrs["unused_weights"] == streamed.attrs["unused_weights"]
 
 
-def test_masks_of_codegen_are_listed(tmp_path):
+@every_route
+def test_masks_of_codegen_are_listed(tmp_path, unused_in):
     config = transformers.CodeGenConfig(
         vocab_size=zoo.VOCABULARY, n_embd=zoo.WIDTH, n_layer=zoo.LAYERS, n_head=zoo.HEADS, rotary_dim=8,
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
-    with_further(tmp_path, in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}))
-    _, _, left_out = load_pretrained(find_source(tmp_path), torch.float32)
+    with_tensors(tmp_path, in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}))
     listed = ["transformer.h.N.attn.bias", "transformer.h.N.attn.causal_mask"]
-    assert left_out == {"unused_weights": {"count": 4, "names": listed}}
+    assert unused_in(tmp_path) == {"count": 4, "names": listed}
 
 
 def test_a_long_list_is_cut_and_counted(made):
-    found = ROUTES["loaded"](
-        made("llama", {f"v_head.{letter}.weight": WIDE.clone() for letter in map(chr, range(97, 122))})
-    )
+    letters = map(chr, range(97, 122))
+    found = ROUTES["streamed"](made("llama", {f"v_head.{letter}.weight": WIDE.clone() for letter in letters}))
     assert found["count"] == 25
     assert len(found["names"]) == 20
 
@@ -178,16 +160,10 @@ def test_a_long_list_is_cut_and_counted(made):
 
 
 @every_route
-@pytest.mark.parametrize(
-    ("name", "rename"),
-    [
-        ("gpt2", lambda key: key.removeprefix("transformer.")),
-        ("bloom", lambda key: key.removeprefix("transformer.")),
-        ("olmoe", lambda key: key),  # one tensor per expert, packed in the model
-    ],
-)
-def test_names_that_a_load_changes_are_used(made, unused_in, name, rename):
-    assert unused_in(made(name, rename=rename)) is None
+@pytest.mark.parametrize("name", ["bloom", "olmoe"])
+def test_names_that_a_load_changes_are_used(made, unused_in, name):
+    """A prefix that is missing, and one tensor per expert, packed in the model."""
+    assert unused_in(made(name, rename=lambda key: key.removeprefix("transformer."))) is None
 
 
 @every_route
@@ -196,41 +172,31 @@ def test_a_block_is_known_without_its_prefix(made, unused_in):
     masks = in_blocks("transformer.h", **{"attn.bias": LOWER})
     path = made("gpt2", masks, rename=lambda key: key.removeprefix("transformer."))
     assert unused_in(path) == {"count": 2, "names": ["h.N.attn.bias"]}
-    with_further(path, {"h.2.ln_1.weight": WIDE})
+    with_tensors(path, {"h.2.ln_1.weight": WIDE})
     with pytest.raises(BadWeights, match=r"layer 2 is in the files .*\(h\.2\.ln_1\.weight\)"):
         unused_in(path)
 
 
-# --- pickles ---
+# --- pickles, and the unembedding ---
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_names_in_pickles_are_read_too(made, zipped):
-    path = made("qwen3", model_type="llama")
-    held = load((path / "model.safetensors").read_bytes())
-    torch.save(held, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    (path / "model.safetensors").unlink()
+def test_tensors_in_pickles_are_seen_too(made, zipped):
+    """Masks as such, and weights that the config does not ask for."""
+    paths = made("gpt2", in_blocks("transformer.h", **{"attn.bias": LOWER})), made("qwen3", model_type="llama")
+    for path in paths:
+        held = tensors_of(path)
+        torch.save(held, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        (path / "model.safetensors").unlink()
+    assert ROUTES["loaded"](paths[0]) == {"count": 2, "names": ["transformer.h.N.attn.bias"]}
     with pytest.raises(BadWeights, match=r"model\.layers\.0\.self_attn\.k_norm\.weight"):
-        tls.load_model(path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_masks_in_pickles_are_seen_as_such(made, zipped):
-    path = made("gpt2", in_blocks("transformer.h", **{"attn.bias": LOWER}))
-    held = load((path / "model.safetensors").read_bytes())
-    torch.save(held, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    (path / "model.safetensors").unlink()
-    assert ROUTES["loaded"](path) == {"count": 2, "names": ["transformer.h.N.attn.bias"]}
-
-
-# --- the unembedding ---
+        tls.load_model(paths[1])
 
 
 def test_a_tied_unembedding_passes_if_it_equals_the_embedding(made):
     path = made("gpt2")
-    embedding = load((path / "model.safetensors").read_bytes())["transformer.wte.weight"]
-    with_further(path, {"lm_head.weight": embedding.clone()})
-    assert ROUTES["loaded"](path) is None
-    with_further(path, {"lm_head.weight": embedding + 1e-3})
+    embedding = tensors_of(path)["transformer.wte.weight"]
+    assert ROUTES["loaded"](with_tensors(path, {"lm_head.weight": embedding.clone()})) is None
+    with_tensors(path, {"lm_head.weight": embedding + 1e-3})
     with pytest.raises(BadWeights, match=r"ties the unembedding .* set tie_word_embeddings to false"):
         tls.load_model(path)

@@ -11,7 +11,6 @@ from head_tables import analyze
 from spectral_zoo import moved
 
 import tlspectral as tls
-from tlspectral.detectors import repeated_sequences
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.attention import attention_view
 
@@ -38,14 +37,26 @@ def test_a_steering_hook_is_named_in_the_table(backend, name):
         table = analyze(model, detectors=True, null_draws=2)
     assert hooks_in(table) == table.attrs["detectors"]["user_hooks"] == {point: 2}
     json.dumps(table.attrs, allow_nan=False)
+    with model.hooks(fwd_hooks=[(point, lambda x, hook: None)]):
+        swept = tls.ablation_sweep(model, "antisymmetric", heads=[(0, 0)], show_progress=False)
+    assert hooks_in(swept) == {point: 1}
     assert not table["prev"].equals(plain["prev"])
     assert table["D_head"].equals(plain["D_head"])
     assert "user_hooks" not in analyze(model, null_draws=2).attrs
 
 
 @every_line
-def test_hooks_of_torch_and_permanent_ones_count(backend, name):
+def test_which_hooks_count(backend, name):
     model = getattr(zoo, backend)(name)
+    with torch.no_grad():
+        model(zoo.prompt())
+        model.run_with_cache(zoo.prompt())
+    assert found(model) is None  # those that libraries place do not
+    with ablate(model, [(0, 1)], "antisymmetric"):
+        assert "blocks.0.attn.hook_attn_scores" in found(model)
+    assert found(model) is None
+    with model.hooks(fwd_hooks=ablation_hooks(model, [(0, 1)], "output")):
+        assert found(model) == {"blocks.0.attn.hook_z": 1}
     attention = model.blocks[1].attn
 
     def note(extra, module, inputs, output):
@@ -58,33 +69,6 @@ def test_hooks_of_torch_and_permanent_ones_count(backend, name):
     assert counts.pop("blocks.0.attn.hook_z") == 1
     assert list(counts.values()) == [2]
     assert re.search(r"\.1\.(self_)?attn$", next(iter(counts)))
-
-
-@every_line
-def test_an_open_ablation_counts_and_a_closed_one_does_not(backend, name):
-    model = getattr(zoo, backend)(name)
-    with ablate(model, [(0, 1)], "antisymmetric"):
-        assert "blocks.0.attn.hook_attn_scores" in found(model)
-    assert found(model) is None
-    with model.hooks(fwd_hooks=ablation_hooks(model, [(0, 1)], "output")):
-        assert found(model) == {"blocks.0.attn.hook_z": 1}
-
-
-@every_line
-def test_hooks_that_libraries_place_do_not_count(backend, name):
-    model = getattr(zoo, backend)(name)
-    with torch.no_grad():
-        model(zoo.prompt())
-        model.run_with_cache(zoo.prompt())
-    assert found(model) is None
-
-
-def test_the_sweep_names_them_too():
-    model = zoo.bridge("llama")
-    tokens = repeated_sequences(attention_view(model), 2, 8, seed=0)
-    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: None)]):
-        table = tls.ablation_sweep(model, "antisymmetric", tokens=tokens, heads=[(0, 0)], show_progress=False)
-    assert hooks_in(table) == {"blocks.0.hook_resid_pre": 1}
 
 
 def test_hooks_of_a_spectral_model_do_not_count():

@@ -11,7 +11,7 @@ import zoo
 from zoo import shared
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import Normalization, attention_view, bridge
+from tlspectral.models.attention import attention_view, bridge
 from tlspectral.models.attention.alibi import alibi_slopes
 from tlspectral.operators import check_scores, verify_scores
 from tlspectral.operators.verification import check_prompt
@@ -36,6 +36,16 @@ def capture(view, point, tokens=None):
     return [seen[name] for name in names]
 
 
+def read_with(monkeypatch, change, reader=bridge, only=None):
+    """Change what a backend's reader says of a layer (None: of all)."""
+    real = reader.read_attention
+
+    def read(model, index):
+        return change(real(model, index)) if only in (None, index) else real(model, index)
+
+    monkeypatch.setattr(reader, "read_attention", read)
+
+
 # --- it passes ---
 
 
@@ -49,19 +59,6 @@ def test_provenance_of_a_layer():
     }
 
 
-@pytest.mark.parametrize("name", zoo.RIGHT)
-def test_compatibility_mode_passes(name):
-    model = zoo.bridge(name)
-    model.enable_compatibility_mode(disable_warnings=True)
-    assert float(verify_scores(model).max()) < 1e-5
-
-
-@zoo.needs_hooked
-@pytest.mark.parametrize("name", zoo.HOOKED_ARCHITECTURES)
-def test_unfolded_hooked_transformer_passes(name):
-    assert float(verify_scores(zoo.hooked(name, fold_ln=False)).max()) < 1e-5
-
-
 @pytest.mark.skipif(not zoo.HAS_HOOKED, reason="right on TransformerLens 4")
 def test_cohere_is_refused_where_transformer_lens_is_wrong():
     with pytest.raises(ScoreMismatch, match="layer 0: the scores rebuilt"):
@@ -71,43 +68,30 @@ def test_cohere_is_refused_where_transformer_lens_is_wrong():
 # --- prompts ---
 
 
-@pytest.mark.parametrize("name", ["gpt2", "yarn", "gemma3", "gptj"])
-@pytest.mark.parametrize("shape", [(1,), (7,), (1, 5), (3, 40)])
-def test_own_tokens(name, shape):
-    tokens = torch.randint(0, zoo.VOCABULARY, shape, generator=torch.Generator().manual_seed(3))
+@pytest.mark.parametrize("name", ["gpt2", "yarn"])
+def test_own_tokens(name):
     model = shared("bridge", name)
-    assert float(verify_scores(model, tokens).max()) < 1e-5
-    if len(shape) == 1:
-        assert verify_scores(model, tokens).equals(verify_scores(model, tokens[None]))
-
-
-def test_the_prompt_is_what_is_run():
-    model = shared("bridge", "gpt2")
+    for shape in ((1,), (7,), (3, 40)):
+        tokens = torch.randint(0, zoo.VOCABULARY, shape, generator=torch.Generator().manual_seed(3))
+        found = verify_scores(model, tokens)
+        assert float(found.max()) < 1e-5
+        assert found.equals(verify_scores(model, torch.atleast_2d(tokens)))
     default = verify_scores(model)
     assert default.equals(verify_scores(model, check_prompt(attention_view(model))))
     assert not default.equals(verify_scores(model, zoo.prompt()))
 
 
-def test_default_prompt_is_seeded_and_fits():
-    view = attention_view(shared("bridge", "gpt2"))
+def test_default_prompt_is_seeded_and_fits(monkeypatch):
+    view = attention_view(shared("bridge", "llama"))
     prompt = check_prompt(view)
     assert prompt.shape == (1, 24)
     assert torch.equal(prompt, check_prompt(view))
-    assert int(prompt.min()) >= 0
-    assert int(prompt.max()) < zoo.VOCABULARY
+    assert 0 <= int(prompt.min()) <= int(prompt.max()) < zoo.VOCABULARY
     assert len(prompt.unique()) > 10
     assert check_prompt(dataclasses.replace(view, n_ctx=9)).shape == (1, 9)
-
-
-def test_default_prompt_stays_within_the_frequencies(monkeypatch):
-    real = bridge.read_attention
-
-    def read(model, layer):
-        raw = real(model, layer)
-        return dataclasses.replace(raw, rotary=dataclasses.replace(raw.rotary, valid_up_to=11))
-
-    monkeypatch.setattr(bridge, "read_attention", read)
-    assert check_prompt(attention_view(shared("bridge", "llama"))).shape == (1, 11)
+    rotary = dataclasses.replace(view.rotary(0), valid_up_to=11)
+    read_with(monkeypatch, raw_with(rotary=rotary))
+    assert check_prompt(view).shape == (1, 11)
 
 
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
@@ -122,7 +106,7 @@ def test_past_the_switch_the_short_frequencies_are_refused(name):
     assert float(verify_scores(model).max()) < 1e-5  # and the long prompt left nothing behind
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma2", "gptneo"])
+@pytest.mark.parametrize("name", ["gemma2", "gptneo"])
 def test_windows_are_left_out_and_the_rest_compared(name):
     view = attention_view(shared("bridge", name))
     zeros = [int((pattern[0, 0].tril() == 0).sum()) - 24 * 23 // 2 for pattern in capture(view, "pattern")]
@@ -163,41 +147,22 @@ def slower(rotary):
 
 MISTAKES = {
     "norm gain left out": ("llama", norm(gain=None)),
-    "norm gain left out, delegated": ("gptj", norm(gain=None)),
     "gain w instead of 1 + w": ("gemma2", gain_without_its_one),
     "norm bias left out": ("gpt2", norm(bias=None)),
     "LayerNorm taken for RMS": ("gpt2", norm(kind="RMS")),
-    "RMS taken for LayerNorm": ("llama", norm(kind="LN")),
     "eps 10 times too large": ("llama", norm(eps=1e-5)),
     "scale off by 1 part in 1000": ("gpt2", transformed("score_scale", lambda scale: scale * 1.001)),
     "scale off by 1 part in 1000, delegated": ("opt", transformed("score_scale", lambda scale: scale * 1.001)),
-    "GPT-Neo divided by sqrt(d_head)": ("gptneo", transformed("score_scale", lambda scale: scale / 12**0.5)),
     "halves paired as neighbours": ("llama", pairs(adjacent=True)),
-    "halves paired as neighbours, partial": ("neox", pairs(adjacent=True)),
-    "neighbours paired as halves": ("gptj", pairs(adjacent=False)),
-    "real and imaginary exchanged": (
-        "llama",
-        transformed("rotary", lambda r: dataclasses.replace(r, real_index=r.imag_index, imag_index=r.real_index)),
-    ),
     "another base": ("llama", transformed("rotary", slower)),
     "another base, tables hidden": ("gptj", transformed("rotary", slower)),
     "YaRN's factor left out": ("yarn", transformed("rotary", lambda r: dataclasses.replace(r, attention_scaling=1.0))),
     "no rotation": ("smollm3", raw_with(rotary=None)),
     "key heads exchanged": ("llama", transformed("w_k", lambda w: w.flip(0))),
     "query heads dealt round robin": ("qwen2", transformed("w_q", lambda w: w[[0, 2, 1, 3]])),
-    "query bias left out": ("qwen2", raw_with(b_q=None)),
-    "key bias left out": ("qwen2", raw_with(b_k=None)),
     "query bias left out, delegated": ("opt", raw_with(b_q=None)),
-    "query and key exchanged": (
-        "gpt2",
-        lambda raw: dataclasses.replace(raw, w_q=raw.w_k, w_k=raw.w_q, b_q=raw.b_k, b_k=raw.b_q),
-    ),
     "softcap left out": ("gemma2", raw_with(softcap=None)),
     "query norm left out": ("qwen3", raw_with(q_norm=None)),
-    "key norm's gain left out": (
-        "gemma3",
-        transformed("k_norm", lambda n: dataclasses.replace(n, gain=None)),
-    ),
     "mean of each head's queries for that of all": (
         "olmo2",
         transformed("q_norm", lambda n: dataclasses.replace(n, over_heads=False)),
@@ -206,10 +171,6 @@ MISTAKES = {
         "olmo2",
         transformed("k_norm", lambda n: dataclasses.replace(n, gain=n.gain.flip(0))),
     ),
-    "the norm behind the attention taken for one in front": (
-        "olmo2",
-        raw_with(norm=Normalization("RMS", None, None, 1e-6)),
-    ),
     "ALiBi left out": ("bloom", raw_with(alibi=None)),
 }
 
@@ -217,38 +178,29 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_reading_is_caught(mistake, monkeypatch):
     name, change = MISTAKES[mistake]
-    real = bridge.read_attention
-    monkeypatch.setattr(bridge, "read_attention", lambda model, layer: change(real(model, layer)))
+    read_with(monkeypatch, change)
     with pytest.raises(ScoreMismatch, match=r"layer 0: the (scores|pattern|model rotates)"):
         verify_scores(shared("bridge", name))
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_same_way_in_passes_without_the_mistake(mistake, monkeypatch):
+def test_the_same_way_in_passes_without_a_mistake(monkeypatch):
     # What raises above is the mistake, not the replaced reader.
-    name, _ = MISTAKES[mistake]
-    real = bridge.read_attention
-    monkeypatch.setattr(bridge, "read_attention", lambda model, layer: dataclasses.replace(real(model, layer)))
-    verify_scores(shared("bridge", name))
+    read_with(monkeypatch, dataclasses.replace)
+    for name in ("llama", "gptj", "gemma2"):
+        verify_scores(shared("bridge", name))
 
 
 @zoo.needs_hooked
-@pytest.mark.parametrize("mistake", ["norm bias left out", "halves paired as neighbours", "key heads exchanged"])
+@pytest.mark.parametrize("mistake", ["norm bias left out", "halves paired as neighbours"])
 def test_mistakes_are_caught_on_a_hooked_transformer(mistake, monkeypatch):
-    hooked = importlib.import_module("tlspectral.models.attention.hooked")
     name, change = MISTAKES[mistake]
-    real = hooked.read_attention
-    monkeypatch.setattr(hooked, "read_attention", lambda model, layer: change(real(model, layer)))
+    read_with(monkeypatch, change, importlib.import_module("tlspectral.models.attention.hooked"))
     with pytest.raises(ScoreMismatch, match="layer 0: the scores"):
         verify_scores(zoo.hooked(name, fold_ln=False))
 
 
 def test_the_layer_that_is_wrong_is_named(monkeypatch):
-    real = bridge.read_attention
-    wrong = raw_with(b_q=None)
-    monkeypatch.setattr(
-        bridge, "read_attention", lambda m, index: (wrong if index == 1 else dataclasses.replace)(real(m, index))
-    )
+    read_with(monkeypatch, raw_with(b_q=None), only=1)
     with pytest.raises(ScoreMismatch, match=r"layer 1: the scores .* differ from the model's own by \d"):
         verify_scores(shared("bridge", "qwen2"))
 
@@ -265,8 +217,16 @@ def test_an_edit_that_we_do_not_know_of_is_caught():
 # --- precision ---
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "yarn", "gemma3", "bloom", "gptj"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gpt2", torch.bfloat16),
+        ("yarn", torch.float16),
+        ("gemma3", torch.bfloat16),
+        ("bloom", torch.float16),
+        ("gptj", torch.bfloat16),
+    ],
+)
 def test_16_bit_models_pass_with_their_own_tolerance(name, dtype):
     model = zoo.bridge(name).to(dtype)
     check = check_scores(attention_view(model))
@@ -281,24 +241,22 @@ def test_16_bit_models_pass_with_their_own_tolerance(name, dtype):
 
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 def test_16_bits_still_see_the_wrong_pairs(name, monkeypatch):
-    real = bridge.read_attention
-    change = pairs(adjacent=name == "llama")
-    monkeypatch.setattr(bridge, "read_attention", lambda model, layer: change(real(model, layer)))
+    read_with(monkeypatch, pairs(adjacent=name == "llama"))
     with pytest.raises(ScoreMismatch):
         verify_scores(zoo.bridge(name).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi", "bloom"])
-def test_float64_models_agree_to_rounding(name):
+def test_float64_models_agree_to_rounding():
     # 1e-14 for models whose tables and norms stay in float64; others rotate in float32 (1e-6), within the tolerance.
-    assert float(verify_scores(zoo.bridge(name).to(torch.float64)).max()) < 1e-12
+    for name in ("phi", "bloom"):
+        assert float(verify_scores(zoo.bridge(name).to(torch.float64)).max()) < 1e-12
     assert float(verify_scores(zoo.bridge("llama").to(torch.float64)).max()) < 1e-5
 
 
 # --- states of the model ---
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gptj", "opt"])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_training_mode_with_dropout_verifies(name):
     model = zoo.bridge(name)
     for module in model.original_model.modules():
@@ -315,10 +273,9 @@ def test_training_mode_with_dropout_verifies(name):
 
 def test_a_configured_cache_is_no_obstacle():
     model = zoo.bridge("llama")
-    model.original_model.config.use_cache = True
-    assert verify_scores(model).equals(verify_scores(shared("bridge", "llama")))
-    model.original_model.config.use_cache = False
-    assert verify_scores(model).equals(verify_scores(shared("bridge", "llama")))
+    for use_cache in (True, False):
+        model.original_model.config.use_cache = use_cache
+        assert verify_scores(model).equals(verify_scores(shared("bridge", "llama")))
 
 
 def test_attention_that_hides_its_pattern_is_refused_with_the_way_out():
@@ -331,26 +288,16 @@ def test_attention_that_hides_its_pattern_is_refused_with_the_way_out():
 # --- what lies outside M ---
 
 
-def plain_share(name, index, view):
-    """1 - share of M, from the published weights and the model's own scores: what M does not explain of them."""
-    hf = zoo.hf_model(name)
-    d_head = zoo.WIDTH // zoo.HEADS
-    block = hf.transformer.h[index]
-    if name == "gpt2":
-        gain, weight = block.ln_1.weight, block.attn.c_attn.weight.T
-        eps, weight = block.ln_1.eps, weight.reshape(3, zoo.HEADS, d_head, zoo.WIDTH).transpose(0, 1)
-    else:
-        gain, weight = block.input_layernorm.weight, block.self_attention.query_key_value.weight
-        eps, weight = block.input_layernorm.eps, weight.reshape(zoo.HEADS, 3, d_head, zoo.WIDTH)
-    residual = capture(view, "residual")[index][0]
-    scores = capture(view, "scores")[index][0]
-    x = torch.nn.functional.layer_norm(residual, (zoo.WIDTH,), eps=eps) * gain.detach().double()
+def plain_share(index, view):
+    """The share, row by row, of what M does not explain of the model's own scores."""
+    layer = view.layer(index)
+    residual, scores = (capture(view, point)[index][0] for point in ("residual", "scores"))
+    x, (w_q, w_k) = layer.norm.normalized(residual), layer.operator_factors()
+    inside = layer.score_scale * (x @ w_q) @ (x @ w_k).mT
     shares = []
-    for head in range(zoo.HEADS):
-        query, key = x @ weight[head, 0].detach().double().T, x @ weight[head, 1].detach().double().T
-        inside = query @ key.T / d_head**0.5
+    for head in range(layer.n_heads):
         spread = {"inside": 0.0, "outside": 0.0}
-        for part, values in (("inside", inside), ("outside", scores[head] - inside)):
+        for part, values in (("inside", inside[head]), ("outside", scores[head] - inside[head])):
             for row in range(len(values)):
                 spread[part] += float((values[row, : row + 1] - values[row, : row + 1].mean()).square().sum())
         shares.append(spread["outside"] / (spread["outside"] + spread["inside"]))
@@ -363,10 +310,10 @@ def test_share_outside_m_against_a_plain_reference(name):
     for index in range(2):
         # The model's float32 scores carry 3e-6 of about 10: measured 1e-7. Without ALiBi, or with the mean of a row
         # left in, the share moves by 0.1.
-        np.testing.assert_allclose(checked("bridge", name).outside_m[index], plain_share(name, index, view), atol=1e-5)
+        np.testing.assert_allclose(checked("bridge", name).outside_m[index], plain_share(index, view), atol=1e-5)
 
 
-@pytest.mark.parametrize("n_heads", [1, 2, 4, 8, 16, 12, 3, 6, 71])
+@pytest.mark.parametrize("n_heads", [1, 8, 12, 3, 71])
 def test_alibi_slopes_are_those_of_bloom(n_heads):
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 

@@ -12,7 +12,17 @@ import pandas as pd
 import pytest
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import WorkPart, bundled, finished_parts, open_parts, stacked, unbundled, work, workers_kept
+from tlspectral.tables import (
+    WorkPart,
+    bundled,
+    finished_parts,
+    open_model_parts,
+    open_parts,
+    stacked,
+    unbundled,
+    work,
+    workers_kept,
+)
 
 finished = partial(finished_parts, description="work", unit="part", show_progress=False)
 
@@ -48,10 +58,7 @@ def test_tables_come_in_the_order_given(n_jobs):
         found = finished(parts_of(4, slow_first), n_jobs=n_jobs)
     assert list(found) == ["part0", "part1", "part2", "part3"]
     assert numbers(found) == [0, 1, 2, 3]
-
-
-def test_one_job_is_this_process():
-    assert workers_of(finished(parts_of(3))) == {os.getpid()}
+    assert workers_of(found) == {os.getpid()}
 
 
 def is_running(pid):
@@ -234,9 +241,6 @@ def test_the_bar_begins_where_the_folder_stands(tmp_path, stood, capfd):
     finished(parts_of(5), folder, show_progress=True)
     assert stood == [4, 5]
     assert "3/5" in capfd.readouterr().err
-
-
-def test_the_bar_is_silent_unless_asked_for(capfd):
     finished(parts_of(2))
     assert capfd.readouterr() == ("", "")
 
@@ -313,12 +317,35 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
         open_parts(tmp_path, {"a": 1})
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "null", '"noted"', '{"format": 1, "a": 1}'])
+@pytest.mark.parametrize("text", ["[]", '{"format": 1, "a": 1}'])
 def test_a_manifest_of_another_shape_is_refused(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
         open_parts(tmp_path, {"a": 1}, noted={"noted": 2})
     assert (tmp_path / "settings.json").read_text() == text
+
+
+def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
+        open_parts(other, {})
+    long = "x" * 60
+    open_model_parts(ours, {"a": 1, "b": long}, 1.5)
+    with pytest.raises(IncompatibleCheckpoint, match=r"other a, b, c \(a: 1 there, 2 now\): choose another folder"):
+        open_model_parts(ours, {"a": 2, "c": 3}, 1.5)
+    with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):
+        open_model_parts(ours, {"a": 1}, 1.5)
+    # Another machine moves a score by 1e-6, other hooks by more than 1e-4.
+    assert open_model_parts(ours, {"a": 1, "b": long}, 1.5 + 1e-5).noted == {"intact_value": 1.5}
+    for score in (1.5 - 2e-4, 1.5 + 2e-4, float("nan")):
+        with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 .*other hooks on the model"):
+            open_model_parts(ours, {"a": 1, "b": long}, score)
+    settings = json.loads((ours / "settings.json").read_text())
+    (ours / "settings.json").write_text(json.dumps({**settings, "intact_value": "high"}))
+    with pytest.raises(IncompatibleCheckpoint, match="intact_value is 'high'"):
+        open_model_parts(ours, {"a": 1, "b": long}, 1.5)
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):

@@ -1,24 +1,14 @@
-"""What heads write to the residual stream, and what a layer's queries, keys and values read from it."""
+"""What heads write to the residual stream, and what a layer's keys read from it."""
 
 import pytest
 import torch
-import zoo
+from ablation_runs import logits, recording
 from zoo import shared
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import (
-    head_writes,
-    layer_reads,
-    require_sum_of_writes,
-)
+from tlspectral.models.attention.writes import head_writes, layer_reads, require_sum_of_writes
 from tlspectral.rotary import in_float64, widened
-
-
-def captured_run(view, tokens):
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z", "query", "key", "value")
-    names = [view.hook_names(layer)[point] for layer in range(view.n_layers) for point in points]
-    return view.capture(tokens, names, last=view.hook_names(view.n_layers - 1)["residual_after"])
 
 
 @torch.no_grad()
@@ -40,20 +30,15 @@ def test_the_change_of_a_stream_that_is_nearly_all_removed_is_kept(cast, allowed
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_a_residual_stream_that_a_hook_edits_is_no_sum_of_writes(name):
-    view = attention_view(shared("bridge", name))
-    names = view.hook_names(1)
-
-    def halve(attention, hook):
-        return attention / 2
-
-    with view.model.hooks(fwd_hooks=[(names["z"], halve)]):  # before the point that is read: seen, and right
-        captured = captured_run(view, zoo.prompt())
-        require_sum_of_writes(view, 1, captured, head_writes(view, 1, widened))
-    captured = captured_run(view, zoo.prompt())
-    captured[names["residual_after"]] = captured[names["residual_after"]] * 1.01
-    with pytest.raises(UnsupportedArchitecture, match="layer 1: the residual stream is no sum"):
-        require_sum_of_writes(view, 1, captured, head_writes(view, 1, widened))
-    captured = captured_run(view, zoo.prompt())
-    captured[names["z"]] = captured[names["z"]] * 1.01 + 0.01
-    with pytest.raises(UnsupportedArchitecture, match="layer 1: the attention adds something else"):
-        require_sum_of_writes(view, 1, captured, head_writes(view, 1, widened))
+    model, view = shared("bridge", name), attention_view(shared("bridge", name))
+    names, writes = view.hook_names(1), head_writes(view, 1, widened)
+    points = [names[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
+    halve = (names["z"], lambda z, hook: z / 2)  # before the point that is read: seen, and right
+    with model.hooks(fwd_hooks=[halve]), recording(model, points) as seen:
+        logits(model)
+    require_sum_of_writes(view, 1, seen, writes)
+    told = {"residual_after": "the residual stream is no sum", "z": "the attention adds something else"}
+    for point, said in told.items():
+        edited = {**seen, names[point]: seen[names[point]] * 1.01 + 0.01}
+        with pytest.raises(UnsupportedArchitecture, match=f"layer 1: {said}"):
+            require_sum_of_writes(view, 1, edited, writes)

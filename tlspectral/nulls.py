@@ -45,17 +45,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def block_generator(
-    seed: int, n: int, k: int, layer: int | None = None, head: int | None = None
-) -> np.random.Generator:
+def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.random.Generator:
     """Return the generator of the Haar blocks of size k of n, the same in every process and on every worker.
 
-    Keyed by (seed, n, k), for blocks shared by all heads, or also by layer and head, for fresh ones. Raises ValueError
-    if only one of layer and head is given.
+    Keyed by (seed, n, k), for blocks shared by all heads, or also by layer and head, for fresh ones.
     """
-    if (layer is None) != (head is None):
-        raise ValueError(f"fresh blocks are keyed by layer and head, found layer={layer} and head={head}; give both")
-    key = (n, k) if layer is None or head is None else (n, k, layer, head)
+    key = (n, k, *layer_and_head)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy=seed, spawn_key=key)))
 
 
@@ -109,8 +104,6 @@ def haar_frame(n_rows: int, n_columns: int, key: Iterable[int]) -> Float64[Tenso
 
 def _moments(singular_values: Float64[np.ndarray, "heads k"], n: int) -> tuple[float, Float64[np.ndarray, " heads"]]:
     """Return E[x] and Var[x] of x = tr(M^2) / ||M||^2 under the null, exact (orthogonal Weingarten calculus)."""
-    if n == 1:
-        return 1.0, np.where(singular_values[:, 0] > 0, 0.0, np.nan)
     top = singular_values.max(axis=1, keepdims=True)
     squares = (singular_values / np.where(top > 0, top, np.nan)) ** 2
     concentration = (squares**2).sum(axis=1) / squares.sum(axis=1) ** 2
@@ -124,11 +117,9 @@ def dir_frac_null(
 
     dir_frac^2 = (1 - x) / 2 with E[x] = 1/n and the exact Var[x]; the root by the delta method, whose own error is of
     order n^-2 relative to the deviation. The deviation is about 1/(2n), so nearly every trained head has a large z.
-    NaN for a zero head.
+    n is 2 or more. NaN for a zero head.
     """
     mean, variance = _moments(singular_values, n)
-    if n == 1:
-        return variance.copy(), variance
     centre = np.sqrt((1 - mean) / 2)
     return centre - variance / (32 * centre**3), np.sqrt(variance) / (4 * centre)
 

@@ -249,6 +249,9 @@ def rank_tolerance(storage_dtype: torch.dtype, d_model: int, d_head: int) -> flo
     return limits.eps if limits.bits <= 16 else max(d_model, d_head) * limits.eps
 
 
+_STATUSES = ("zero", "defective", "rank_deficient")
+
+
 @dataclass(frozen=True)
 class HeadMetrics:
     """Scalar metrics per head, arrays over heads (FP section 3; each is without unit unless said).
@@ -288,17 +291,6 @@ def _content_pos_frac(
     share = np.where(values > 0, sizes, 0.0).sum(axis=1) / np.where(total > 0, total, np.nan)
     # The signs of M_S are rounding where M is antisymmetric to the precision it was stored in.
     return np.where(np.sqrt((values**2).sum(axis=1)) < tolerance * norms, np.nan, share)
-
-
-def _statuses(
-    norms: Float64[np.ndarray, " heads"],
-    full_rank: list[bool],
-    defective: list[bool],
-) -> list[str]:
-    statuses = []
-    for norm, full, broken in zip(norms, full_rank, defective, strict=True):
-        statuses.append("zero" if norm == 0 else "defective" if broken else "ok" if full else "rank_deficient")
-    return statuses
 
 
 def head_metrics(
@@ -346,7 +338,7 @@ def head_metrics(
     rest = np.maximum(1 - ((modulus / scale[:, None]) ** 2).sum(axis=1), 0.0)
     symmetric = spectra.symmetric_eigenvalues.numpy()
     return HeadMetrics(
-        status=_statuses(norms, (rank >= k).tolist(), (nilpotent | unstable).tolist()),
+        status=np.select([norms == 0, nilpotent | unstable, rank < k], _STATUSES, "ok").tolist(),
         rank=rank.astype(np.int64),
         dir_frac=antisymmetric_norms(core).numpy() / scale,
         D_head=np.where(nilpotent | unstable, np.nan, imaginary / np.where(total > 0, total, np.nan)),

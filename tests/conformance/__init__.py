@@ -4,7 +4,18 @@ A new architecture is a line in `zoo_shapes.SHAPES`. A new property is a functio
 that is imported here, with a plain recomputation beside it.
 """
 
-from . import edges, edits, reading, spectral, sweeps, untouched  # noqa: F401 - asked in this order
+from . import (  # noqa: F401 - asked in this order
+    edges,
+    edits,
+    penalties,
+    positional,
+    reading,
+    scoring,
+    spectral,
+    spectral_models,
+    sweeps,
+    untouched,
+)
 from .rows import Row, cases
 
 __all__ = ["Row", "cases"]

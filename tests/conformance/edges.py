@@ -27,7 +27,7 @@ from .rows import asked, right
 # --- ablate into one head ---
 
 
-@asked(every=3, what=("q", "k", "v"), kind=("output", "scores"))
+@asked(every=4, what=("q", "k", "v"), kind=("output", "scores"))
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 def an_edge_is_what_plain_recomputation_gives(row, what, kind):
     sources, layer, target = edge_of(row.view)
@@ -59,7 +59,7 @@ def row_of(table, source, target):
     return table.query("layer == @source[0] and head == @source[1] and target_head == @target[1]").iloc[0]
 
 
-@asked(right, every=2, what=("k", "q"))
+@asked(right, every=3, what=("k", "q"))
 def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
     replace, tokens = {"k": "mean", "q": "zero"}[what], repeated(row.view)
     table = edges_of(row, what, "attention", replace)
@@ -77,7 +77,7 @@ def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
     assert table["delta"].abs().max() > 5e-4
 
 
-@asked(right, every=3, what=("k", "v", "q"))
+@asked(right, every=4, what=("k", "v", "q"))
 def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row, what):
     tokens = repeated(row.view)
     table = edges_of(row, what, "task", "mean")
@@ -99,7 +99,7 @@ def last_layer_of(row):
     return captured_of(row.view, row.view.n_layers - 1)
 
 
-@asked()
+@asked(every=1)
 def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     view, name = row.view, row.name
     layer, head = view.n_layers - 1, 3 if view.n_heads(0) > 3 else 2
@@ -138,7 +138,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     assert list(table["total"].abs()) == sorted(table["total"].abs(), reverse=True)
 
 
-@asked(right)
+@asked(right, every=2)
 def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
     layer = row.view.n_layers - 1
     for head in (0, row.view.n_heads(layer) - 1):
@@ -154,7 +154,7 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             assert table[part].sum() == pytest.approx(float(expected[0, 0, QUERY, KEY]), abs=1e-5), part
 
 
-@asked(right)
+@asked(right, every=3)
 def frequencies_of_a_term_sum_to_its_row(row):
     view, layer = row.view, row.view.n_layers - 1
     explained = functools.partial(tls.qk_attribution, row.model, PROMPT)
@@ -182,7 +182,7 @@ def frequencies_of_a_term_sum_to_its_row(row):
     assert table.loc[table["frequency"] == pair, "total"].sum() == pytest.approx(float(expected), abs=1e-5)
 
 
-@asked(right)
+@asked(right, every=2)
 def what_a_score_loses_is_what_a_run_with_edited_streams_says(row):
     view = row.view
     layer, head, count = view.n_layers - 1, 1, 6

@@ -3,9 +3,10 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 import zoo
 from ablation_runs import DELEGATED, NO_ROPE, logits, recorded
 from model_state import state_of, warm
@@ -16,25 +17,57 @@ from tlspectral.operators import check_scores
 POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "key", "value", "scores", "pattern", "z",
           "cos", "sin")  # fmt: skip
 
+# Rows that differ in what matters, of which the fast tests ask what costs much: learned positions and LayerNorm;
+# grouped keys; a quarter of the columns rotated, with biases; query/key norm by head; softcap, windows and a gain less
+# 1; adjacent pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin.
+KINDS = {
+    "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn"),
+    "hooked": ("llama", "bloom", "qwen3"),
+}
 
-# What is to hold, in which case, of which rows, and in the fast tests of one in how many.
-PROPERTIES: list[tuple[Callable[..., None], tuple[Any, ...], Callable[..., bool], int]] = []
+
+class Property(NamedTuple):
+    """What is to hold, in which case, of which rows and forms, and of how many in the fast tests."""
+
+    holds: Callable[..., None]
+    case: tuple[Any, ...]
+    of: Callable[..., bool]
+    every: int | None
+    forms: bool
+
+
+PROPERTIES: list[Property] = []
 
 
 class Row:
-    """One model, which no property may change, and its run on the prompt of the zoo."""
+    """One model, which no property may change, and its run on the prompt of the zoo.
 
-    def __init__(self, backend: str, name: str) -> None:
-        self.backend, self.name = backend, name
+    `form` is "" for a raw bridge and for a HookedTransformer with folded norms, "compatible" for a bridge in
+    compatibility mode, and "unfolded" for a HookedTransformer that keeps its norms.
+    """
+
+    def __init__(self, backend: str, name: str, form: str = "") -> None:
+        self.backend, self.name, self.form = backend, name, form
         self.rotary = name not in NO_ROPE
         self.read_right = backend == "hooked" or name not in zoo.READ_WRONG
         # The bridge leaves attention to the wrapped module, so that scores are rebuilt and z is edited.
         self.delegated = backend == "bridge" and name in DELEGATED
 
+    def fresh(self, dtype: torch.dtype = torch.float32) -> Any:
+        """A model of one's own."""
+        model = zoo.hooked(self.name, fold_ln=not self.form) if self.backend == "hooked" else zoo.bridge(self.name)
+        if self.form == "compatible":
+            model.enable_compatibility_mode(disable_warnings=True)
+        if dtype != torch.float32:
+            model = model.to(dtype)
+            if self.backend == "bridge":
+                model.original_model.to(dtype)
+        return model
+
     @cached_property
     def model(self) -> Any:
         """The model, as it was before the first property acted on it: see `state` and `logits`."""
-        model = warm(zoo.shared(self.backend, self.name))
+        model = warm(self.fresh() if self.form else zoo.shared(self.backend, self.name))
         self.state, self.logits = state_of(model), logits(model)
         return model
 
@@ -70,14 +103,24 @@ def rotating(row: Row, *case: Any) -> bool:
     return row.rotary
 
 
-def asked(of: Callable[..., bool] = lambda row, *case: True, every: int = 1, **cases: Iterable[Any]) -> Any:
+def rotating_right(row: Row, *case: Any) -> bool:
+    return row.rotary and row.read_right
+
+
+def asked(
+    of: Callable[..., bool] = lambda row, *case: True,
+    every: int | None = None,
+    forms: bool = False,
+    **cases: Iterable[Any],
+) -> Any:
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
-    What costs much is asked of one row in `every`, another one for each case; the slow tests ask the others.
+    What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, and
+    the slow tests ask all others. `forms`: it is asked of compatibility mode and of unfolded models too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
-        PROPERTIES.extend((holds, case, of, every) for case in itertools.product(*cases.values()))
+        PROPERTIES.extend(Property(holds, case, of, every, forms) for case in itertools.product(*cases.values()))
         return holds
 
     return register
@@ -89,16 +132,20 @@ def label(value: Any) -> str:
     return str(value)
 
 
-def cases(backend: str) -> Iterator[Any]:
+def cases(backend: str, form: str = "") -> Iterator[Any]:
     """Every property of every row of a backend, as pytest takes them: the row, what is to hold, and the case."""
-    bridges = (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen")
-    names = bridges if backend == "bridge" else zoo.HOOKED_ARCHITECTURES
-    for number, name in enumerate(names):
-        row = Row(backend, name)
-        for turn, (holds, case, of, every) in enumerate(PROPERTIES, number):
-            if not of(row, *case):
+    names = zoo.HOOKED_ARCHITECTURES
+    if backend == "bridge":
+        names = zoo.ARCHITECTURES if form else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen")
+    kinds = KINDS[backend]
+    for name in names:
+        row = Row(backend, name, form)
+        for turn, (holds, case, of, every, forms) in enumerate(PROPERTIES):
+            if not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]
-            marks += [pytest.mark.slow] if turn % every else []
+            sampled = (every or 1) * (2 if form else 1)
+            if (every or form) and (name not in kinds or (kinds.index(name) + turn) % sampled):
+                marks.append(pytest.mark.slow)
             said = "-".join([name, holds.__name__, *map(label, case)])
-            yield pytest.param((backend, name), holds, case, id=said, marks=marks)
+            yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)

@@ -67,16 +67,11 @@ def band_effects(
 
     Returns:
         DataFrame, one row per head and band (with `by` per value too): `layer, head, band` (`high`: the fastest third
-        of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last` (indices of its frequencies when
-        sorted from fast to slow), `delta` (score less intact
-        score) and `delta_stderr` (over sequences, paired), `score_rms` (RMS over unmasked pairs of what was removed
-        from the scaled scores); `random_delta, random_delta_stderr` (mean over sets, and its error over sets
-        and sequences, in squares), `random_delta_min, random_delta_max`; `control_excess`, |delta| less the mean of the
-        sets' |effects|; `control_p`, of "the band is one of the sets" (see `tasks.control_test`); `random_score_rms`;
-        `random_overlap`, the RMS of
-        the band's own frequencies in a set over that of the band, mean over sets: near 1 a random set is almost the
-        band itself and cannot serve as a control; `random_draws`, how many different sets of equal RMS were found: if
-        none, the other columns of the control are NaN.
+        of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last, delta, delta_stderr, score_rms`,
+        and of the random sets `random_delta, random_delta_stderr, random_delta_min, random_delta_max, control_excess,
+        control_p, random_score_rms, random_overlap, random_draws`; `tables.describe_table("band_effects")` says what
+        each is. `delta` is in the unit of the metric, nats for a loss. Where `random_overlap` is near 1, a random set
+        is almost the band itself and cannot serve as a control.
 
     Raises:
         BadHead: a head that does not exist.

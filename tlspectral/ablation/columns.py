@@ -104,8 +104,8 @@ _SUMMARY = (
         does_not_establish="That a column predicts which heads matter: one model is one observation of circuits."),
     Column("low",
         "Lower end of a 95 % interval: over sequences for sum, all effects moved by 1.96 standard errors for "
-        "share_small, one layer after another left out for rank_correlation. NaN for the ranks.", "as value",
-        range="as value",
+        "share_small, one layer after another left out for rank_correlation (by the ranks of the whole table). NaN for "
+        "the ranks, and with fewer than three layers.", "as value", range="as value",
         does_not_establish="The spread over models or tasks. Where the sums per sequence no longer fit the table, "
         "the interval of sum is the widest that the heads' errors allow (see note)."),
     Column("high", "Upper end of the interval of low.", "as value", range="as value",

@@ -36,18 +36,16 @@ def summarize_sweep(
     of a random part of equal size; with `control="random"` alone, and not for `output` and `long_range`, whose control
     is other heads). `statement` is one of
 
-    * `sum`: of the effects of all heads. Interval over sequences (t distribution), from the sums that `sweep.attrs`
-      hold; where a table was cut or joined and they no longer fit, the widest that the heads' standard errors allow.
-    * `share_small`: share of heads with an absolute effect below `small`; low and high move every effect by 1.96 of
-      its standard errors against or with it.
+    * `sum`: of the effects of all heads.
+    * `share_small`: share of heads with an absolute effect below `small`.
     * `detector_rank`: rank (1 is best) of the head whose ablation does the most harm (raises a loss the most, or lowers
-      a score of which more is better) among all heads by `prev`, `dup`, `ind`;
-      p = rank / n is exact for a head chosen at random, not corrected for the three detectors. `note` names the head.
+      a score of which more is better) among all heads by `prev`, `dup`, `ind`. `note` names the head.
     * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
       measured heads by harm.
     * `rank_correlation`: Spearman of the effect with `dir_frac`, `D_head`, `rope_imag_frac` and `prev`, none of fewer
-      than 20 heads; interval and p are Student's t from leaving out one layer after another (ranks of the whole table),
-      NaN with fewer than three layers. `qvalue` is p corrected over all correlations of the table (Benjamini-Hochberg).
+      than 20 heads.
+
+    `tables.describe_table("summarize_sweep")` says what the interval and the p of each are over.
 
     Args:
         sweep: of `ablation_sweep`, one table or several parts of one model. Heads that a screen left out do not count.

@@ -13,8 +13,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
-from tlspectral.ablation.controls import check_draws, effects_beside_heads
-from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.effects import check_draws, effects_beside_heads, layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
@@ -93,15 +92,11 @@ def ablation_sweep(
         show_progress: a bar over layers.
 
     Returns:
-        DataFrame sorted by layer and head: `layer, head, part, value` (score of the ablated model), `delta` (value less
-        that of the intact model, in the unit of the metric, nats for a loss), `delta_stderr` and `delta_p` (over
-        sequences, paired: see `paired_effect`), `score_rms` (RMS of what was removed from the scaled scores, before a
-        softcap, over unmasked pairs, for parts in blocks of a query behind and a key in them; NaN for `Output` and
-        `LongRange`). With a control `control_delta, control_delta_stderr`: mean over draws, and its error over draws
-        and sequences, in squares; `control_excess`, |delta| less the mean of the draws' |effects|; `control_p`, of "the
-        part is one of the control's" (see `tasks.control_test`). With a screen `estimate` and `measured` (`"top"`,
-        `"control"` or empty; `value` is NaN where empty). `attrs` hold model and settings; with a screen
-        `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set.
+        DataFrame sorted by layer and head: `layer, head, part, value, delta, delta_stderr, delta_p, score_rms`; with a
+        control `control_delta, control_delta_stderr, control_excess, control_p`; with a screen `estimate, measured`.
+        `tables.describe_table("ablation_sweep")` says what each is. `delta` is in the unit of the metric, nats for a
+        loss. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
+        effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.

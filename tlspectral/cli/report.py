@@ -1,6 +1,5 @@
 """The command `report`: one page about a table of heads, or about a model, whose tables it makes."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
 STRONGEST = 2
 """Heads of each detector whose directions are read."""
-PASSES = {"heads": 45, "kernels": 6, "kernel_prediction": 6, "directions": 16, "positional": 30}
-"""About what each table costs on SmolLM2-135M, in passes of 1,024 tokens: a pass took 2.5 CPU seconds."""
+_TABLES = ("heads", "kernels", "kernel_prediction", "directions", "positional")
 
 
 def _further(function: str) -> Any:
@@ -109,14 +107,14 @@ def _measured(
     from tlspectral.tables.parts import open_parts
     from tlspectral.tables.work import WorkPart, finished_parts
 
-    view = attention_view(model)
-    origin = view.origin()
+    origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
     parts = open_parts(folder, {"work": "report", **weights, "seed": seed})
     makers = _makers(model, seed, show_progress=not quiet)
-    wanted = [name for name in PASSES if (name in makers or name == "directions") and name not in given]
+    wanted = [name for name in _TABLES if (name in makers or name == "directions") and name not in given]
     if not quiet:
-        typer.echo(_estimate(view, [name for name in wanted if not (folder / f"{name}.parquet").exists()]))
+        missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
+        typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
     made = partial(finished_parts, folder=parts, description="report", unit="table", show_progress=not quiet)
     heads = made([WorkPart("heads", makers["heads"])])["heads"]
     makers["directions"] = partial(_directions, model, heads, seed)
@@ -156,21 +154,3 @@ def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
     table = stacked(found)
     table.attrs = {**found[0].attrs, **attention_view(model).origin()}
     return table
-
-
-def _estimate(view: Any, missing: list[str]) -> str:
-    """Return about how long the missing tables will take, from one pass and their cost on another model."""
-    import torch
-
-    from tlspectral.models.attention.replay import last_logits
-    from tlspectral.tables.work import duration
-
-    if not missing:
-        return "all tables are there"
-    width = min(64, view.n_ctx)
-    tokens = torch.arange(1024 // width * width).remainder(view.d_vocab).view(-1, width)
-    began = time.perf_counter()
-    last_logits(view, tokens)
-    each = time.perf_counter() - began
-    parts = ", ".join(f"{name} {duration(PASSES[name] * each)}" for name in missing)
-    return f"about {duration(each * sum(PASSES[name] for name in missing))}: {parts}"

@@ -128,38 +128,19 @@ def self_check(attrs: dict[Any, Any]) -> str:
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Aligned text of some columns; NaN is a dash."""
+    """Aligned text of some columns; NaN, and a column that the table lacks, is a dash."""
+    import pandas as pd
+
     from tlspectral.selection import head_name
 
     names = heads["name"] if "name" in heads else map(head_name, heads["layer"], heads["head"])
-    header = ["head", *(_SHOWN.get(column, column) for column in columns)]
-    body = [
-        [str(name), *(_number(heads[column].iloc[row], column) if column in heads else "-" for column in columns)]
-        for row, name in enumerate(names)
-    ]
-    widths = [max(len(line[index]) for line in [header, *body]) for index in range(len(header))]
-    return "\n".join(
-        "  "
-        + "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
-        for line in [header, *body]
-    )
-
-
-_SHOWN = {
-    "prev_se": "se",
-    "dup_se": "se",
-    "ind_se": "se",
-    "D_head_null_pct": "null pct",
-    "D_head_null_mean": "null mean",
-}
-
-
-def _number(value: Any, column: str) -> str:
-    if value != value:
-        return "-"
-    if column.endswith("_z"):
-        return f"{value:+.1f}"
-    return f"{value:.4f}" if column.endswith("_se") else f"{value:.3f}"
+    shown = pd.DataFrame({"head": list(map(str, names))})
+    for column in columns:
+        digits = "+.1f" if column.endswith("_z") else ".4f" if column.endswith("_se") else ".3f"
+        values = heads[column] if column in heads else [float("nan")] * len(heads)
+        title = "se" if column.endswith("_se") else column.removeprefix("D_head_").replace("null_", "null ")
+        shown[title] = ["-" if pd.isna(value) else format(value, digits) for value in values]
+    return shown.to_string(index=False)
 
 
 def _statuses(heads: "pd.DataFrame") -> str:

@@ -26,16 +26,11 @@ def copying_scores(model: Any) -> pd.DataFrame:
     The product P is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
     LayerNorm both are centred); W_E is raw.
 
-    An eigenvalue l is above rounding if it is among the r largest, r the smaller one of the ranks of W_V and W_O
-    (singular values above max(d_model, d_head) eps(stored dtype) x the largest, as in the column `rank`), and if |l|
-    exceeds max(d_model, d_head) eps(float64) x the largest singular value of P. All d_head eigenvalues of a head of
-    full rank are, unless P itself lacks rank.
-
     Returns:
-        DataFrame `layer, head, copying, positivity`: of the eigenvalues above rounding, the share with a positive real
-        part (a count), and `sum Re l / sum |l|` of all. NaN for a head that writes nothing or whose P is nilpotent:
-        sum |l| is below 1e-6 ||P||, and what is computed is rounding. `attrs` hold where the model came from, with
-        hashes of its weights.
+        DataFrame `layer, head, copying, positivity`: the share (a count) of the eigenvalues above rounding with a
+        positive real part (the column's text says which these are), and `sum Re l / sum |l|` of all. NaN for a head
+        that writes nothing or whose P is nilpotent: sum |l| is below 1e-6 ||P||, and what is computed is rounding.
+        `attrs` hold where the model came from, with hashes of its weights.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
@@ -80,7 +75,7 @@ def _above_rounding(
     output: OutputFactors,
     products: Float64[Tensor, "heads d_head d_head"],
 ) -> Bool[Tensor, "heads d_head"]:
-    """Return which eigenvalues of the products are above rounding, by the rule of `copying_scores`."""
+    """Return which eigenvalues of the products are above rounding, by the rule in the text of the column `copying`."""
     d_head, d_model = output.w_o.shape[1:]
     tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
     spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]

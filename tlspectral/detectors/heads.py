@@ -110,14 +110,23 @@ def detect_heads(
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
+    if prompts is not None:
+        from tlspectral.models.attention.prompts import packed_prompts
+
+        if tokens is not None:
+            raise ValueError("tokens= are repeated sequences and prompts= any text: give one of them")
+        sequences = packed_prompts(view, prompts)
+    elif tokens is None:
+        sequences = even_rows(
+            repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        )
+    else:
+        sequences = given_sequences(view, tokens, at_least=2)
     table = measured_detectors(
         view,
-        n_sequences=n_sequences,
-        segment_length=segment_length,
-        tokens=tokens,
-        prompts=prompts,
+        sequences,
+        on_prompts=prompts is not None,
         pattern=pattern,
-        exclude_special=exclude_special,
         null_draws=null_draws,
         seed=seed,
         show_progress=show_progress,
@@ -128,39 +137,27 @@ def detect_heads(
 
 def measured_detectors(
     view: AttentionView,
+    sequences: PackedTokens,
     *,
-    n_sequences: int,
-    segment_length: int = 64,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
-    prompts: Any = None,
+    on_prompts: bool = False,
     pattern: Pattern | None = None,
-    exclude_special: bool = False,
     null_draws: int = 0,
     seed: int,
     show_progress: bool,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads` without where the model came from. Arguments and errors are the same."""
-    if prompts is not None:
-        from tlspectral.models.attention.prompts import packed_prompts
-
-        if tokens is not None:
-            raise ValueError("tokens= are repeated sequences and prompts= any text: give one of them")
-        sequences, length, names = packed_prompts(view, prompts), None, PROMPT_DETECTORS
-        attrs: dict[str, Any] = {"n_sequences": len(sequences.tokens)}
-    else:
-        if tokens is None:
-            tokens = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
-            sequences = even_rows(tokens)
-        else:
-            sequences = given_sequences(view, tokens, at_least=2)
-        length, names = segment_length_of(tokens), (*DETECTORS, "prev_first")
-        attrs = {"n_sequences": len(tokens), "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
+    """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
+    tokens = sequences.tokens
+    length = None if on_prompts else segment_length_of(tokens)
+    names = PROMPT_DETECTORS if length is None else (*DETECTORS, "prev_first")
+    attrs: dict[str, Any] = {"n_sequences": len(tokens)}
+    if length is not None:
+        attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
     names = names if pattern is None else (*names, "pattern")
     marks = None
-    if prompts is not None or pattern is not None:
+    if on_prompts or pattern is not None:
         from tlspectral.detectors.targets import Marks
 
-        marks = Marks(sequences, on_prompts=prompts is not None, pattern=pattern)
+        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern)
     scorer = partial(_scorer, length, marks and marks.scorer)
     with tqdm(total=len(sequences.tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
         statistics = _statistics(view, sequences, scorer, bar.update)

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors.heads import measured_detectors
+from tlspectral.detectors.sequences import repeated_sequences
 from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
@@ -23,6 +24,8 @@ from tlspectral.heads.measure import (
     with_null,
 )
 from tlspectral.models.attention import AttentionView, layer_digest
+from tlspectral.models.attention.padding import even_rows
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
@@ -118,8 +121,6 @@ def analyze_heads(
     source = open_layers(model, load=detectors, revision=revision, show_progress=show_progress)
     chosen = None
     if heads is not None:
-        from tlspectral.models.attention.selection import heads_by_layer
-
         chosen = heads_by_layer(source, heads)
     indices = chosen_layers(layers if chosen is None else chosen, source.n_layers)
     if isinstance(source, AttentionView):
@@ -148,7 +149,8 @@ def analyze_heads(
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
-        detected = measured_detectors(source, n_sequences=n_sequences, seed=seed, show_progress=show_progress)
+        sequences = even_rows(repeated_sequences(source, n_sequences, segment_length=64, seed=seed))
+        detected = measured_detectors(source, sequences, seed=seed, show_progress=show_progress)
         table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]

@@ -90,11 +90,7 @@ def _compared_columns(name: str) -> tuple[Column, ...]:
         range="-inf .. inf",
         does_not_establish="That the head works otherwise, or what training did to it: two runs of the same "
         "fine-tuning may move other heads.")
-    if name not in _BANDED:
-        return (*values, difference)
-    return (
-        *values,
-        difference,
+    noise = (
         Column(f"{name}_band",
             f"Twice the standard deviation that noise gives {name}_diff, both models taken as independent: rounding "
             "where a noise table has the column, else the spread of its null, else its standard error over sequences "
@@ -105,6 +101,7 @@ def _compared_columns(name: str) -> tuple[Column, ...]:
             "flag", range="False, True",
             does_not_establish=_ONE_IN_TWENTY),
     )
+    return (*values, difference, *noise) if name in _BANDED else (*values, difference)
 
 
 _MODEL = Column("model", "Name of the model: hub id, absolute path, or name of a packaged model.", "label",

@@ -37,23 +37,16 @@ def compare_heads(
         noise_a, noise_b: tables of `weight_noise_band` of the same models, where their rounding matters.
 
     Returns:
-        DataFrame, one row per head, the most changed first: `layer, head, name, change_rank`; then, for the two
-        families of columns (`RANKED_COLUMNS`), `behaviour_of, behaviour_change` (`prev`, `dup`, `ind`, in attention)
-        and `spectrum_of, spectrum_change` (columns of weights that run from 0 to 1): the column with the largest
-        difference of the head, and that difference, b less a. A difference counts if it exceeds its band and is at
-        least `CHANGE_FLOOR`, 0.02; None and NaN where none does. Columns without a band do not count: without noise
-        tables the spectrum is `dir_frac`, `D_head` and `henrici`. `behaviour_rank` and `spectrum_rank` are 1 for the
-        largest change of the family in size; `change_rank` orders heads by the better of their two ranks, then by the
-        other. Ranks are missing where nothing counts.
-
-        Then for every column of `COMPARED_COLUMNS` its values `<column>_a` and `<column>_b` and `<column>_diff` (b
-        less a, in the column's unit), NaN where a table has no value. Where a noise is known also `<column>_band`,
-        twice the standard deviation that it gives the difference (of both models, taken as independent), and
-        `<column>_outside`, whether the difference exceeds it (missing where either is NaN). The noise is the rounding
-        of weights where a noise table has the column, else the spread of the column's null, else the standard error
-        over sequences; `attrs["bands"]` says which. `attrs["a"]` and `attrs["b"]` name the models, `attrs["settings"]`
-        how they were measured, `attrs["left_out"]` the columns, each with the reason, and the number of heads of each
-        table.
+        DataFrame, one row per head, the most changed first: `layer, head, name, change_rank`; for the two families of
+        columns (`RANKED_COLUMNS`: behaviour in attention, spectrum in shares) the column that changed most and its
+        difference, b less a: `behaviour_of, behaviour_change, spectrum_of, spectrum_change`, and their ranks. A
+        difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02. Columns without a band do not
+        count: without noise tables the spectrum is `dir_frac`, `D_head` and `henrici`. Then for every column of
+        `COMPARED_COLUMNS` `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
+        <column>_outside`. What each of them is, and when it is missing: `tls.tables.describe_table("compare_heads")`.
+        `attrs["bands"]` says which noise a band is of, `attrs["a"]` and `attrs["b"]` name the models,
+        `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns, each with the reason, and the
+        number of heads of each table.
 
     The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
     that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what

@@ -1,6 +1,7 @@
 """The noise of weight rounding in the head table."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tlspectral.heads.columns import NOISE_COLUMNS, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
-from tlspectral.heads.measure import drawn_columns, phase_columns
-from tlspectral.models.attention import AttentionLayer, AttentionView, RawAttention, attention_view, fold_attention
+from tlspectral.heads.measure import drawn_columns, measure_heads
+from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
-from tlspectral.spectra import head_metrics
 from tlspectral.tables import named
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
@@ -143,8 +143,9 @@ def _layer_draws(view: AttentionView, index: int, draws: int, seed: int) -> tupl
     steps = storage_steps(raw.w_q), storage_steps(raw.w_k)
     # Keyed by layer, so that a layer's draws do not depend on other layers.
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    drawn = [_columns(view.layer(index))]
-    drawn += [_columns(fold_attention(_perturbed(raw, steps, generator), index)) for _ in range(draws)]
+    measure = partial(measure_heads, index=index, moments=None, directions=None)
+    drawn = [measure(view.layer(index)).columns]
+    drawn += [measure(fold_attention(_perturbed(raw, steps, generator), index)).columns for _ in range(draws)]
     table = drawn_columns(index, len(raw.w_q), drawn, first=-1)
     return table.reindex(columns=["draw", "layer", "head", *NOISE_COLUMNS]), {grid.kind for grid in steps}
 
@@ -155,12 +156,3 @@ def _perturbed(raw: RawAttention, steps: tuple[StorageSteps, StorageSteps], gene
         return weight.detach().cpu().double() + shift * grid.step.double()
 
     return replace(raw, w_q=moved(raw.w_q, steps[0]), w_k=moved(raw.w_k, steps[1]))
-
-
-def _columns(layer: AttentionLayer) -> dict[str, np.ndarray]:
-    w_q, w_k = layer.operator_factors()
-    metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
-    columns = {name: getattr(metrics, name) for name in NOISE_COLUMNS if hasattr(metrics, name)}
-    if layer.rotary is not None:
-        columns |= phase_columns(w_q, w_k, layer.rotary)
-    return columns

@@ -5,7 +5,7 @@ Each layer is measured by itself, in any process, and stored when it is finished
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 import pandas as pd
@@ -22,7 +22,7 @@ from tlspectral.heads.measure import (
     selected,
     with_null,
 )
-from tlspectral.models.attention import AttentionView, fold_attention, key_value_groups
+from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
@@ -30,16 +30,6 @@ from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
 from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.version import __version__
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The checkpoint, and the settings that all layers share."""
-
-    checkpoint: CheckpointLayers
-    null: NullSettings
-    directions: Float64[Tensor, "d_model directions"] | None
-    heads: dict[int, list[int]] | None
 
 
 def streamed_layers(
@@ -71,7 +61,6 @@ def streamed_layers(
     if "position_share" in extras:
         with one_thread(), checkpoint.layer(indices[0], "positions") as view:
             directions = position_directions(view)
-    plan = _Plan(checkpoint, null, directions, heads)
     folder = None
     if checkpoint_dir is not None:
         settings = {
@@ -88,7 +77,9 @@ def streamed_layers(
         name = f"L{index:03d}"
         file = os.path.join(checkpoint_dir or "", f"{name}.parquet")
         same_weights = partial(_require_same_weights, checkpoint, index, file)
-        parts.append(WorkPart(name, partial(_measured, plan, index), same_weights))
+        chosen = None if heads is None else heads[index]
+        measure = partial(_measured, checkpoint, null, directions, index, chosen)
+        parts.append(WorkPart(name, measure, same_weights))
     try:
         tables = finished_parts(
             parts, folder, description="layers", unit="layer", n_jobs=n_jobs, show_progress=show_progress
@@ -106,25 +97,27 @@ def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, t
         )
 
 
-def _measured(plan: _Plan, index: int) -> pd.DataFrame:
-    """Measure a layer on one thread."""
-    with one_thread(), plan.checkpoint.layer(index) as view, layer_named(index):
-        table = _layer_table(plan, view, index)
-    table.attrs["digest"] = plan.checkpoint.digest(index)
-    return table
-
-
-def _layer_table(plan: _Plan, view: AttentionView, index: int) -> pd.DataFrame:
-    with refusing(misfit(plan.checkpoint.files.record)):
-        check = check_scores(view)
-    raw = view.raw(0)
-    groups = [
-        measure_heads(fold_attention(group, 0), index, moments=None, directions=plan.directions)
-        for _, group in key_value_groups(raw)
-    ]
-    measured = joined(groups)
-    if plan.heads is not None:
-        measured = selected(measured, plan.heads[index])
-    table = with_null(measured, plan.null)
-    table.attrs = {"check": check.of_layer(0) | {"layer": index}, "valid_up_to": raw.valid_up_to}
+def _measured(
+    checkpoint: CheckpointLayers,
+    null: NullSettings,
+    directions: Float64[Tensor, "d_model directions"] | None,
+    index: int,
+    heads: list[int] | None,
+) -> pd.DataFrame:
+    """Measure a layer, or some heads of it, on one thread."""
+    with one_thread(), checkpoint.layer(index) as view, layer_named(index):
+        with refusing(misfit(checkpoint.files.record)):
+            check = check_scores(view)
+        raw = view.raw(0)
+        groups = [
+            measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
+            for _, group in key_value_groups(raw)
+        ]
+        measured = joined(groups)
+        table = with_null(measured if heads is None else selected(measured, heads), null)
+    table.attrs = {
+        "check": check.of_layer(0) | {"layer": index},
+        "valid_up_to": raw.valid_up_to,
+        "digest": checkpoint.digest(index),
+    }
     return table

@@ -49,14 +49,11 @@ def _median(name: str, *, null: bool) -> tuple[Column, ...]:
             unit, range="0.5",
             does_not_establish="A spread: how far from 1/2 chance would take the median is not in it.")
         return median, half
-    return (
-        median,
-        Column(f"{name}_null_low", f"2.5 % quantile of such medians under the null: {drawn}.", unit, range="0 .. 1",
-            source="FP 3, 9", does_not_establish=limit),
-        Column(f"{name}_null_median", f"Median of such medians under the null: {drawn}.", unit, range="0 .. 1",
-            source="FP 3, 9", does_not_establish=limit),
-        Column(f"{name}_null_high", f"97.5 % quantile of such medians under the null: {drawn}.", unit, range="0 .. 1",
-            source="FP 3, 9", does_not_establish=limit),
+    quantiles = (("low", "2.5 % quantile"), ("median", "Median"), ("high", "97.5 % quantile"))
+    return median, *(
+        Column(f"{name}_null_{end}", f"{quantile} of such medians under the null: {drawn}.", unit, range="0 .. 1",
+            source="FP 3, 9", does_not_establish=limit)
+        for end, quantile in quantiles
     )
 
 

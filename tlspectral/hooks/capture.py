@@ -140,12 +140,6 @@ class HeadCapture:
             cos, sin = (table[: len(table) // len(self.heads)] for table in (cos, sin))
         return Rotation(geometry, cos, sin).of_heads(self.heads)
 
-    def raw_scores(
-        self, query: Projection, key: Projection, rotation: Rotation | None
-    ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return scaled scores with biases, before softcap and mask."""
-        return whole_scores(query, key, rotation, self.layer.score_scale)
-
     def capped(self, scores: Tensor) -> Tensor:
         """Apply the layer's softcap, where it has one."""
         return softcapped(scores, self.layer.softcap)
@@ -167,7 +161,8 @@ class HeadCapture:
         query, key = (Projection(side.whole[:1], side.content[:1], None) for side in (query, key))
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
-        rebuilt, scores = self.capped(self.raw_scores(query, key, rotation)), self.selected(scores, heads_axis=1)[:1]
+        rebuilt = self.capped(whole_scores(query, key, rotation, self.layer.score_scale))
+        scores = self.selected(scores, heads_axis=1)[:1]
         visible = self.visible(scores)
         off = scores.to(rebuilt) - rebuilt
         if self.layer.alibi is not None:
@@ -204,10 +199,6 @@ class HeadCapture:
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the layer's scores are of keys that the query sees."""
         return self.view.unmasked(self.layer.layer, scores)
-
-    def causal_mask(self, scores: Tensor) -> Bool[Tensor, "pos pos"]:
-        """Return which keys each query sees, in a layer that delegates its attention."""
-        return self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
 
     def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
         """Refuse a run in which the z of the heads is not `rebuilt` from its own scores. Raises EditNotHonored.

@@ -15,7 +15,7 @@ from tlspectral.parts import Bound, LongRange
 from tlspectral.parts.blocks import BlockRemoval
 from tlspectral.parts.output import Replacement
 from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.parts.scores import Projection, Removal, Rotation
+from tlspectral.parts.scores import Projection, Removal, Rotation, whole_scores
 from tlspectral.rotary import widened
 
 
@@ -25,8 +25,6 @@ class LayerAblation(HeadCapture):
 
     Attributes:
         part: what is removed, bound to these heads by `Part.on`.
-        stacked: the batch is len(heads) copies of one batch, one after the other, and the i-th head of `heads` (which
-            may recur) loses its part in the i-th copy alone.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
             not change need not be equal to the bit. Not for `LongRange`, which adds nothing.
     """
@@ -102,7 +100,7 @@ class LayerAblation(HeadCapture):
         difference = self._difference(query, key, rotation, allowed)
         if self.layer.softcap is not None:
             # The change of the capped score is added, so that edits by other hooks are kept here too.
-            raw = self.raw_scores(query, key, rotation)
+            raw = whole_scores(query, key, rotation, self.layer.score_scale)
             difference = self.capped(raw + difference) - self.capped(raw)
         # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
         # most two matrices of the scores' size are in memory.
@@ -117,8 +115,8 @@ class LayerAblation(HeadCapture):
         """Return the heads' attention with and without the part in a layer that delegates its attention."""
         query, key, rotation = self.projections()
         self.require_lengths(query.whole.shape[-2], key.whole.shape[-2], *lengths)
-        scores = self.raw_scores(query, key, rotation)
-        allowed = self.causal_mask(scores)
+        scores = whole_scores(query, key, rotation, self.layer.score_scale)
+        allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(self.capped(scores), allowed)
         if isinstance(self.part, LongRange):
             allowed = allowed & ~self.part.beyond(allowed)

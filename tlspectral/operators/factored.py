@@ -13,6 +13,7 @@ from torch import Tensor
 from tlspectral import spectra
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.records import one_line
 from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import head_pair, whole_number
@@ -125,8 +126,7 @@ class QKOperators(Sequence[QKOperator]):
     def __init__(self, view: AttentionView):
         self._view = view
         self._layer = lru_cache(maxsize=1)(self._read)
-        self._heads = [view.n_heads(index) for index in range(view.n_layers)]
-        self._pairs = [(layer, head) for layer, heads in enumerate(self._heads) for head in range(heads)]
+        self._pairs = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
 
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
         layer = self._view.layer(index)
@@ -152,11 +152,8 @@ class QKOperators(Sequence[QKOperator]):
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
             key = self._pairs[number]
         layer, head = head_pair(key, self._view.n_layers)
-        if not 0 <= layer < self._view.n_layers or not 0 <= head < self._heads[layer]:
-            known = f"layers 0 to {len(self._heads) - 1}"
-            if 0 <= layer < len(self._heads):
-                known += f" and layer {layer} has heads 0 to {self._heads[layer] - 1}"
-            raise BadHead(f"L{layer}H{head} does not exist: the model has {known}")
+        if (layer, head) not in self._pairs:
+            heads_by_layer(self._view, [(layer, head)])  # raises, and says what there is
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
 

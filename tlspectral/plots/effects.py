@@ -7,10 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tlspectral.plots.style import GREY, INK, new_figure, one_panel
+from tlspectral.plots.style import GREY, INK, dress, new_figure, one_panel
 
-_INTACT = "#1b6ca8"
-_ABLATED = "#c8102e"
+_INTACT, _ABLATED = "#1b6ca8", "#c8102e"
 
 
 def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -40,8 +39,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     task = sweep.attrs.get("task", "induction")
     changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
     axes.set_xlabel(f"change of {changed}, bars: one standard error over sequences")
-    axes.tick_params(colors=INK)
-    axes.spines[["top", "right"]].set_visible(False)
+    dress(axes)
     axes.legend(frameon=False, loc="lower right")
     return figure
 
@@ -74,7 +72,7 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
             axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=_ABLATED, label="ablated")
         axes.set_title(f"L{layer}H{head}", color=INK)
         axes.set_xlabel("offset of the key (tokens)")
-        axes.spines[["top", "right"]].set_visible(False)
+        dress(axes)
     panels[0].set_ylabel("mean score before the softmax")
     panels[0].legend(frameon=False)
     return figure

@@ -4,16 +4,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import GREY, INK, PALE, draw_dots, legend_place, one_panel, sequential_colours
+from tlspectral.plots.style import (
+    GREY,
+    INK,
+    PALE,
+    colour_bar,
+    draw_dots,
+    dress,
+    legend_below,
+    one_panel,
+    sequential_colours,
+)
 from tlspectral.selection import head_name
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
@@ -21,7 +28,7 @@ from tlspectral.tables.required import require
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0
 
-_Entry = tuple[tuple[Artist, ...], str]  # artists that the legend draws over one another, and their text
+_Entry = tuple[Any, str]  # what the legend draws, artists over one another in a tuple, and its text
 
 
 def content_direction_plane(
@@ -62,18 +69,20 @@ def content_direction_plane(
     figure, axes = one_panel(ax, 7.2, 5.6)
     colours = sequential_colours(table["layer"])
     area = float(np.clip(9000 / max(len(drawn), 1), 14, 42))
-    legend = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
+    entries = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
     points = drawn[coordinates].to_numpy(float)
     draw_dots(axes, points, area, colours.to_rgba(drawn["layer"].to_numpy(float)), "heads", rim=0.5)
     if len(ringed):
-        legend.append(_draw_rings(axes, ringed, area))
-    if len(drawn) < len(table):
-        legend.append(_left_out(table.drop(index=drawn.index)))
-    _dress(figure, axes, colours)
-    if legend:
-        handles, labels = zip(*legend, strict=True)
-        owner, place = legend_place(figure, ax, "left")
-        owner.legend(handles, labels, **place, fontsize=8.5, frameon=False, labelcolor=INK)
+        entries.append(_draw_rings(axes, ringed, area))
+    axes.margins(0.06)
+    axes.set(
+        xlabel=r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)",
+        ylabel=r"$D_\mathrm{head} = \Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$"
+        "      (0 real spectrum, 1 imaginary)",
+    )
+    dress(axes)
+    colour_bar(figure, colours, axes, "layer", whole=True)
+    legend_below(figure, entries, [_left_out(table.drop(index=drawn.index))], ax=ax)
     axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
     axes.set_title(f"{len(drawn)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
@@ -117,30 +126,9 @@ def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
         else f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
     )
     ring = Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="none", markeredgecolor=_RING)
-    return (ring,), label
+    return ring, label
 
 
-def _left_out(rows: pd.DataFrame) -> _Entry:
+def _left_out(rows: pd.DataFrame) -> str | None:
     named = ", ".join(rows["name"].head(4)) + (", ..." if len(rows) > 4 else "")
-    return (Line2D([], [], linestyle="none"),), f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})"
-
-
-def _dress(figure: Figure, axes: Axes, colours: ScalarMappable) -> None:
-    """Set axis names, margins and colour bar."""
-    axes.set_xlabel(
-        r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)", color=INK
-    )
-    axes.set_ylabel(
-        r"$D_\mathrm{head} = \Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$"
-        "      (0 real spectrum, 1 imaginary)",
-        color=INK,
-    )
-    axes.margins(0.06)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(color=GREY, labelcolor=INK)
-    bar = figure.colorbar(colours, ax=axes, fraction=0.045, pad=0.02, aspect=30)
-    bar.set_label("layer", color=INK)
-    bar.locator = MaxNLocator(nbins=8, integer=True)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, color=GREY, labelcolor=INK)
+    return f"not drawn, dir_frac or D_head is NaN: {len(rows)} ({named})" if len(rows) else None

@@ -95,7 +95,7 @@ def colour_bar(figure: Figure, colours: ScalarMappable, axes: Axes | list[Axes],
 
 def legend_below(
     figure: Figure,
-    entries: Sequence[tuple[Artist, str]],
+    entries: Sequence[tuple[Artist | tuple[Artist, ...], str]],
     notes: Sequence[str | None],
     *,
     columns: int = 1,
@@ -105,8 +105,11 @@ def legend_below(
     text = "\n".join(note for note in notes if note)
     if not text and not entries:
         return
-    owner, place = legend_place(figure, ax, "center")
-    legend = owner.legend(
+    # Under all panels, or under the axes of the caller: at 4.5 font sizes, in which tick labels and the axis name fit.
+    place: dict[str, Any] = {"loc": "outside lower center"}
+    if ax is not None:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
+    legend = (figure if ax is None else ax).legend(
         [handle for handle, _ in entries],
         [label for _, label in entries],
         **place,
@@ -120,15 +123,6 @@ def legend_below(
         title_fontsize=9,
     )
     legend.get_title().set(color=INK, multialignment="center")
-
-
-def legend_place(figure: Figure, ax: Axes | None, side: str) -> tuple[Any, dict[str, Any]]:
-    """Return what a legend belongs to, and where it stands: under all panels, or under the axes of the caller."""
-    if ax is None:
-        return figure, {"loc": f"outside lower {side}"}
-    anchor = {"center": 0.5, "left": 0.0}[side]
-    # A distance of 4.5 font sizes, in which tick labels and the axis name fit.
-    return ax, {"loc": f"upper {side}", "bbox_to_anchor": (anchor, 0.0), "borderaxespad": 4.5}
 
 
 def two_decimals(value: float) -> str:

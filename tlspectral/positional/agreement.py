@@ -37,10 +37,10 @@ def score_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per score and column: `score, column, n, spearman`; `null_low, null_high` (95 % of the
-        correlations with heads shuffled) and `null_pct` (share of shuffles at or below); `layer_null_low`,
-        `layer_null_high` and `layer_null_pct` with heads shuffled within their layer only, so that a trend over layers
-        that both share is part of the null. NaN where fewer than three heads have both numbers or one is constant.
+        DataFrame, one row per score and column: `score, column, n, spearman`; `null_low, null_high, null_pct` with
+        heads shuffled; `layer_null_low, layer_null_high, layer_null_pct` with heads shuffled within their layer, so
+        that a trend over layers is part of the null. NaN where fewer than three heads have both numbers or one is
+        constant.
 
     Raises:
         ValueError: a column that is missing, tables of two models, or no head in both tables.
@@ -93,11 +93,8 @@ def frequency_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per head: `layer, head, n, spearman`; `null_low, null_high, null_pct` with the head's
-        frequencies shuffled; `turned_pct`, the share of circular shifts of its frequencies with a correlation at or
-        below `spearman` (a shift keeps neighbours together); `others`, the mean correlation of this head's `im_share`
-        with `s_pos` of all other heads, which shows what all heads share over frequencies. NaN where a profile is
-        constant or has fewer than three frequencies.
+        DataFrame, one row per head: `layer, head, n, spearman, null_low, null_high, null_pct, turned_pct, others`. NaN
+        where a profile is constant or has fewer than three frequencies.
 
     Raises:
         ValueError: a column that is missing, tables of two models, no head in both, or heads with different numbers of

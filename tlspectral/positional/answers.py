@@ -66,9 +66,8 @@ def task_answers(
         draws, queries, seed: as in `BlockTask.task`.
 
     Returns:
-        DataFrame, a row per prompt: `draw, query, answer`; `probability` of the answer's first token and its `rank`
-        among all tokens, from 1; `relative_probability`, its share among the first tokens of the draw's choices;
-        `chance`, that share for a random choice. The model's accuracy is `(rank == 1).mean()`.
+        DataFrame, a row per prompt: `draw, query, answer, probability, rank, relative_probability, chance`. The model's
+        accuracy is `(rank == 1).mean()`.
 
     Raises:
         ValueError: as `BlockPrompt.tokenized`, a tokenizer that joins the prompt's end with the answer, or answers that

@@ -56,12 +56,10 @@ _DEPENDENT = (
 )
 _MEDIANS = (
     Column("score", "Which score is tested.", "label", range="s_pos, s_sym", source="PS 3.3"),
-    Column("early_median", "Median of the score over heads of the first half of the layers.",
-        "weighted mean of cosines", range="0 .. 1", source="PS 3.3, footnote 2",
-        does_not_establish="That depth is the cause of a difference."),
-    Column("late_median", "Median of the score over heads of the other layers, the middle one among them.",
-        "weighted mean of cosines", range="0 .. 1", source="PS 3.3, footnote 2",
-        does_not_establish="That depth is the cause of a difference."),
+    *(Column(f"{half}_median", f"Median of the score over heads of the {layers}.", "weighted mean of cosines",
+        range="0 .. 1", source="PS 3.3, footnote 2", does_not_establish="That depth is the cause of a difference.")
+        for half, layers in (("early", "first half of the layers"),
+            ("late", "other layers, the middle one among them"))),
     Column("statistic",
         "Chi-square of Mood's median test, with Yates' correction. NaN where there is nothing to compare.",
         "chi-square", range="0 .. inf", source="PS 3.3, footnote 2", does_not_establish=_DEPENDENT),
@@ -92,10 +90,8 @@ _THIRD = "A mechanism: both may follow a third quantity, such as depth. Heads of
 
 def _null(prefix: str, shuffled: str, limit: str) -> tuple[Column, ...]:
     return (
-        Column(f"{prefix}null_low", f"2.5 % quantile of spearman with {shuffled}.", "correlation", range="-1 .. 1",
-            does_not_establish=limit),
-        Column(f"{prefix}null_high", f"97.5 % quantile of spearman with {shuffled}.", "correlation", range="-1 .. 1",
-            does_not_establish=limit),
+        *(Column(f"{prefix}null_{end}", f"{quantile} % quantile of spearman with {shuffled}.", "correlation",
+            range="-1 .. 1", does_not_establish=limit) for end, quantile in (("low", 2.5), ("high", 97.5))),
         Column(f"{prefix}null_pct", f"Share of shuffles at or below spearman, with {shuffled}.", "share",
             range="0 .. 1", does_not_establish=limit),
     )

@@ -35,16 +35,15 @@ class PositionalSymbolicProfile:
     """Result of `positional_symbolic_profile`. The `attrs` of every table hold the settings.
 
     Attributes:
-        heads: `layer, head`, then `s_pos, s_sym, exclusion_index, logit_std`, each with its standard error `_se`, and
-            `tau, alpha_ess`: means over the queries of a draw, then over draws; errors are over draws, NaN for one.
-            See `positional_symbolic` for what they are. Means leave out prompts in which a head has no score.
+        heads: the columns of `positional_symbolic`, those but `tau` and `alpha_ess` with a standard error `_se`: means
+            over the queries of a draw, then over draws, without prompts in which a head has no score; errors are over
+            draws, NaN for one.
         queries: the same per queried block, `layer, head, query`.
         draws: the scores of each draw, `layer, head, draw`: means over its queries.
         frequencies: the same per rotary pair, `layer, head, frequency`; None if not asked for.
         answers: per prompt, the table of `task_answers`.
         median_tests: `score, early_median, late_median, statistic, pvalue`, see `median_tests`.
-        correlation: per prompt, `draw, query`; `pearson` of s_pos and s_sym over heads, with its per-head-coin null
-            `null_mean, null_sd, null_pct` over `null_draws` (see `score_correlation`) and `n_heads`.
+        correlation: per prompt, `draw, query`, what `score_correlation` returns.
     """
 
     heads: pd.DataFrame
@@ -167,7 +166,7 @@ def positional_symbolic_profile(
         TypeError: no model, or no task.
         ValueError: a model without tokenizer for a task of text; more blocks than the context holds (the message says
             how many it does); arguments that contradict one another or the preset; and as `positional_symbolic`. All of
-            these before anything is measured.
+            these before a measurement.
         BadHead: a head that does not exist.
         UnsupportedArchitecture, ScoreMismatch: as `positional_symbolic`.
         IncompatibleCheckpoint: the folder holds a profile of other weights, hooks, prompts or settings.

@@ -113,7 +113,7 @@ class SpectralPreTrained(Swapped):
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
         """As the model's own. Embeddings ask for a gradient, as reentrant checkpointing needs with frozen weights."""
         # transformers puts a hook there each time, and leaves it when checkpointing is switched off.
-        with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": _nothing}):
+        with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": lambda: None}):
             warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new
             self.own.gradient_checkpointing_enable(self, *given, **named)
         if _ASKING not in vars(self):
@@ -179,10 +179,6 @@ def is_spectral_object(model: Any) -> bool:
 
 def _ask_for_gradient(module: Any, given: tuple[Any, ...], output: Tensor) -> None:
     output.requires_grad_(True)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _is_rotated(module: Any) -> bool:

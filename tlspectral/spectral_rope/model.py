@@ -32,6 +32,11 @@ _PREFIX = "spectral."
 PROBE_LENGTH = 8
 
 
+def _moved(place: Any) -> Any:
+    """A method that moves a model there."""
+    return lambda model: model.to(place)
+
+
 class SpectralModel(nn.Module):
     """A copy of a TransformerBridge or HookedTransformer whose queries and keys have learnable rotations.
 
@@ -116,29 +121,10 @@ class SpectralModel(nn.Module):
         """Move to a GPU, as `to`."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
-    def cpu(self) -> "SpectralModel":
-        """Move to the CPU, as `to`."""
-        return self.to("cpu")
-
-    def mps(self) -> "SpectralModel":
-        """Move to Metal, as `to`."""
-        return self.to("mps")
-
-    def float(self) -> "SpectralModel":
-        """Make the parameters float32, as `to`."""
-        return self.to(torch.float32)
-
-    def double(self) -> "SpectralModel":
-        """Make the parameters float64, as `to`."""
-        return self.to(torch.float64)
-
-    def half(self) -> "SpectralModel":
-        """Make the parameters float16, as `to`."""
-        return self.to(torch.float16)
-
-    def bfloat16(self) -> "SpectralModel":
-        """Make the parameters bfloat16, as `to`."""
-        return self.to(torch.bfloat16)
+    # As `to`, where torch would leave the config of the copied model as it was.
+    cpu, mps = _moved("cpu"), _moved("mps")
+    float, double = _moved(torch.float32), _moved(torch.float64)
+    half, bfloat16 = _moved(torch.float16), _moved(torch.bfloat16)
 
 
 def to_spectral(

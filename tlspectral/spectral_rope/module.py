@@ -172,11 +172,6 @@ class SpectralRoPE(nn.Module):
         gain = self._chosen(self.gain, self.query_mask, 1.0).expand_as(self.query_mask)
         return (gain if live else gain.detach()).cpu().double()
 
-    def extra_repr(self) -> str:
-        """Sizes and choices, for `repr`."""
-        chosen = f", {int(self.query_mask.sum())} of {self.query_mask.numel()} pairs" * (not self.query_mask.all())
-        return f"heads={self.n_heads}, pairs={len(self.theta)}, scope={self.scope!r}{chosen}"
-
     def _shift(self, mask: Bool[Tensor, "heads pairs"]) -> Float[Tensor, "#heads pairs"]:
         # In 16 bits the angle at position 1000 would be off by radians.
         theta = widened(self.theta)

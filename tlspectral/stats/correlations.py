@@ -10,7 +10,7 @@ import scipy.stats
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import cluster_indices
-from tlspectral.stats.residuals import residual_ranks, residuals
+from tlspectral.stats.residuals import residuals
 from tlspectral.stats.values import (
     Values,
     as_controls,
@@ -129,13 +129,12 @@ def residual_correlation(
         return math.nan, 0, f"{len(variables)} rows are too few for a correlation"
     if method == "rank":
         variables = scipy.stats.rankdata(variables, axis=0)
-    taken_out = residual_ranks if method == "hybrid" else residuals
-    remainder, n_controls, reason = taken_out(variables[:, :2], variables[:, 2:], ("x", "y"))
+    remainder, n_controls, reason = residuals(variables[:, :2], variables[:, 2:], ("x", "y"))
     if len(remainder) - 2 - n_controls < 1:
         reason = f"{len(remainder)} rows are too few for {n_controls} controls"
     if reason is not None:
         return math.nan, n_controls, reason
-    return _pearson(remainder), n_controls, None
+    return _pearson(scipy.stats.rankdata(remainder, axis=0) if method == "hybrid" else remainder), n_controls, None
 
 
 @dataclass(frozen=True, eq=False)

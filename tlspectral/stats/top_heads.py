@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats.values import require_columns, table_columns
+from tlspectral.stats.values import table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -60,7 +60,6 @@ def top_head_percentile(
 
     What it does not establish: that heads of this kind have this rank: the median of five can hide two that do not.
     """
-    require_columns(heads, ["layer", "head"])
     ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
     known = ~np.isnan(ranked)
     usable = np.flatnonzero(known & ~np.isnan(strength))

@@ -126,16 +126,14 @@ def finished_parts(
     if isinstance(parts, Sequence):
         missing, total = list(missing), len(parts)
     goes_on = failed is not None
-    if n_jobs == 1:
-        made_parts = _made_here(missing, folder, prepare, goes_on)
-    else:
+    if n_jobs != 1:
         missing = list(missing)
-        alone = min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1
-        made_parts = (
-            _made_here(missing, folder, prepare, goes_on)
-            if alone
-            else _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
-        )
+        if min(joblib.effective_n_jobs(n_jobs), len(missing)) <= 1:
+            n_jobs = 1
+    if isinstance(missing, list) and n_jobs != 1:
+        made_parts = _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
+    else:
+        made_parts = _made_here(missing, folder, prepare, goes_on)
     initial = len(tables) + len(failures)
     sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
     finished_items, began = 0, time.perf_counter()

@@ -16,9 +16,8 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables import named
 from tlspectral.wiring.columns import QK_ATTRIBUTION
-from tlspectral.wiring.query_row import QueryRow, query_row
 from tlspectral.wiring.score_form import PARTS, PairTerms, head_form, pair_terms, removed_key_sources, removed_pairs
-from tlspectral.wiring.two_tokens import TwoTokens, trace
+from tlspectral.wiring.two_tokens import QueryRow, TwoTokens, query_row, trace
 
 MOST_ROWS = 2_000_000
 REST, BIAS, ALIBI = "rest", "bias", "alibi"
@@ -49,11 +48,9 @@ def qk_attribution(
         table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
 
     With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
-    a decomposition alone proves nothing. `measured` of a row is S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b)
-    with x and y the two streams, a what the row's first source wrote at the query and b what its second wrote at the
-    key; with the norms held it would be `total`. In `attrs`, `joint_score_measured` is what the score loses when all
-    key sources of the removed rows are taken out of the key at once, and `joint_score_predicted` is the sum of all
-    rows with such a key source.
+    a decomposition alone proves nothing (`tables.describe_table("qk_attribution")` has the formula of `measured`). In
+    `attrs`, `joint_score_measured` is what the score loses when all key sources of the removed rows are taken out of
+    the key at once, and `joint_score_predicted` is the sum of all rows with such a key source.
 
     Args:
         model: a TransformerBridge or HookedTransformer.

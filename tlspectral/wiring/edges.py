@@ -93,11 +93,10 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for, sorted by
-        receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention`
-        (intact)`, delta, delta_se, k_composition`; with a control `control_delta, control_delta_se, control_excess,
-        control_p, pvalue, qvalue`: `control_excess` is |delta| less the mean of |control effects|, `control_p` of "the
-        write is one of the sender's own draws" (see `tasks.control_test`). A sender in the receiver's layer or behind
-        has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the
+        receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention,
+        delta, delta_se, k_composition`; with a control `control_delta, control_delta_se, control_excess, control_p,
+        pvalue, qvalue`; `tables.describe_table("edge_effects")` says what each is. A sender in the receiver's layer or
+        behind has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the
         attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
     Raises:

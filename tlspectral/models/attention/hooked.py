@@ -67,11 +67,6 @@ def final_normalization(model: Any) -> Normalization:
     return _normalization(model.ln_final, model.cfg, "final norm")
 
 
-def delegates_attention(model: Any, layer: int) -> bool:
-    """Return False: a HookedTransformer computes attention itself, and its scores can be read and edited."""
-    return False
-
-
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:

@@ -169,7 +169,7 @@ class AttentionView:
 
     def delegates_attention(self, index: int) -> bool:
         """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
-        return self._reader.delegates_attention(self.model, index)
+        return self.backend == "bridge" and bridge.delegates_attention(self.model, index)
 
     def reweighs(self, index: int) -> bool:
         """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""

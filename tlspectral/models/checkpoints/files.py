@@ -45,11 +45,6 @@ class CheckpointFiles:
         """Return the SHA-256 of config.json."""
         return hashlib.sha256((self.config_folder / "config.json").read_bytes()).hexdigest()
 
-    def fetch(self, tensors: Iterable[str]) -> None:
-        """Fetch the files that hold these tensors, where they are not on disk. Raises as the class."""
-        for file in sorted({self.file_of[tensor] for tensor in tensors}):
-            self._path(file)
-
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type (as safetensors writes it, `"BF16"`) and shape of tensors, from the files' headers alone.
 

@@ -86,7 +86,7 @@ class CheckpointLayers:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
         with refusing(misfit(source.record)):
             try:
-                check_config(whole, source)
+                check_config(whole, source.record["model"])
             except UnsupportedArchitecture as error:
                 raise self._unsupported(str(error)) from error
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text
@@ -134,9 +134,8 @@ class CheckpointLayers:
         """
         with refusing(misfit(self.files.record)):
             _ = self.unused  # raises if weights would be left out that belong to the model
-            needed = {index: self._needed(index, side) for index in indices}
-            self.files.fetch(tensor for tensors in needed.values() for tensor, _ in tensors.values())
-            for index, tensors in needed.items():
+            for index in indices:
+                tensors = self._needed(index, side)
                 stored = self.files.stored(tensor for tensor, _ in tensors.values())
                 for tensor, shape in tensors.values():
                     dtype, stored_shape = stored[tensor]

@@ -11,7 +11,6 @@ from tlspectral.models.loading.building import build_model, copied_tokenizer
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.loading.hooked import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import snapshot_commit
 
 
@@ -28,7 +27,7 @@ def load_from_object(
     stated = getattr(given.config, "_commit_hash", None)
     commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
     record = {"model": name, "revision": None, **commit}
-    check_config(given.config, Source("object", name, None, record))
+    check_config(given.config, name)
     _check_weights(given, name)
     copied = copy_of_object(given, name, dtype=dtype).eval()
     copied.config._attn_implementation = "eager"

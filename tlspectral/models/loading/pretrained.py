@@ -28,15 +28,15 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     """
     import transformers
 
-    folder = Path(source.location)
+    folder, name = Path(source.location), source.record["model"]
     if source.kind == "hub":  # its commit's folder in the cache
         config_file = first_file(source, ["config.json"])
         assert config_file is not None
         folder = config_file.parent
     check_settings(folder)
-    refuse_adapter(folder, source.record["model"])
+    refuse_adapter(folder, name)
     config = _load(transformers.AutoConfig.from_pretrained, source, folder)
-    check_config(config, source)
+    check_config(config, name)
     if source.kind == "hub":
         fetch_weights(source, config)
     files = weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
@@ -44,7 +44,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     with one_load_at_a_time, refusing(misfit(source.record)), quiet():
         if files:
             room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
-            require_room(config, tensors=len(tensors), elements=room, file=f"config.json of {source.record['model']}")
+            require_room(config, tensors=len(tensors), elements=room, file=f"config.json of {name}")
         model, report = _load(
             transformers.AutoModelForCausalLM.from_pretrained,
             source,
@@ -55,16 +55,16 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
             output_loading_info=True,
         )
     lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
-    refuse_quantised(report["unexpected_keys"], source.record["model"])
+    refuse_quantised(report["unexpected_keys"], name)
     if lost:
         raise BadWeights(
-            f"{source.record['model']} lacks {len(lost)} of the weights that its config.json asks for, such as"
-            f" {lost[0]}; they would be left random."
+            f"{name} lacks {len(lost)} of the weights that its config.json asks for, such as {lost[0]}; they would be "
+            "left random."
         )
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
     with refusing(misfit(source.record)):
-        left_out = unused_weights(model, folder, report["unexpected_keys"], source.record["model"])
+        left_out = unused_weights(model, folder, report["unexpected_keys"], name)
     if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
     if tokenizer is None:
@@ -91,14 +91,14 @@ def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any
             ) from error
 
 
-def check_config(config: Any, source: Source) -> None:
+def check_config(config: Any, name: str) -> None:
     """Refuse a config of anything but a causal language model in plain floating point.
 
     Raises UnsupportedArchitecture for an encoder or an encoder-decoder model, BadWeights for quantised weights.
     """
     import transformers
 
-    name, kind = source.record["model"], config.model_type
+    kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedArchitecture(
             f"{name} is an encoder-decoder model (model type {kind}); only causal language models are read."

@@ -49,7 +49,7 @@ class Source:
     SHA-256 of the joined file.
     """
 
-    kind: Literal["hub", "folder", "adapter", "spectral", "gguf", "tiny", "object"]
+    kind: Literal["hub", "folder", "adapter", "spectral", "gguf", "tiny"]
     location: str
     revision: str | None
     record: dict[str, Any]

@@ -26,6 +26,7 @@ from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.resonance import phase_drift
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
+from tlspectral.studies.common.seed_intervals import mean_by
 from tlspectral.tasks import Score, paired_effect
 
 CODE_ARMS = {
@@ -69,10 +70,6 @@ class CodeSchedule:
     log_every: int = 25
     seed: int = 0
     backbone: bool = False
-
-    def settings(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return asdict(self)
 
 
 FULL_CODE = CodeSchedule()
@@ -155,11 +152,10 @@ def code_experiment(
     """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
 
     Returns:
-        `code_losses`: `arm, step, loss, stderr` over held-out files. `code_effects`: `arm, reference, value, stderr,
-        pvalue` of the paired difference of held-out loss at the end, against the intact model and against the other
-        arms. `code_movement`: `arm, layer, head, frequency, omega_start, omega, log_ratio, gain, phase` at the end.
-        `code_by_frequency`: its means over heads, `log_ratio_abs` (mean of absolute values) and so on, with the
-        starting frequency and wavelength. `code_phase_drift`: `phase_drift` at the end. `code_training`: loss per step.
+        `code_losses`: means over held-out files. `code_effects`: the paired difference of held-out loss at the end,
+        against the intact model and against the other arms. `code_movement`: spectral parameters at the end, of every
+        head. `code_by_frequency`: `by_frequency`. `code_phase_drift`: `phase_drift` at the end. `code_training`: loss
+        per step.
 
     What it does not establish: that the model needed other frequencies. The files may have been in its training; one
     run per arm says nothing about the spread between runs; intervals are over held-out files.
@@ -207,8 +203,7 @@ def by_frequency(movement: pd.DataFrame) -> pd.DataFrame:
         movement: `code_movement` of `code_experiment`.
 
     Returns:
-        `arm, frequency, omega_start` (radians per token), `wavelength` (tokens), `log_ratio` and `log_ratio_abs` (of
-        omega against its start), `log_gain`, `log_gain_abs`, `phase`, `phase_abs` (radians).
+        A row per arm and frequency; `log_ratio` is of omega against its start, `_abs` a mean of absolute values.
     """
     table = movement.assign(
         log_ratio_abs=movement["log_ratio"].abs(),
@@ -217,18 +212,8 @@ def by_frequency(movement: pd.DataFrame) -> pd.DataFrame:
         wavelength=2 * np.pi / movement["omega_start"],
     )
     table["log_gain_abs"] = table["log_gain"].abs()
-    measures = [
-        "omega_start",
-        "wavelength",
-        "log_ratio",
-        "log_ratio_abs",
-        "log_gain",
-        "log_gain_abs",
-        "phase",
-        "phase_abs",
-    ]
-    means = table.groupby(["arm", "frequency"], sort=False)[measures].mean()
-    return pd.DataFrame(means).reset_index()
+    measures = ["omega_start", "wavelength", "log_ratio", "log_ratio_abs", "log_gain", "log_gain_abs"]
+    return mean_by(table, ["arm", "frequency"], [*measures, "phase", "phase_abs"])
 
 
 def _finished(

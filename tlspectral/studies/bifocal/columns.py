@@ -45,14 +45,9 @@ def _with_interval(name: str, column: Column) -> tuple[Column, ...]:
     return (
         replace(column, name=name, meaning=f"Mean over seeds. {column.meaning}"),
         *(
-            replace(
-                column,
-                name=f"{name}_{end}",
+            replace(column, name=f"{name}_{end}", range="-inf .. inf", source="this package",
                 meaning=f"{which} end of the 95 % t interval of {name} over seeds; NaN for one.",
-                range="-inf .. inf",
-                source="this package",
-                does_not_establish=_INTERVAL,
-            )
+                does_not_establish=_INTERVAL)
             for end, which in (("low", "Lower"), ("high", "Upper"))
         ),
     )
@@ -211,31 +206,18 @@ TABLES = (
     experiment_table("memorisation", "memorisation", _LANGUAGE, _ARM, _RATE, SEED, _TRAINING_LOSS, _LOSS, _ACCURACY),
     experiment_table("memorisation", "memorisation_losses", *_RUN, STEP, _BATCH_LOSS),
     experiment_table("structure-gap", "structure_gap_runs", *_RUN, _SIZE, _LOSS, _ACCURACY, _TOKENS, _TRAINED),
-    experiment_table(
-        "structure-gap", "structure_gap", _LANGUAGE, _ARM, _SIZE, *intervals("accuracy", "share"), _TRAINED
-    ),
-    experiment_table(
-        "structure-gap",
-        "structure_gap_beyond",
-        _LANGUAGE,
-        _ARM,
-        *intervals("the accuracy over all sizes beyond training, less that of the arm standard", "share"),
-    ),
+    experiment_table("structure-gap", "structure_gap", _LANGUAGE, _ARM, _SIZE,
+        *intervals("accuracy", "share"), _TRAINED),
+    experiment_table("structure-gap", "structure_gap_beyond", _LANGUAGE, _ARM,
+        *intervals("the accuracy over all sizes beyond training, less that of the arm standard", "share")),
     experiment_table("resonance", "trajectories", *_RUN, *TRAJECTORY),
     experiment_table("resonance", "resonance_steps", _LANGUAGE, _ARM, _PAIRS, STEP, _RESONANCE),
     experiment_table("resonance", "phase_steps", _LANGUAGE, _ARM, STEP, *phase_columns("pairs, heads and runs")),
     experiment_table("resonance", "resonance_runs", *_RUN, *_HEAD, *_GAINS),
-    experiment_table(
-        "resonance", "resonance", _LANGUAGE, _ARM, _PAIRS, *intervals("measure, a mean over heads", "cosine"), _MEASURE
-    ),
+    experiment_table("resonance", "resonance", _LANGUAGE, _ARM, _PAIRS,
+        *intervals("measure, a mean over heads", "cosine"), _MEASURE),
     experiment_table("resonance", "phase_drift_runs", *_RUN, STEP, *_HEAD, *phase_columns("the head's pairs"), ZIGZAG),
-    experiment_table(
-        "resonance",
-        "phase_drift",
-        _LANGUAGE,
-        _ARM,
-        *intervals("measure, a mean over heads", "rad, or share for zigzag"),
-        _MEASURE,
-    ),
+    experiment_table("resonance", "phase_drift", _LANGUAGE, _ARM,
+        *intervals("measure, a mean over heads", "rad, or share for zigzag"), _MEASURE),
     experiment_table("manifold", "manifold", *_HEAD, *_SPREAD, _ARM),
 )

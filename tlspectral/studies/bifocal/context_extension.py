@@ -5,8 +5,9 @@ that its fixed frequencies are read with: linear, dynamic (NTK) and YaRN scaling
 """
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
-from tlspectral.studies.common.seed_intervals import intervals, mean_by, paired_differences, t_interval
+from tlspectral.studies.common.seed_intervals import mean_by, means_and_differences, t_interval
 from tlspectral.tasks import Score, paired_effect
 
 START = 256  # the token before the bytes
@@ -75,10 +76,6 @@ class ExtensionSchedule:
     bin: int = 32
     prompts: int = 8
 
-    def settings(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return asdict(self)
-
 
 FULL_EXTENSION = ExtensionSchedule()
 QUICK_EXTENSION = ExtensionSchedule(
@@ -101,14 +98,10 @@ def extension_experiment(
     """Train the arms, read them at twice the length, adapt them there for a few steps, and read them again.
 
     Returns:
-        `extension_rates`: `arm, learning_rate, loss` (mean over tuning seeds, at the trained length), `chosen`.
-        `extension_runs`: `seed, arm, adapted, position, loss`, nats per byte of the bin of positions that begins at
-        `position`; `arm` is also a scaling of the fixed frequencies. `extension`: means over seeds of all bins, and of
-        those within (`trained`) and beyond the trained length, with the paired difference to `fixed`.
-        `extension_positions`: the same by position. `extension_heads`: `arm, seed, step, layer, head`, the head's
-        `rope_imag_frac, D_head, s_pos`, and how far its frequencies have moved, `omega_shift` (root mean square of the
-        change of omega, radians per token) and `log_shift` (the same of its logarithm). `extension_joined`: of
-        `joined`.
+        `extension_rates`: the tuning. `extension_runs`: a row per run and bin of positions; `arm` is also a scaling of
+        the fixed frequencies. `extension`: means over seeds of all bins, and of those within (`trained`) and beyond the
+        trained length, with the paired difference to `fixed`. `extension_positions`: the same by position.
+        `extension_heads`: measures of every head, and how far its frequencies have moved. `extension_joined`: `joined`.
 
     What it does not establish: anything of larger models, longer training or other lengths.
     """
@@ -130,7 +123,7 @@ def extension_experiment(
         "extension_rates": rates,
         "extension_runs": readings.loc[:, ["seed", "arm", "adapted", "position", "loss"]],
         "extension": _ranges(readings, schedule.length),
-        "extension_positions": _compared(readings, ["adapted", "position"]),
+        "extension_positions": _loss_compared(readings, ["adapted", "position"]),
         "extension_heads": heads.reset_index(drop=True),
         "extension_joined": joined(heads),
     }
@@ -237,8 +230,8 @@ def joined(heads: pd.DataFrame) -> pd.DataFrame:
         heads: `extension_heads` of `extension_experiment`.
 
     Returns:
-        `arm, move, measure, mean, low, high, n, pvalue` (signs flipped), `control` and `q` (Benjamini and Hochberg over
-        all rows).
+        A row per arm, move and measure: the mean with its t interval, `pvalue` (signs flipped), `control` and `q`
+        (Benjamini and Hochberg over all rows).
 
     What it does not establish: that one moves the other: both may follow a head's gradient.
     """
@@ -328,21 +321,14 @@ def _ranges(readings: pd.DataFrame, length: int) -> pd.DataFrame:
         "beyond": readings["position"] >= length,
     }.items():
         means = mean_by(readings.loc[rows], ["seed", "arm", "adapted"], ["loss"])
-        tables.append(_compared(means, ["adapted"]).assign(positions=name))
+        tables.append(_loss_compared(means, ["adapted"]).assign(positions=name))
     return pd.concat(tables, ignore_index=True)
 
 
-def _compared(readings: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    table = intervals(readings, [*by, "arm"], "loss").rename(columns={"mean": "loss"})
-    names = {"mean": "difference", "low": "difference_low", "high": "difference_high"}
-    differences = paired_differences(readings, by, "loss", reference=REFERENCE).rename(columns=names)
-    return table.merge(differences.drop(columns="n"), on=[*by, "arm"], how="left")
+def _loss_compared(readings: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    return means_and_differences(readings, by, "loss", reference=REFERENCE).rename(columns={"mean": "loss"})
 
 
-class _Encoding:
-    def __init__(self, text: str):
-        self.input_ids = list(text.encode())
-
-
-def _bytes(text: str, **_: Any) -> _Encoding:
-    return _Encoding(text)
+def _bytes(text: str, **_: Any) -> SimpleNamespace:
+    """A tokenizer whose tokens are bytes."""
+    return SimpleNamespace(input_ids=list(text.encode()))

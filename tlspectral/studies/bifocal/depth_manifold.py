@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tlspectral.nulls import one_thread
 from tlspectral.studies.bifocal.formal_languages import Dyck3
@@ -14,6 +16,16 @@ from tlspectral.studies.common.run_folder import RunFolder
 
 
 @torch.no_grad()
+def opener_outputs(
+    model: SpectralLlama, depth: int, n_words: int, seed: int
+) -> list[Float[Tensor, "words heads depth d_head"]]:
+    """Outputs of each layer's heads at the openers of fresh Dyck-3 words of one depth, on the CPU."""
+    words = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed)).tokens
+    with one_thread():
+        outputs = model.head_outputs(*to_device_of(model, words))
+    return [of_layer[:, :, 1 : depth + 1].cpu() for of_layer in outputs]  # position 0 is the begin token
+
+
 def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, seed: int = 0) -> pd.DataFrame:
     """Compute two principal components of each head's output at the openers of Dyck-3 words, by nesting depth.
 
@@ -33,15 +45,10 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
 
     What it does not establish: that the model uses the depth, or counts it other than by position.
     """
-    batch = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed))
-    with one_thread():
-        outputs = model.head_outputs(*to_device_of(model, batch.tokens))
     word, opener = np.divmod(np.arange(n_words * depth), depth)
     tables = []
-    for layer, of_layer in enumerate(outputs):
-        for head in range(of_layer.shape[1]):
-            # Words depth d_head; position 0 is the begin token.
-            z = of_layer[:, head, 1 : depth + 1].cpu().double().numpy()
+    for layer, of_layer in enumerate(opener_outputs(model, depth, n_words, seed)):
+        for head, z in enumerate(of_layer.double().numpy().swapaxes(0, 1)):  # words depth d_head
             flat = z.reshape(n_words * depth, -1)
             centred = flat - flat.mean(0)
             _, scales, directions = np.linalg.svd(centred, full_matrices=False)

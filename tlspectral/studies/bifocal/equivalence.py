@@ -5,15 +5,12 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-import torch
 
-from tlspectral.nulls import one_thread
-from tlspectral.studies.bifocal.formal_languages import Dyck3
+from tlspectral.studies.bifocal.depth_manifold import opener_outputs
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, trained_model
 from tlspectral.studies.bifocal.languages import REFERENCE, stacked
 from tlspectral.studies.bifocal.llama import SpectralLlama
 from tlspectral.studies.bifocal.schedule import EquivalenceSchedule
-from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.common.seed_intervals import equivalence, intervals, mean_by, t_interval
 
@@ -27,11 +24,9 @@ def arms_with_power(
     """Train every arm on every reported seed at the common rate and at its own best one, and compare with `standard`.
 
     Returns:
-        `equivalence_rates`: `arm, learning_rate, loss` (mean over the tuning seeds), `best` (lowest of the arm),
-        `common` (lowest mean over arms). `equivalence_runs`: a row per run, `arm, learning_rate, seed, loss,
-        accuracy`. `equivalence`: per `view` (`equal`: the common rate for all; `best`: each arm's own) and arm the
-        means with 95 % t intervals, the paired difference to `standard`, and its test of equivalence.
-        `equivalence_beyond`: the same difference of accuracy at depths beyond training. `depth_cosines`: of
+        `equivalence_rates`: the tuning. `equivalence_runs`: a row per run. `equivalence`: per `view` (`equal`: the
+        common rate for all; `best`: each arm's own) and arm the means, the paired difference to `standard`, and its
+        test of equivalence. `equivalence_beyond`: the same of accuracy at depths beyond training. `depth_cosines`: of
         `depth_cosines`, means over heads and seeds, at the common rate.
 
     What it does not establish: equality at other sizes, rates or lengths of training; nor below the margin.
@@ -69,7 +64,6 @@ def arms_with_power(
     }
 
 
-@torch.no_grad()
 def depth_cosines(model: SpectralLlama, *, depth: int = _DEPTH, n_words: int = 64, seed: int = 0) -> pd.DataFrame:
     """Cosine between the mean outputs of a head at every two nesting depths (BA 3.3: near 0 under spectral RoPE).
 
@@ -87,13 +81,10 @@ def depth_cosines(model: SpectralLlama, *, depth: int = _DEPTH, n_words: int = 6
 
     What it does not establish: that the model uses the depth, nor depth apart from position.
     """
-    batch = Dyck3((depth, depth)).sample(n_words, torch.Generator().manual_seed(seed))
-    with one_thread():
-        outputs = model.head_outputs(*to_device_of(model, batch.tokens))
     first, second = np.triu_indices(depth, 1)
     tables = []
-    for layer, of_layer in enumerate(outputs):
-        means = of_layer[:, :, 1 : depth + 1].mean(0).cpu().double().numpy()  # heads depths d_head
+    for layer, of_layer in enumerate(opener_outputs(model, depth, n_words, seed)):
+        means = of_layer.mean(0).double().numpy()  # heads depths d_head
         for head, mean in enumerate(means):
             table = pd.DataFrame({"layer": layer, "head": head, "depth": first + 1, "other": second + 1})
             for name, vectors in (("cosine", mean), ("centred", mean - mean.mean(0))):
@@ -106,8 +97,7 @@ def depth_cosines(model: SpectralLlama, *, depth: int = _DEPTH, n_words: int = 6
 def train_with_depths(run: LanguageRun, schedule: EquivalenceSchedule, device: str = "cpu") -> dict[str, pd.DataFrame]:
     """One run: tables `held_out`, `by_size`, `losses` of `trained_model`, and `depths`, the cosines of the model."""
     model, tables = trained_model(run, schedule.runs(), device)
-    kept = {name: tables[name] for name in ("held_out", "by_size", "losses", "trajectory")}
-    return {**kept, "depths": depth_cosines(model)}
+    return {**tables, "depths": depth_cosines(model)}
 
 
 def _ends(runs: dict[LanguageRun, dict[str, pd.DataFrame]]) -> pd.DataFrame:

@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
@@ -65,10 +64,9 @@ class Evolution:
 def evolve(
     model: nn.Module,
     batch_loss: Callable[[int], Float[Tensor, ""]],
-    settings: EvolutionSettings | None = None,
+    settings: EvolutionSettings,
     *,
     frozen_backbone: bool = False,
-    show_progress: bool = False,
 ) -> Evolution:
     """Train the parameters that ask for a gradient, in place.
 
@@ -76,17 +74,15 @@ def evolve(
         model: any module with `SpectralRoPE` modules in it, which are recorded, or without: a small Llama of this
             package, or a model of `to_spectral`.
         batch_loss: loss in nats of the batch of a step, counted from 0. Called once per step, in order.
-        settings: how; None takes the defaults.
+        settings: how.
         frozen_backbone: train spectral parameters alone. Weights get no gradient and keep their flags, so that a model
             that shares them is not changed.
-        show_progress: a bar over steps.
 
     Raises:
         ValueError: there is nothing to train.
 
     What it does not establish: that a parameter that moved did anything. Adam moves parameters with no effect too.
     """
-    settings = settings or EvolutionSettings()
     groups = parameter_groups(model, settings, frozen_backbone=frozen_backbone)
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     rates = [group["lr"] for group in groups]
@@ -103,8 +99,7 @@ def evolve(
         clipped=[weights, spectral],
         clip=settings.clip,
     )
-    bar = tqdm(training, total=settings.steps, desc="evolution", unit="step", leave=False, disable=not show_progress)
-    for done, loss in enumerate(bar, start=1):
+    for done, loss in enumerate(training, start=1):
         losses.append({"step": done, "loss": loss.item()})
         if done % settings.log_every == 0 or done == settings.steps:
             records.append(spectral_record(model, done))

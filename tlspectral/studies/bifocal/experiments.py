@@ -7,6 +7,7 @@ runs: what `languages` has trained, `structure-gap` and `resonance` read.
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tlspectral.studies.bifocal import code_columns, columns, equivalence_columns, learned_frequency_columns
 from tlspectral.studies.bifocal.code_adaptation import (
@@ -91,41 +92,33 @@ def run_experiment(
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"{name!r} is no experiment; there are {', '.join(EXPERIMENTS)}")
-    if name == "learned-frequency":
-        settings = {**asdict(heads), "weights": "N(0, 1/d_model)"}
-        folder = open_run_folder(output / "headline_runs", settings, command=command, device=device)
-        make = partial(learned_frequency, folder, heads)
-        seeds = list(SEEDS)
-    elif name == "equivalence":
-        settings = dyck.settings()
-        folder = open_run_folder(output / "equivalence_runs", settings, command=command, device=device)
-        make = partial(arms_with_power, folder, dyck)
-        seeds = list(dyck.seeds)
-    elif name == "modulo":
-        settings = modulo.settings()
-        folder = open_run_folder(output / "modulo_runs", settings, command=command, device=device)
-        make = partial(modulo_experiment, folder, modulo)
-        seeds = list(modulo.seeds)
-    elif name == "longer-context":
-        settings = extension.settings()
-        folder = open_run_folder(output / "extension_runs", settings, command=command, device=device)
-        make = partial(extension_experiment, folder, extension)
-        seeds = list(extension.seeds)
-    elif name in ("source-code", "fine-tuning"):
-        chosen, run = (code, code_experiment) if name == "source-code" else (backbone, fine_tuning)
-        settings = chosen.settings()
-        runs = "code_runs" if name == "source-code" else "backbone_runs"
-        folder = open_run_folder(output / runs, settings, command=command, device=device)
-        make = partial(run, folder, chosen)
-        seeds = [chosen.seed]
-    else:
-        settings = languages.settings()
-        folder = open_run_folder(output / "language_runs", settings, command=command, device=device)
-        make = partial(LANGUAGE_EXPERIMENTS[name], folder, languages)
-        seeds = list(languages.seeds)
+    # What is run, with which schedule, the folder of its runs, their seeds.
+    others: dict[str, tuple[Any, Any, str, tuple[int, ...]]] = {
+        "learned-frequency": (learned_frequency, heads, "headline_runs", SEEDS),
+        "equivalence": (arms_with_power, dyck, "equivalence_runs", dyck.seeds),
+        "modulo": (modulo_experiment, modulo, "modulo_runs", modulo.seeds),
+        "longer-context": (extension_experiment, extension, "extension_runs", extension.seeds),
+        "source-code": (code_experiment, code, "code_runs", (code.seed,)),
+        "fine-tuning": (fine_tuning, backbone, "backbone_runs", (backbone.seed,)),
+    }
+    of_languages = (LANGUAGE_EXPERIMENTS.get(name), languages, "language_runs", languages.seeds)
+    run, schedule, runs, seeds = others.get(name, of_languages)
+    settings = schedule_settings(schedule)
+    folder = open_run_folder(output / runs, settings, command=command, device=device)
+    make = partial(run, folder, schedule)
     paths = []
     for table_name, table in make(n_jobs=n_jobs, show_progress=show_progress).items():
-        table.attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": seeds}
+        table.attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": list(seeds)}
         paths.append(output / f"{table_name}.parquet")
         write_table(named(table, _TABLES[table_name]), paths[-1])
     return paths
+
+
+def schedule_settings(schedule: Any) -> dict[str, Any]:
+    """Everything that the runs of a schedule depend on, as JSON: the settings of their folder."""
+    settings = asdict(schedule)
+    if isinstance(schedule, LanguageSchedule):
+        return {**settings, "plans": {plan.language.name: asdict(plan) for plan in schedule.plans}}
+    if isinstance(schedule, EquivalenceSchedule):
+        return {**settings, "language": schedule.plan.language.name}
+    return {**settings, "weights": "N(0, 1/d_model)"} if isinstance(schedule, CanonicalSchedule) else settings

@@ -6,7 +6,7 @@ from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_languag
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig, parameter_counts
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.common.run_folder import RunFolder
-from tlspectral.studies.common.seed_intervals import intervals, paired_differences
+from tlspectral.studies.common.seed_intervals import intervals, means_and_differences, paired_differences
 
 REFERENCE = "standard"
 _WINDOW = 10
@@ -39,11 +39,8 @@ def arms_on_languages(
     """Train every arm on every language and compare.
 
     Returns:
-        `table1_runs`: a row per run, `language, arm, learning_rate, seed, loss, accuracy, lock_in` (NaN: none).
-        `table1`: a row per language and arm, means over seeds with 95 % t intervals (`loss, loss_low, loss_high`, the
-        same of accuracy), the paired difference of loss and accuracy to `standard` (`loss_difference, _low, _high`; NaN
-        for itself), `lock_ins` (runs with one), floors, chance and numbers of parameters. `learning_rates`: the tuning.
-        `losses`: `language, arm, seed, step, loss` of every run.
+        `table1_runs`: a row per run. `table1`: a row per language and arm, means over seeds with 95 % t intervals,
+        beside `standard`, floors and chance. `learning_rates`: the tuning. `losses`: of every run and step.
 
     What it does not establish: an arm is better where its interval of differences holds 0; nor anything about models
     of another size, or trained for longer.
@@ -67,8 +64,8 @@ def memorisation(
     Every arm reaches losses of BA's size here in 400 steps, and none on fresh sequences.
 
     Returns:
-        `memorisation`: `language, arm, seed, training_loss` (mean of the last 20 steps), `loss` and `accuracy` on fresh
-        sequences. `memorisation_losses`: as `losses` of `arms_on_languages`.
+        `memorisation`: a row per run, `training_loss` is the mean of the last 20 steps, `loss` and `accuracy` are on
+        fresh sequences. `memorisation_losses`: as `losses` of `arms_on_languages`.
     """
     rate = sorted(schedule.rates)[len(schedule.rates) // 2]
     wanted = [
@@ -111,13 +108,9 @@ def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame
         learning_rate=("learning_rate", "first"), seeds=("seed", "count"), lock_ins=("lock_in", "count")
     ).reset_index()
     for measure in ("loss", "accuracy"):
-        names = {"mean": measure, "low": f"{measure}_low", "high": f"{measure}_high"}
-        table = table.merge(intervals(measured, key, measure).rename(columns=names).drop(columns="n"), on=key)
-        names = {
-            end: f"{measure}_difference{suffix}" for end, suffix in (("mean", ""), ("low", "_low"), ("high", "_high"))
-        }
-        differences = paired_differences(measured, ["language"], measure, reference=REFERENCE)
-        table = table.merge(differences.rename(columns=names).drop(columns="n"), on=key, how="left")
+        found = means_and_differences(measured, ["language"], measure, reference=REFERENCE).drop(columns="n")
+        names = {name: measure if name == "mean" else f"{measure}_{name}" for name in found.columns.drop(key)}
+        table = table.merge(found.rename(columns=names), on=key)
     languages = {plan.language.name: plan.language for plan in schedule.plans}
     for name in ("entropy_floor", "sequence_floor", "chance_loss", "chance_accuracy"):
         table[name] = [float(getattr(languages[language], name)) for language in table["language"]]
@@ -151,10 +144,8 @@ def structure_gap(
     Modulo-7 has no such size.
 
     Returns:
-        `structure_gap_runs`: `language, arm, seed, size, loss, accuracy, tokens, trained` (whether training had the
-        size). `structure_gap`: the accuracy's mean over seeds with its 95 % t interval per `language, arm, size`.
-        `structure_gap_beyond`: per seed averaged over all sizes beyond training, then the paired difference of accuracy
-        to `standard`, `language, arm, mean, low, high, n`.
+        `structure_gap_runs`: a row per run and size. `structure_gap`: the accuracy's mean over seeds per size.
+        `structure_gap_beyond`: `differences_beyond`.
 
     What it does not establish: why accuracy falls. Longer inputs are new positions, new distances and new depths alike.
     """

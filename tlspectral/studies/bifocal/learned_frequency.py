@@ -45,8 +45,6 @@ def learned_frequency(
     folder: RunFolder,
     schedule: CanonicalSchedule,
     *,
-    starts: tuple[float, ...] = BASE_ANGLES,
-    seeds: tuple[int, ...] = SEEDS,
     n_jobs: int = 1,
     show_progress: bool = False,
 ) -> dict[str, pd.DataFrame]:
@@ -58,22 +56,19 @@ def learned_frequency(
     Args:
         folder: where finished stacks are kept, one per task and seed.
         schedule: of the training.
-        starts: frequencies at the start, in units of pi/33.
-        seeds: of weights and prompts.
         n_jobs: processes; the numbers do not depend on it.
         show_progress: a bar over stacks.
 
     Returns:
-        `headline_runs`: `task, start, seed, learned` (Omega at the end, as it is), `accuracy, folded, success`.
-        `headline_paths`: `task, start, seed, step, omega`. `headline_shares`: `task, starts, runs, successes, share,
-        low, high` (95 %, Wilson), over all starts and over those from .1 on. Frequencies are in units of pi/33.
+        `headline_runs`: a row per run. `headline_paths`: Omega over its steps. `headline_shares`: shares of successes
+        with Wilson's 95 % interval, over all starts and over those from .1 on. Frequencies are in units of pi/33.
 
     What it does not establish: that larger models do this. The head has one frequency and nothing else to use.
     """
     jobs: dict[str, tuple[int, Callable[[], dict[str, pd.DataFrame]]]] = {
-        f"headline_{task}_{seed}": (seed, partial(_stack, task, seed, starts, schedule, folder.device))
+        f"headline_{task}_{seed}": (seed, partial(_stack, task, seed, schedule, folder.device))
         for task in TASKS
-        for seed in seeds
+        for seed in SEEDS
     }
     stacks = finish_runs(folder, jobs, n_jobs=n_jobs, show_progress=show_progress)
     runs = _judged(pd.concat([tables["runs"] for tables in stacks.values()], ignore_index=True))
@@ -86,22 +81,22 @@ def learned_frequency(
     }
 
 
-def _stack(
-    name: str, seed: int, starts: tuple[float, ...], schedule: CanonicalSchedule, device: str
-) -> dict[str, pd.DataFrame]:
+def _stack(name: str, seed: int, schedule: CanonicalSchedule, device: str) -> dict[str, pd.DataFrame]:
     """All starts of one task and seed, trained side by side."""
     task = CanonicalTask(name)
     unit = angle_unit(task)
-    runs = [CanonicalRun((start * unit,), seed) for start in starts]
+    runs = [CanonicalRun((start * unit,), seed) for start in BASE_ANGLES]
     trained = train_canonical(task, runs, schedule, learn_frequencies=True, device=device)
     paths = trained.frequencies.assign(
-        task=name, start=[starts[run] for run in trained.frequencies["run"]], omega=trained.frequencies["theta"] / unit
+        task=name,
+        start=[BASE_ANGLES[run] for run in trained.frequencies["run"]],
+        omega=trained.frequencies["theta"] / unit,
     ).filter(["task", "start", "seed", "step", "omega"])
     right = accuracy_by_position(trained.model, validation_prompts(task, schedule))
     correct, counted = (np.asarray(right.groupby("run")[name].sum()) for name in ("correct", "n"))
     learned = np.asarray(paths["omega"])[np.asarray(paths["step"] == paths["step"].max())]
     ends = pd.DataFrame(
-        {"task": name, "start": starts, "seed": seed, "learned": learned, "accuracy": correct / counted}
+        {"task": name, "start": BASE_ANGLES, "seed": seed, "learned": learned, "accuracy": correct / counted}
     )
     return {"runs": ends, "paths": paths}
 

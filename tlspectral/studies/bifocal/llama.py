@@ -103,19 +103,6 @@ class GainOnBothSides(SpectralRoPE):
         return rotated if side == "query" else rotated * torch.cat([self.gain, self.gain], -1)
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with gain."""
-
-    def __init__(self, config: LlamaConfig):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.d_model))
-        self.eps = config.eps
-
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Normalise each position."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
 class Attention(nn.Module):
     """Causal attention: fixed rotation by the geometric frequencies, then that of the spectral module, if any."""
 
@@ -138,19 +125,6 @@ class Attention(nn.Module):
         z = self.head_outputs(x, cos, sin, at)  # batch heads queries d_head
         return self.o_proj(z.transpose(1, 2).flatten(2))
 
-    def queries_and_keys(
-        self, x: Float[Tensor, "batch pos d_model"], cos: Float[Tensor, "pos pairs"], sin: Float[Tensor, "pos pairs"]
-    ) -> tuple[Float[Tensor, "batch pos heads d_head"], Float[Tensor, "batch pos heads d_head"]]:
-        """Queries and keys after all rotations."""
-        q, k = (
-            _rotated(project(x).unflatten(-1, (self.n_heads, self.d_head)), cos, sin)
-            for project in (self.q_proj, self.k_proj)
-        )  # batch pos heads d_head
-        if self.spectral is not None:
-            positions = torch.arange(x.shape[1], device=x.device)
-            q, k = self.spectral(q, positions, "query"), self.spectral(k, positions, "key")
-        return q, k
-
     def head_outputs(
         self,
         x: Float[Tensor, "batch pos d_model"],
@@ -159,8 +133,13 @@ class Attention(nn.Module):
         at: Int64[Tensor, "batch queries"] | None,
     ) -> Float[Tensor, "batch heads queries d_head"]:
         """Mixed values of each head, before the output projection."""
-        q, k = self.queries_and_keys(x, cos, sin)
-        v = self.v_proj(x).unflatten(-1, (self.n_heads, self.d_head))  # batch pos heads d_head
+        q, k, v = (
+            project(x).unflatten(-1, (self.n_heads, self.d_head)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )  # batch pos heads d_head
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        if self.spectral is not None:
+            positions = torch.arange(x.shape[1], device=x.device)
+            q, k = self.spectral(q, positions, "query"), self.spectral(k, positions, "key")
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # batch heads pos d_head
         if at is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -188,9 +167,9 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.attention_norm = RMSNorm(config)
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=config.eps)
         self.attention = Attention(config)
-        self.mlp_norm = RMSNorm(config)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=config.eps)
         self.mlp = SwiGLU(config)
 
     def forward(
@@ -225,7 +204,7 @@ class SpectralLlama(nn.Module):
         self.config, self.arm = config, arm
         self.embed = nn.Embedding(config.d_vocab, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = RMSNorm(config)
+        self.norm = nn.RMSNorm(config.d_model, eps=config.eps)
         self.unembed = nn.Linear(config.d_model, config.d_vocab, bias=False)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():

@@ -4,7 +4,7 @@
 chooses rate and weight decay; if it does not learn the held-out expressions, no arm is trained.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from tlspectral.studies.bifocal.language_runs import answer_loss, score_answers
 from tlspectral.studies.bifocal.languages import REFERENCE
 from tlspectral.studies.bifocal.llama import ARMS, LITERAL_ARM, LlamaConfig, SpectralLlama
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
-from tlspectral.studies.common.seed_intervals import intervals, paired_differences
+from tlspectral.studies.common.seed_intervals import means_and_differences
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,6 @@ class ModuloSchedule:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     evaluate_every: int = 100
 
-    def settings(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return asdict(self)
-
 
 FULL_MODULO = ModuloSchedule()
 QUICK_MODULO = ModuloSchedule(
@@ -68,9 +64,7 @@ def modulo_experiment(
     """Run the pilot, and if it has learned the task every arm on every seed; compare with `standard`.
 
     Returns:
-        `modulo_pilot`: `learning_rate, weight_decay` and the measures of the end, `loss` and `accuracy` on held-out
-        expressions, `trained_loss`, `chosen`. `modulo_runs`: `arm, seed`, the same measures and `learned_at`, the first
-        step at which held-out accuracy was at least `schedule.learned` (NaN: never). `modulo`: means over seeds of
+        `modulo_pilot`: a row per rate and weight decay. `modulo_runs`: a row per run. `modulo`: means over seeds of
         held-out accuracy and the paired difference to `standard`. The last two only if the pilot has learned the task.
 
     What it does not establish: that the frequencies found the modulus. Weight decay is on weights alone, so that gain
@@ -97,9 +91,9 @@ def modulo_experiment(
         {"arm": run[0], "seed": run[3], **_end(table), "learned_at": _learned_at(table, schedule.learned)}
         for run, table in finished.items()
     )
-    names = {"mean": "difference_mean", "low": "difference_low", "high": "difference_high"}
-    differences = paired_differences(runs, [], "accuracy", reference=REFERENCE).rename(columns=names)
-    table = intervals(runs, ["arm"], "accuracy").merge(differences.drop(columns="n"), on="arm", how="left")
+    table = means_and_differences(runs, [], "accuracy", reference=REFERENCE).rename(
+        columns={"difference": "difference_mean"}
+    )
     return {"modulo_pilot": pilot, "modulo_runs": runs, "modulo": table}
 
 

@@ -17,7 +17,7 @@ from tlspectral.studies.bifocal.languages import stacked
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS
 from tlspectral.studies.bifocal.schedule import LanguageSchedule
 from tlspectral.studies.common.run_folder import RunFolder
-from tlspectral.studies.common.seed_intervals import intervals
+from tlspectral.studies.common.seed_intervals import intervals, mean_by
 
 PAIR_SETS = ("all", "turning")
 _ARMS = {**ARMS, **PHASE_NOISE_ARMS}
@@ -148,13 +148,10 @@ def resonance_experiment(
     The noisy arms run at the learning rate that was chosen for `full`.
 
     Returns:
-        `trajectories`: omega, gain, phase of every run. `resonance_steps`, `phase_steps`: `resonance_over_training` and
-        `phase_drift` per language, arm and recorded step, means over runs, layers and heads.
-        `resonance_runs`: `resonance_gain` per run and head. Heads that an arm leaves geometric are left out.
-        `resonance`: mean over heads per seed of `gain` and of `excess`, then over seeds with 95 % t intervals, per
-        `language, arm, pairs, measure`. `phase_drift_runs`: the last step's `phase_drift` per run and head.
-        `phase_drift`: the same, averaged over heads, with t intervals over seeds, per `language, arm, measure`; arms
-        that learn no phase have no rows.
+        `trajectories`: of every run. `resonance_steps`, `phase_steps`: `resonance_over_training` and `phase_drift`,
+        means over runs, layers and heads. `resonance_runs`, `phase_drift_runs`: `resonance_gain`, and the last step of
+        `phase_drift`, per run and head; heads that an arm leaves geometric and arms that learn no phase are left out.
+        `resonance`, `phase_drift`: their means over heads, with 95 % t intervals over seeds.
     """
     rates, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
     chosen = rates[rates["chosen"] & (rates["arm"] == "full")].set_index("language")["learning_rate"]
@@ -178,10 +175,11 @@ def resonance_experiment(
             phases[run] = {"phase": drift}
             drifts[run] = {"drift": drift[drift["step"] == drift["step"].max()]}
     gain, drift = stacked(gains, "gain"), stacked(drifts, "drift")
+    arm = ["language", "arm"]
     return {
         "trajectories": stacked(runs, "trajectory"),
-        "resonance_steps": _per_step(stacked(resonances, "resonance"), ["pairs"], ["resonance"]),
-        "phase_steps": _per_step(stacked(phases, "phase"), [], ["mean_abs", "start_abs", "drift"]),
+        "resonance_steps": mean_by(stacked(resonances, "resonance"), [*arm, "pairs", "step"], ["resonance"]),
+        "phase_steps": mean_by(stacked(phases, "phase"), [*arm, "step"], ["mean_abs", "start_abs", "drift"]),
         "resonance_runs": gain,
         "resonance": _over_seeds(gain, ["language", "arm", "pairs"], ["gain", "excess"]),
         "phase_drift_runs": drift,
@@ -196,12 +194,8 @@ def _spectral_heads(arm: str, trajectory: pd.DataFrame) -> pd.DataFrame:
     return trajectory.loc[trajectory["head"] <= trajectory["head"].max() // 2]
 
 
-def _per_step(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
-    return pd.DataFrame(table.groupby(["language", "arm", *by, "step"], sort=False)[measures].mean()).reset_index()
-
-
 def _over_seeds(table: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
-    by_seed = pd.DataFrame(table.groupby([*by, "seed"], sort=False)[measures].mean()).reset_index()
+    by_seed = mean_by(table, [*by, "seed"], measures)
     tables = [intervals(by_seed, by, measure).assign(measure=measure) for measure in measures]
     return pd.concat(tables, ignore_index=True)
 

@@ -4,8 +4,7 @@ BA gives 400 steps and no more. Batch sizes are such that the whole takes about 
 the same grid of rates and the same number of tuning runs.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, FormalLanguage, Modulo7
 
@@ -56,11 +55,6 @@ class LanguageSchedule:
     def plan(self, language: str) -> LanguagePlan:
         """The plan of a language by its name."""
         return next(plan for plan in self.plans if plan.language.name == language)
-
-    def settings(self) -> dict[str, Any]:
-        """All of it as JSON, the languages by name."""
-        plans = {plan.language.name: asdict(plan) for plan in self.plans}
-        return {**asdict(self), "plans": plans}
 
 
 FULL = LanguageSchedule(
@@ -125,10 +119,6 @@ class EquivalenceSchedule:
             warmup_steps=self.warmup_steps,
             log_every=self.steps,
         )
-
-    def settings(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        return {**asdict(self), "language": self.plan.language.name}
 
 
 # The margin is a tenth of what there is to learn beyond BA's baseline: chance has a loss of 1.35, that baseline 0.43.

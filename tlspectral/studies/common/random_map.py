@@ -78,11 +78,9 @@ def evaluate(model: AttentionOnlyTransformer, batch: RandomMapBatch) -> dict[str
     """Losses in nats per token and attention masses on sequences of the task (FP section 10).
 
     Returns:
-        `loss`: cross-entropy over all targets. `loss_predictable`: over the predictable ones; a model that knows the
-        task but not the noise has about -log(1 - noise). `prev_best`: attention to the previous token, of the head
-        where it is largest. `ind_best`: attention to all keys that follow an earlier copy of the current token, of the
-        head where it is largest. Both are means over the queries from a quarter of the sequence on, by when most tokens
-        have occurred; a query whose token is new counts as 0 in `ind_best`.
+        `loss` over all targets, `loss_predictable` over the predictable ones, `prev_best` and `ind_best` (see
+        `train.history` in `columns.py`). Masses are means over the queries from a quarter of the sequence on, by when
+        most tokens have occurred; a query whose token is new counts as 0 in `ind_best`.
 
     What it does not establish: that one and the same head does it on other sequences; see `tlspectral.detect_heads`.
     """

@@ -51,6 +51,17 @@ def paired_differences(table: pd.DataFrame, by: list[str], measure: str, *, refe
     return intervals(paired, [*by, "arm"], "difference")
 
 
+def means_and_differences(table: pd.DataFrame, by: list[str], measure: str, *, reference: str) -> pd.DataFrame:
+    """`intervals` of each arm, and beside them the paired difference to the reference arm, NaN for itself.
+
+    Returns:
+        Columns `by`, `arm`, `mean, low, high, n, difference, difference_low, difference_high`.
+    """
+    names = {"mean": "difference", "low": "difference_low", "high": "difference_high"}
+    differences = paired_differences(table, by, measure, reference=reference).rename(columns=names).drop(columns="n")
+    return intervals(table, [*by, "arm"], measure).merge(differences, on=[*by, "arm"], how="left")
+
+
 def equivalence(differences: pd.Series, margin: float) -> dict[str, float]:
     """Two one-sided t tests that the mean of independent paired differences lies within -margin to margin.
 

@@ -1,7 +1,6 @@
 """Questions about the history of a head: what forms first, when the median leaves its null, how the head ranks early.
 
-All functions take a table of one row per step: `HeadHistory.track()`, or a published one with its column names as
-arguments.
+All functions take a table of one row per `step`: `HeadHistory.track()`, or a published one.
 "Fingerprint, Not Blueprint" (FP, section 9) asks them as Q1, Q2 and Q3.
 """
 
@@ -98,18 +97,15 @@ def formation_crossing(
     track: pd.DataFrame,
     *,
     behaviour: str = "prev",
-    phase: str = "rope_imag_frac_pct",
     behaviour_level: float = 0.5,
     phase_level: float = 0.9,
-    step: str = "step",
 ) -> FormationCrossing:
     """Q1: does a head's signature in the weights come before its behaviour, or after it?
 
     Args:
         track: one row per step, steps rising, of one head.
-        behaviour, phase: columns of the head's detector score and of its percentile within the model.
+        behaviour: column of the head's detector score. The phase is `rope_imag_frac_pct`.
         behaviour_level, phase_level: levels that count as formed; report them with the answer.
-        step: column of training steps.
 
     Returns:
         Both crossings with the interval between saved steps in which each lies, which of them is first, and the bounds
@@ -123,28 +119,21 @@ def formation_crossing(
     What it does not establish: cause. The order depends on the levels too: a percentile is above .9 by chance in a
     tenth of all heads, another level may be crossed at another step, and `lowest_later` tells whether it held.
     """
-    steps = _steps(track, step)
+    steps = _steps(track)
     return FormationCrossing(
         _crossing(steps, _values(track, behaviour), behaviour_level),
-        _crossing(steps, _values(track, phase), phase_level),
+        _crossing(steps, _values(track, "rope_imag_frac_pct"), phase_level),
     )
 
 
 def median_leaves_null(
-    summary: pd.DataFrame,
-    *,
-    median: str = "D_head_median",
-    low: str | float = "D_head_null_low",
-    high: str | float = "D_head_null_high",
-    step: str = "step",
+    summary: pd.DataFrame, *, low: str | float = "D_head_null_low", high: str | float = "D_head_null_high"
 ) -> Departure:
     """Q2: since when does the median over all heads lie outside the spread of medians under the null?
 
     Args:
         summary: one row per step, steps rising: `HeadHistory.summary` or `HeadHistory.track()`.
-        median: column of the median.
         low, high: ends of the null's spread, as columns or, for a table without them, as numbers.
-        step: column of training steps.
 
     Returns:
         The start of the stretch outside, on one side, that lasts to the last step.
@@ -157,7 +146,7 @@ def median_leaves_null(
     What it does not establish: when the first head left, since half of them can leave before a median moves; nor, for
     a matched null, that the singular values stayed as they were, because the null follows them.
     """
-    steps, values = _steps(summary, step), _values(summary, median)
+    steps, values = _steps(summary), _values(summary, "D_head_median")
     ends = [
         np.full(len(steps), float(end)) if isinstance(end, int | float) else _values(summary, end)
         for end in (low, high)
@@ -178,19 +167,13 @@ def median_leaves_null(
 
 
 def eventual_head_rank(
-    track: pd.DataFrame,
-    *,
-    percentiles: Sequence[str] = ("prev_pct", "D_head_pct", "rope_imag_frac_pct"),
-    n_heads: str | int = "n_heads",
-    step: str = "step",
+    track: pd.DataFrame, *, percentiles: Sequence[str] = ("prev_pct", "D_head_pct", "rope_imag_frac_pct")
 ) -> pd.DataFrame:
     """Q3: how does the eventual head rank among all heads at each step, and how often does a random one rank as high?
 
     Args:
-        track: one row per step, steps rising, of the head that is known from the last step.
+        track: one row per step, steps rising, of the head that is known from the last step, with `n_heads`.
         percentiles: columns of percentiles within the model, `rankdata / n`.
-        n_heads: heads of the model, as a column or a number.
-        step: column of training steps.
 
     Returns:
         DataFrame `step, column, percentile, rank, n_heads, top_share, chance`: rank 1 is the largest value, ties
@@ -206,8 +189,7 @@ def eventual_head_rank(
     neighbouring steps are all but equal, and a rank at initialisation stays until training moves it. The last step is
     no test of behaviour, by which the head was chosen.
     """
-    steps = _steps(track, step)
-    counted = np.full(len(steps), float(n_heads)) if isinstance(n_heads, int) else _values(track, n_heads)
+    steps, counted = _steps(track), _values(track, "n_heads")
     tables = []
     for column in percentiles:
         percentile = _values(track, column)
@@ -238,19 +220,19 @@ def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: fl
     )
 
 
-def _steps(table: pd.DataFrame, column: str) -> list[int]:
+def _steps(table: pd.DataFrame) -> list[int]:
     """Return the steps of a table; they must rise."""
-    if column in table and not pd.api.types.is_numeric_dtype(table[column]):
+    if "step" in table and not pd.api.types.is_numeric_dtype(table["step"]):
         raise ValueError(
-            f"column {column!r} holds names such as {table[column].iloc[0]!r}, which have no order in training: give "
+            f"column 'step' holds names such as {table['step'].iloc[0]!r}, which have no order in training: give "
             "head_history (step, checkpoint) pairs with whole numbers"
         )
-    steps = [int(step) for step in _values(table, column)]
+    steps = [int(step) for step in _values(table, "step")]
     for before, after in pairwise(steps):
         if before == after:
             raise ValueError(f"the table has several rows of step {after}: take one head, as HeadHistory.track() does")
         if before > after:
-            raise ValueError(f"step {after} follows step {before}: sort the table by {column!r}")
+            raise ValueError(f"step {after} follows step {before}: sort the table by 'step'")
     return steps
 
 

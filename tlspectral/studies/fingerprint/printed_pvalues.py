@@ -1,17 +1,16 @@
 """The p- and q-values of "Fingerprint, Not Blueprint" (FP) as FP computed them, where `tlspectral.stats` differs."""
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats import PartialCorrelation
 from tlspectral.stats.correlations import residuals, student_pvalue
 from tlspectral.stats.permutation import Alternative
 from tlspectral.stats.values import complete_rows, table_columns
+from tlspectral.studies.fingerprint.statistics.rank_tests import scipys_pvalue
 
 _FEW = 8  # with so many values or fewer in a group, FP's Mann-Whitney p is exact
 
@@ -25,11 +24,7 @@ def mann_whitney_pvalue(
     x: Float64[np.ndarray, "n_x"], y: Float64[np.ndarray, "n_y"], alternative: Alternative = "two-sided"
 ) -> float:
     """scipy's p: exact as if there were no ties with eight or fewer values in a group (Table 4), else asymptotic."""
-    if len(np.unique(np.concatenate([x, y]))) == 1:
-        return 1.0  # scipy divides 0 by 0
-    method = "exact" if min(len(x), len(y)) <= _FEW else "asymptotic"
-    tested: Any = scipy.stats.mannwhitneyu(x, y, alternative=alternative, method=method)
-    return float(tested.pvalue)
+    return scipys_pvalue(x, y, alternative, "exact" if min(len(x), len(y)) <= _FEW else "asymptotic")
 
 
 def class_pvalue(heads: pd.DataFrame, threshold: float) -> float:

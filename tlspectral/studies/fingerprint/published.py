@@ -40,7 +40,7 @@ _CHECKPOINT_NAMES = {
 }
 _TWICE = ["prev_prev", "rif_52", "D_52"]
 _HEADS_OF_CHECKPOINTS = {"pythia-410m": 384, "pythia-160m": 144}
-_STRENGTHS = (10.0, 1.0)
+_STRENGTH = 10.0  # of the penalty in the grid that FP reports; its side runs have 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,27 +124,18 @@ def published_kernels() -> pd.DataFrame:
     return named(_marked(curves, model="pythia-410m"), columns.PUBLISHED_KERNELS)
 
 
-def published_constrained(strength: float = 10.0) -> ConstrainedTables:
+def published_constrained() -> ConstrainedTables:
     """Return the published constrained runs (FP section 10): free arms, and arms with a penalty.
 
-    Args:
-        strength: weight of the penalty: 10, the grid that FP reports, or 1, its side runs (three seeds of `rope_imag`;
-            one of `ape_sym` and `rope_sym`, half as long and without kernels).
-
     Returns:
-        `ConstrainedTables` of the free arms (strength 0) and of the arms of this strength.
-
-    Raises:
-        ValueError: there are no runs of this strength.
+        `ConstrainedTables` of the free arms (strength 0) and of the arms with the strength that FP reports, 10.
 
     What it does not establish: spectra with the norm's gain: `_raw` columns are of the weights as they were stored.
     """
-    if strength not in _STRENGTHS:
-        raise ValueError(f"no constrained runs of strength {strength} were published: there are 10 and 1")
     selected = {}
     for name, documented in columns.PUBLISHED_CONSTRAINED.items():
-        table = _read(f"constrained_{name}", strength=strength)
-        rows = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
+        table = _read(f"constrained_{name}", strength=_STRENGTH)
+        rows = table.loc[table["strength"].isin((0.0, _STRENGTH))].reset_index(drop=True)
         rows.attrs = table.attrs
         selected[name] = named(rows, documented)
     return ConstrainedTables(**selected)

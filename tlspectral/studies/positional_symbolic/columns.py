@@ -148,20 +148,11 @@ _NORMS = (
         does_not_establish=_ONE_SINK + " One attention sink can make up most of it."),
 )
 
-_PROJECTIONS = (
-    Column("kind", "What the row is of.", "label", range="query, key", source="PS figure 3C"),
-    Column("position", "Position of the token in the prompt, from 0.", "index", range="0 .. tokens - 1"),
-    Column("label", "The token as text; its id for a model without tokenizer.", "text", range="any"),
-    *(Column(name, f"{which} coordinate of the rotary pair, rotated to the position.", "units of the model's keys",
-        range="any", source="PS figure 3C", does_not_establish="How the head attends: a score has a term per pair.")
-        for name, which in (("x", "First"), ("y", "Second"))),
-)
 _MADE = "`tlspectral.studies.positional_symbolic.traces."
-ROTARY_PROJECTIONS = Table("rotary_projections", f"{_MADE}rotary_projections`", _PROJECTIONS)
 ATTENTION_TRACES = Table("attention_traces", f"{_MADE}attention_traces`", (*_HEAD_OF_MODEL, *_TRACES))
 FREQUENCY_NORMS = Table("frequency_norms", f"{_MADE}frequency_norms`", (*_HEAD_OF_MODEL, _FREQUENCY, *_NORMS))
 TABLES = (
-    ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS,
+    ATTENTION_TRACES, FREQUENCY_NORMS,
     *CANONICAL_SWEEP.values(), QUERY_KEY_TRAJECTORIES, HISTORY, FREQUENCIES, ACCURACY_BY_POSITION, PROGRESS,
     HEAD_BEHAVIOUR, ANSWER_SHAPE,
 )

@@ -1,4 +1,4 @@
-"""Single heads in detail: attention before and after swaps, norms per rotary frequency, queries and keys on a pair."""
+"""Single heads in detail: attention before and after swaps, norms per rotary frequency."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,9 +20,8 @@ from tlspectral.positional.measure import require_settings, tokenized_for
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
-from tlspectral.rotary import with_gain_and_phase
-from tlspectral.selection import Head, Heads
-from tlspectral.studies.positional_symbolic.columns import ATTENTION_TRACES, FREQUENCY_NORMS, ROTARY_PROJECTIONS
+from tlspectral.selection import Heads
+from tlspectral.studies.positional_symbolic.columns import ATTENTION_TRACES, FREQUENCY_NORMS
 from tlspectral.tables import named
 
 
@@ -148,65 +147,6 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
     table.attrs = {**_provenance(view, intact)}
     return named(table, FREQUENCY_NORMS)
-
-
-def rotary_projections(model: Any, prompt: BlockPrompt, head: Head, frequency: int) -> pd.DataFrame:
-    """The last query and all keys of a head on one rotary pair, rotated to their positions.
-
-    The inner product of the query's row with a key's is what the pair adds to that key's score, before the score scale.
-
-    Args:
-        model: a TransformerBridge or HookedTransformer.
-        prompt: the query is the last token of the suffix.
-        head: (layer, head), or a name such as "L12H0".
-        frequency: index of the rotary pair, 0 the model's first.
-
-    Returns:
-        DataFrame `kind` ("query" or "key"), `position`, `label` (the token's text; its id without a tokenizer), `x` and
-        `y` (model units): the query, then the visible keys before it.
-
-    Raises:
-        BadHead: a head that does not exist.
-        ValueError: a frequency that does not exist.
-        ValueError, UnsupportedArchitecture, ScoreMismatch: as `frequency_norms`.
-
-    Source: PS, section 5, Figure 3C.
-
-    What it does not establish: how the head attends. A score is the sum over all pairs.
-    """
-    view = attention_view(model)
-    chosen = heads_by_layer(view, [head])
-    [(layer, [number])] = chosen.items()
-    tokens = prompt.tokenized(model).tokens()
-    _require_frequencies(view, chosen, [frequency])
-    raw, held = view.raw(layer), dict[str, Tensor]()
-    rotary: Any = raw.rotary
-    rows: list[tuple[str, int, float, float]] = []
-
-    def hold(activation: Tensor, hook: Any, point: str) -> None:
-        held[point] = activation[0].detach().clone()
-
-    def take(layer: int, seen: LastQuery) -> None:
-        query, keys = normed(held["query"][-1:], raw.q_norm), normed(held["key"], raw.k_norm)
-        query = with_gain_and_phase(query.transpose(0, 1), rotary)[number, 0]
-        keys = keys[:, number * keys.shape[1] // len(seen.contents)]
-        places = seen.places if seen.places.ndim == 2 else seen.places[number]
-        turn = torch.complex(places[frequency], places[seen.n_pairs + frequency])
-        real, imag = int(rotary.real_index[frequency]), int(rotary.imag_index[frequency])
-        rotated = torch.complex(keys[:, real], keys[:, imag]) * turn
-        last = torch.complex(query[real], query[imag]) * turn[-1]
-        visible = seen.visible[:-1].nonzero().flatten().tolist()
-        points = [("query", len(tokens) - 1, last), *(("key", place, rotated[place]) for place in visible)]
-        rows.extend((kind, place, float(z.real), float(z.imag)) for kind, place, z in points)
-
-    names = view.hook_names(layer)
-    read_prompt(view, tokens, chosen, take, [(names[point], partial(hold, point=point)) for point in ("query", "key")])
-    table = pd.DataFrame(rows, columns=["kind", "position", "x", "y"])
-    ids = [int(tokens[place]) for place in table["position"]]
-    tokenizer = getattr(view.model, "tokenizer", None)
-    table.insert(2, "label", [str(one) if tokenizer is None else tokenizer.decode([one]) for one in ids])
-    table.attrs = {**view.origin([layer]), "layer": layer, "head": number, "frequency": frequency}
-    return named(table, ROTARY_PROJECTIONS)
 
 
 class _Trace(NamedTuple):

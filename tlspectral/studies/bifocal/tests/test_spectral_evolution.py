@@ -41,6 +41,11 @@ def test_an_arm_learns_what_it_says_and_nothing_else(arm, moved, still):
         assert last[name].equals(first[name])
 
 
+def test_the_standard_arm_has_an_empty_log():
+    _, evolution = trained("standard")
+    assert (len(evolution.trajectory), len(evolution.losses)) == (0, 3)
+
+
 def test_the_log_is_the_parameters():
     built, evolution = trained("full", steps=5)
     table = evolution.trajectory
@@ -72,12 +77,6 @@ def test_a_shared_phase_is_logged_as_it_stands():
     assert 3e-4 < np.abs(noise).mean() < 2e-3
 
 
-def test_the_standard_arm_has_an_empty_log():
-    _, evolution = trained("standard")
-    assert evolution.trajectory.empty
-    assert len(evolution.losses) == 3
-
-
 def test_groups_have_their_rates_and_decay():
     built = model("full")
     settings = EvolutionSettings(learning_rate=0.02, omega_share=0.1, weight_decay=0.3)
@@ -96,8 +95,6 @@ def test_groups_have_their_rates_and_decay():
     assert names == [["weights"], ["weights", "gain_phase"]]
     frozen = parameter_groups(built, settings, frozen_backbone=True)
     assert [group["name"] for group in frozen] == ["gain_phase", "omega"]
-    with pytest.raises(ValueError, match="no parameter asks for a gradient"):
-        parameter_groups(model("standard"), settings, frozen_backbone=True)
 
 
 def test_a_step_is_adamw_with_both_clips():
@@ -137,10 +134,10 @@ def test_a_step_is_adamw_with_both_clips():
 def test_losses_fall_on_a_language():
     config = LlamaConfig(len(LANGUAGE.vocabulary), d_model=32, n_heads=4, d_mlp=64, n_ctx=16)
     built, stream = model("full", config=config), generator(1)
-    settings = EvolutionSettings(steps=60, learning_rate=1e-2, warmup_steps=5)
+    settings = EvolutionSettings(steps=30, learning_rate=2e-2, warmup_steps=5)
     losses = evolve(built, lambda _: answer_loss(built, LANGUAGE.sample(16, stream)), settings).losses["loss"]
-    # Measured: 2.22 to 0.16; chance is 1.38.
-    assert losses.tail(10).mean() < 0.8
+    # Measured: 2.22 to 0.37; chance is 1.38.
+    assert losses.tail(5).mean() < 0.8
 
 
 def test_scores_by_a_loop():

@@ -1,8 +1,8 @@
 """Folders and experiments of Spectral Evolution: continued, compared on the same data, run by the command."""
 
-import itertools
 import json
 import math
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -25,11 +25,10 @@ from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.tables import read_table
 
 PLAN = LanguagePlan(LANGUAGE, 4, 8, tuple(Dyck3((depth, depth)) for depth in (3, 5)), 4, 4)
-MODULO_PLAN = LanguagePlan(Modulo7(), 4, 8, (), 0, 4)
 TINY = LanguageSchedule((PLAN,), steps=3, rates=(1e-3, 1e-2), seeds=(0, 1), warmup_steps=1, log_every=2)
 
 
-def test_a_run_of_several_tables_is_one_file(tmp_path):
+def test_a_run_of_several_tables_is_one_file_and_made_once(tmp_path):
     folder = open_run_folder(tmp_path / "runs", {"a": [1, 2]}, command="x")
     tables = {
         "empty": pd.DataFrame(columns=["step", "omega"]).astype({"step": "int64", "omega": "float64"}),
@@ -46,16 +45,24 @@ def test_a_run_of_several_tables_is_one_file(tmp_path):
     assert set(attrs["versions"]) == {"tlspectral", "python", "torch"}
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path):
-    folder = open_run_folder(tmp_path / "runs", {"a": 1}, command="")
+def test_a_folder_of_other_settings_versions_or_devices_is_refused(tmp_path):
+    path = tmp_path / "runs"
+    open_run_folder(path, {"a": 1}, command="")
     with pytest.raises(IncompatibleCheckpoint, match="made with other settings"):
-        open_run_folder(folder.parts.path, {"a": 2}, command="")
-    with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
-        open_run_folder(tmp_path, {"a": 1}, command="")
-    manifest = folder.parts.path / "settings.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "versions": {"torch": "0.1"}}))
+        open_run_folder(path, {"a": 2}, command="")
+    with StandInDevice():
+        with pytest.raises(IncompatibleCheckpoint):
+            open_run_folder(path, {"a": 1}, command="", device=DEVICE)
+        open_run_folder(tmp_path / "there", {"a": 1}, command="", device=SECOND_DEVICE)
+        assert open_run_folder(tmp_path / "there", {"a": 1}, command="", device=DEVICE).device == DEVICE
+    with pytest.raises(ValueError, match="device='abacus' cannot be used here"):
+        open_run_folder(tmp_path / "others", {"a": 1}, command="", device="abacus")
+    manifest = path / "settings.json"
+    stored = json.loads(manifest.read_text())
+    assert set(stored["versions"]) == {"python", "torch"}
+    manifest.write_text(json.dumps({**stored, "versions": {"torch": "0.1"}}))
     with pytest.raises(IncompatibleCheckpoint, match="other versions"):
-        open_run_folder(folder.parts.path, {"a": 1}, command="")
+        open_run_folder(path, {"a": 1}, command="")
 
 
 @pytest.fixture(scope="module")
@@ -65,28 +72,17 @@ def finished(tmp_path_factory):
     return output
 
 
-def test_an_interrupted_experiment_ends_with_the_same_files(tmp_path, monkeypatch):
-    real, calls = language_runs.train_on_language, itertools.count()
-    schedule = replace(TINY, plans=(MODULO_PLAN,), seeds=(0,))
-    finished, tmp_path = tmp_path / "at_once", tmp_path / "continued"
-    experiments.run_experiment("languages", finished, languages=schedule, command="once")
+@pytest.fixture
+def trained(monkeypatch):
+    """Names of the runs that are trained during a test."""
+    names, real = [], language_runs.train_on_language
 
-    def interrupted(run, schedule, device):
-        if next(calls) == 12:  # of 10 tuning runs and 5 that are reported
-            raise KeyboardInterrupt
+    def recorded(run, schedule, device):
+        names.append(run.name)
         return real(run, schedule, device)
 
-    monkeypatch.setattr(language_runs, "train_on_language", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        experiments.run_experiment("languages", tmp_path, languages=schedule, command="once")
-    assert len(list((tmp_path / "language_runs").glob("*.parquet"))) == 12
-    monkeypatch.setattr(language_runs, "train_on_language", real)
-    experiments.run_experiment("languages", tmp_path, languages=schedule, command="once")
-    names = sorted(path.relative_to(finished) for path in finished.rglob("*") if path.is_file())
-    assert names == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
-    assert len(names) == 1 + 15 + 4
-    for name in names:
-        assert (finished / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    monkeypatch.setattr(language_runs, "train_on_language", recorded)
+    return names
 
 
 def test_table1_compares_all_arms_on_the_same_data(finished):
@@ -97,8 +93,7 @@ def test_table1_compares_all_arms_on_the_same_data(finished):
     assert set(table["language"]) == {"dyck3"}
     assert len(runs) == 10
     assert set(rates["seed"]) == {100}
-    assert rates.groupby(["language", "arm"])["chosen"].sum().tolist() == [1] * 5
-    assert rates.groupby(["language", "arm"]).size().tolist() == [2] * 5
+    assert rates.groupby(["language", "arm"])["chosen"].agg(list).map(sorted).tolist() == [[False, True]] * 5
     # The same weights and the same first batch: the first loss is that of the standard arm, to the bit.
     first = losses[losses["step"] == 1].groupby(["language", "seed"])["loss"]
     assert (first.nunique() == 1).all()
@@ -107,32 +102,37 @@ def test_table1_compares_all_arms_on_the_same_data(finished):
     assert table.attrs["seeds"] == [0, 1]
 
 
-def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
+def test_an_interrupted_experiment_trains_what_is_missing_and_ends_with_the_same_files(finished, trained, tmp_path):
+    again = shutil.copytree(finished, tmp_path / "again")
+    missing = sorted((again / "language_runs").glob("*-placebo-*.parquet"))
+    for path in [*missing, *again.glob("*.parquet")]:
+        path.unlink()
+    experiments.run_experiment("languages", again, languages=TINY, command="once")
+    assert sorted(trained) == [path.stem for path in missing]
+    assert len(missing) == 4
+    for path in finished.rglob("*.*"):
+        assert path.read_bytes() == (again / path.relative_to(finished)).read_bytes(), path
+
+
+def test_other_experiments_read_the_runs_of_table1(finished, trained, tmp_path):
     """They train what is new, the noisy arms and the control, and nothing again."""
-    trained_names = []
-    real = language_runs.train_on_language
-
-    def recorded(run, schedule, device):
-        trained_names.append(run.name)
-        return real(run, schedule, device)
-
-    monkeypatch.setattr(language_runs, "train_on_language", recorded)
-    experiments.run_experiment("structure-gap", finished, languages=TINY)
-    assert not trained_names
-    gap = read_table(finished / "structure_gap.parquet")
+    output = shutil.copytree(finished, tmp_path / "others")
+    experiments.run_experiment("structure-gap", output, languages=TINY)
+    assert not trained
+    gap = read_table(output / "structure_gap.parquet")
     assert gap["size"].tolist() == [3, 5] * 5
     assert gap["trained"].tolist() == [True, False] * 5
-    beyond = read_table(finished / "structure_gap_beyond.parquet")
+    beyond = read_table(output / "structure_gap_beyond.parquet")
     assert beyond["arm"].tolist() == [arm for arm in ARMS if arm != "standard"]
 
-    experiments.run_experiment("resonance", finished, languages=TINY)
-    assert len(trained_names) == 2 * 2
-    assert all("full_noise" in name for name in trained_names)
-    gains = read_table(finished / "resonance_runs.parquet")
+    experiments.run_experiment("resonance", output, languages=TINY)
+    assert len(trained) == 2 * 2
+    assert all("full_noise" in name for name in trained)
+    gains = read_table(output / "resonance_runs.parquet")
     assert not gains.loc[gains["arm"] == "placebo", "gain"].any()
     assert (gains.loc[(gains["arm"] == "omega") & (gains["pairs"] == "turning"), "gain"] != 0).any()
     assert set(gains.loc[gains["arm"] == "bifocal", "head"]) == {0, 1}
-    drift = read_table(finished / "phase_drift_runs.parquet")
+    drift = read_table(output / "phase_drift_runs.parquet")
     assert "omega" not in set(drift["arm"])
     assert (drift.loc[drift["arm"] == "full", "start_abs"] == 0).all()
     shared = drift[drift["arm"] == "full_noise_shared"]
@@ -143,22 +143,28 @@ def test_other_experiments_read_the_runs_of_table1(finished, monkeypatch):
         ("phase_steps", drift, ["arm"], "mean_abs"),
         ("resonance_steps", gains.rename(columns={"end": "resonance"}), ["arm", "pairs"], "resonance"),
     ):
-        table = read_table(finished / f"{steps}.parquet")
+        table = read_table(output / f"{steps}.parquet")
         found = table[table["step"] == table["step"].max()].set_index(by)[column].sort_index()
         pd.testing.assert_series_equal(found, last.groupby(by)[column].mean().sort_index())
 
-    experiments.run_experiment("manifold", finished, languages=TINY)
-    manifold = read_table(finished / "manifold.parquet")
+    experiments.run_experiment("manifold", output, languages=TINY)
+    manifold = read_table(output / "manifold.parquet")
     assert manifold["arm"].unique().tolist() == list(ARMS)
     # Trained again from its run: the models of a seed differ, so their arms do.
     assert manifold.groupby("arm")["between"].first().nunique() == 5
 
-    trained_names.clear()
-    experiments.run_experiment("memorisation", finished, languages=TINY)
-    assert len(trained_names) == 5
-    assert all(name.startswith("memorise-") for name in trained_names)
+    trained.clear()
+    command = "tlspectral study learn memorisation --quick"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "QUICK", TINY)
+        done = CliRunner().invoke(app, [*command.split()[1:], "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert len(trained) == 5
+    assert all(name.startswith("memorise-") for name in trained)
+    table = read_table(output / "memorisation.parquet")
+    assert (table["arm"].tolist(), table.attrs["command"]) == (list(ARMS), command)
 
-    written = [read_table(path) for path in finished.glob("*.parquet")]
+    written = [read_table(path) for path in output.glob("*.parquet")]
     for table in written:
         assert_described(table)
     made = {table.attrs["table"] for table in written} | {"evolve.losses", "evolve.trajectory"}
@@ -175,26 +181,21 @@ def test_memorisation_sees_the_same_sequences_again():
     assert fresh["losses"]["loss"].nunique() == 3
 
 
-def test_held_out_sequences_are_fresh():
+def test_held_out_sequences_are_fresh(monkeypatch):
     """Training, held-out and tuning data of a bio language, where two equal draws are impossible, share no row."""
     plan = LanguagePlan(BioRotation((20, 30)), 8, 8, (), 0, 4)
-    seen = []
-    sample = BioRotation.sample
+    seen, sample = [], BioRotation.sample
 
     def recorded(self, n_sequences, stream):
         batch = sample(self, n_sequences, stream)
         seen.extend(map(tuple, batch.tokens.tolist()))
         return batch
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(BioRotation, "sample", recorded)
-    with patch.context():
-        for seed in (0, 1, 100):
-            schedule = LanguageSchedule((plan,), steps=2)
-            language_runs.train_on_language(LanguageRun("bio_rotation", "standard", 1e-3, seed), schedule)
-    patch.undo()
-    assert len(seen) == 3 * (2 * 8 + 8)
-    assert len(set(seen)) == len(seen)
+    monkeypatch.setattr(BioRotation, "sample", recorded)
+    for seed in (0, 1, 100):
+        run = LanguageRun("bio_rotation", "standard", 1e-3, seed)
+        language_runs.train_on_language(run, LanguageSchedule((plan,), steps=2))
+    assert len(seen) == len(set(seen)) == 3 * (2 * 8 + 8)
 
 
 def test_the_full_schedule_is_as_documented():
@@ -206,23 +207,15 @@ def test_the_full_schedule_is_as_documented():
     assert (min(lengths), max(lengths)) == (100, 400)
     longest = max(int(one.sample(1, generator()).tokens.shape[1]) for one in FULL.plan("bio_rotation").by_size)
     assert longest <= LlamaConfig(7).n_ctx
+    assert FULL.plan("modulo7").language == Modulo7()
 
 
-def test_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "QUICK", replace(TINY, plans=(MODULO_PLAN,), rates=(1e-3,), seeds=(0,)))
-    done = CliRunner().invoke(app, ["study", "learn", "memorisation", "--quick", "-o", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    table = read_table(tmp_path / "memorisation.parquet")
-    assert table["arm"].tolist() == list(ARMS)
-    assert table.attrs["command"] == "tlspectral study learn memorisation --quick"
+def test_the_command_names_every_experiment_and_refuses_others(tmp_path):
+    said = CliRunner().invoke(app, ["study", "learn", "--help"]).output
+    assert all(name in said for name in experiments.EXPERIMENTS)
     refused = CliRunner().invoke(app, ["study", "learn", "figure9", "-o", str(tmp_path)])
     assert refused.exit_code == 2
     assert "'figure9' is no experiment" in refused.output
-
-
-def test_the_help_of_the_command_names_every_experiment():
-    said = CliRunner().invoke(app, ["study", "learn", "--help"]).output
-    assert all(name in said for name in experiments.EXPERIMENTS)
 
 
 @pytest.mark.slow
@@ -234,8 +227,8 @@ def test_processes_change_nothing(finished, tmp_path):
 
 @pytest.mark.parametrize("arm", ["standard", pytest.param("bifocal", marks=pytest.mark.slow)])
 def test_a_run_on_another_device_gives_the_same_tables(arm, device):
-    run = LanguageRun("dyck3", arm, 1e-3, 0)
-    here, there = (language_runs.trained_model(run, schedule.QUICK, *where) for where in ((), (device,)))
+    tiny, run = replace(TINY, steps=2), LanguageRun("dyck3", arm, 1e-3, 0)
+    here, there = (language_runs.trained_model(run, tiny, *where) for where in ((), (device,)))
     assert str(there[0].unembed.weight.device) == device
     assert here[1].keys() == there[1].keys()
     # The CPU fuses its attention, the stand-in does not: measured 2e-7 in losses, 5e-6 in outputs of size 0.8. Other
@@ -244,13 +237,3 @@ def test_a_run_on_another_device_gives_the_same_tables(arm, device):
     for name, table in here[1].items():
         near(table, there[1][name])
     near(*(depth_manifold(model, depth=4, n_words=8) for model, _ in (here, there)))
-
-
-def test_the_kind_of_device_is_a_setting_of_a_folder(tmp_path):
-    with StandInDevice():
-        open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device=SECOND_DEVICE)
-        assert open_run_folder(tmp_path / "runs", {"steps": 1}, command="", device=DEVICE).device == DEVICE
-    with pytest.raises(IncompatibleCheckpoint):
-        open_run_folder(tmp_path / "runs", {"steps": 1}, command="")
-    with pytest.raises(ValueError, match="device='abacus' cannot be used here"):
-        open_run_folder(tmp_path / "others", {"steps": 1}, command="", device="abacus")

@@ -10,12 +10,10 @@ import scipy.stats
 from described import assert_described
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
 from tlspectral.studies.bifocal.experiments import QUICK_FREQUENCY, run_experiment
-from tlspectral.studies.bifocal.figures import frequency_paths
 from tlspectral.studies.bifocal.learned_frequency import _judged, folded
 from tlspectral.studies.common.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
@@ -38,9 +36,6 @@ def found(tmp_path_factory):
     run_experiment("learned-frequency", folder, heads=QUICK_FREQUENCY, command="once")
     names = ("headline_runs", "headline_paths", "headline_shares")
     return folder, *(read_table(folder / f"{name}.parquet") for name in names)
-
-
-# --- what counts ---
 
 
 @given(st.floats(-200, 200), st.integers(-3, 3))
@@ -81,11 +76,8 @@ def test_the_interval_of_a_share_is_wilsons():
     assert (low, high) == pytest.approx((centre - reach, centre + reach), abs=1e-12)  # rounding
 
 
-# --- runs ---
-
-
 def test_every_start_and_seed_is_a_run_of_its_own(found):
-    _, runs, paths, _ = found
+    _, runs, paths, shares = found
     assert len(runs) == 2 * 10 * 5
     assert not runs[["task", "start", "seed"]].duplicated().any()
     first = paths[paths["step"] == 0]
@@ -94,6 +86,10 @@ def test_every_start_and_seed_is_a_run_of_its_own(found):
     last = paths[paths["step"] == QUICK_FREQUENCY.steps].merge(runs, on=["task", "start", "seed"])
     assert (last["omega"] == last["learned"]).all()
     assert (last["omega"] != last["start"]).mean() > 0.9
+    for row in shares.itertuples():
+        kept = runs[(runs["task"] == row.task) & ((runs["start"] >= 0.1) | (row.starts == "all"))]
+        assert (row.runs, row.successes) == (len(kept), kept["success"].sum())
+        assert row.low <= row.share == row.successes / row.runs <= row.high
 
 
 def test_a_run_is_that_of_the_trainer(found):
@@ -108,14 +104,6 @@ def test_a_run_is_that_of_the_trainer(found):
     assert row["accuracy"] == right["correct"].sum() / right["n"].sum()
 
 
-def test_shares_count_the_runs(found):
-    _, runs, _, shares = found
-    for row in shares.itertuples():
-        kept = runs[(runs["task"] == row.task) & ((runs["start"] >= 0.1) | (row.starts == "all"))]
-        assert (row.runs, row.successes) == (len(kept), kept["success"].sum())
-        assert row.low <= row.share == row.successes / row.runs <= row.high
-
-
 def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     folder, runs, _, _ = found
     monkeypatch.setattr("tlspectral.studies.bifocal.learned_frequency.train_canonical", None)
@@ -127,33 +115,6 @@ def test_a_finished_run_is_not_trained_again(found, monkeypatch):
     assert again.attrs["command"] == "twice"
 
 
-# --- the figure ---
-
-
-def test_the_figure_draws_every_path(found):
-    _, runs, paths, _ = found
-    runs = runs.assign(success=np.arange(len(runs)) % 3 > 0)
-    figure = frequency_paths(paths, runs)
-    for axes, task in zip(figure.axes, ("retrieval", "index"), strict=True):
-        lines = [line for line in axes.lines if len(line.get_xdata())]
-        of_task = paths[paths["task"] == task]
-        assert len(lines) == 50
-        drawn = sorted(tuple(np.round(line.get_ydata(), 12)) for line in lines)
-        expected = [tuple(np.round(path.abs(), 12)) for _, path in of_task.groupby(["start", "seed"])["omega"]]
-        assert drawn == sorted(expected)
-        poorly = sum(line.get_linestyle() == "--" for line in lines)
-        assert poorly == (~runs.loc[runs["task"] == task, "success"]).sum()
-        assert f"({50 - poorly} of 50 runs)" in axes.get_title()
-
-
-def test_the_figure_refuses_what_it_cannot_draw(found):
-    _, runs, paths, _ = found
-    with pytest.raises(ValueError, match="table of paths has no column omega"):
-        frequency_paths(paths.drop(columns="omega"), runs)
-    with pytest.raises(ValueError, match="table of runs has no rows"):
-        frequency_paths(paths, runs.iloc[:0])
-
-
 def test_the_command_draws_what_is_there(found, tmp_path):
     folder, *_ = found
     done = CliRunner().invoke(app, ["study", "evolution", str(folder)])
@@ -161,18 +122,14 @@ def test_the_command_draws_what_is_there(found, tmp_path):
     assert done.stdout.splitlines() == [str(folder / "learned_frequency.png")]
     assert (folder / "learned_frequency.png").stat().st_size > 10_000
     rows = pd.DataFrame({"language": "dyck3", "arm": "omega", "seed": [0, 0, 1, 1], "step": [0, 1, 0, 1]})
-    (tmp_path / "some").mkdir()
-    write_table(rows.assign(layer=0, head=0, frequency=0, omega=1.0), tmp_path / "some" / "trajectories.parquet")
-    write_table(rows.assign(pairs="all", resonance=0.5), tmp_path / "some" / "resonance_steps.parquet")
-    write_table(rows.assign(mean_abs=0.1, start_abs=0.1, drift=0.0), tmp_path / "some" / "phase_steps.parquet")
-    done = CliRunner().invoke(app, ["study", "evolution", str(tmp_path / "some")])
+    some = tmp_path / "some"
+    some.mkdir()
+    write_table(rows.assign(layer=0, head=0, frequency=0, omega=1.0), some / "trajectories.parquet")
+    write_table(rows.assign(pairs="all", resonance=0.5), some / "resonance_steps.parquet")
+    write_table(rows.assign(mean_abs=0.1, start_abs=0.1, drift=0.0), some / "phase_steps.parquet")
+    done = CliRunner().invoke(app, ["study", "evolution", str(some)])
     names = [Path(line).name for line in done.stdout.splitlines()]
     assert names == ["frequencies_dyck3.png", "resonance_dyck3.png", "phases_dyck3.png"]
     refused = CliRunner().invoke(app, ["study", "evolution", str(tmp_path)])
     assert refused.exit_code == 2
     assert "has no tables to draw" in refused.output
-
-
-def test_the_figure_belongs_to_no_window(found):
-    _, runs, paths, _ = found
-    assert isinstance(frequency_paths(paths, runs), Figure)

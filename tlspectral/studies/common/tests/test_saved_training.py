@@ -28,8 +28,7 @@ def same(one, other):
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("positions", ["rotary", "standard"])
-@pytest.mark.parametrize("stop", [0, 3])
+@pytest.mark.parametrize(("positions", "stop"), [("rotary", 0), ("standard", 3)])
 def test_a_training_goes_on_to_the_same_bits(tmp_path, positions, stop):
     config = replace(SMALL, positional_embedding_type=positions)
     whole = trained(begin_training(config, SHORT), 8)

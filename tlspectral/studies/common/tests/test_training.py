@@ -45,9 +45,6 @@ def sample_tokens(n_sequences=4, seed=0):
     return SMALL_TASK.sample(n_sequences, generator(seed)).tokens
 
 
-# --- the task ---
-
-
 def test_a_batch_is_the_documented_draw():
     """Maps, first tokens, places of noise, noise tokens, in this order from one generator."""
     task, stream = RandomMapTask(vocabulary=7, length=30, noise=0.3), generator(5)
@@ -67,68 +64,6 @@ def test_a_batch_is_the_documented_draw():
     assert torch.equal(batch.noise, is_noise)
 
 
-def test_predictable_targets_can_be_looked_up():
-    """Without noise, the target of a token that was met before is what followed it then."""
-    batch = RandomMapTask(noise=0.0).sample(20, generator())
-    tokens = batch.tokens
-    for row in range(20):
-        seen: dict[int, int] = {}
-        for t in range(127):
-            current, target = int(tokens[row, t]), int(tokens[row, t + 1])
-            assert bool(batch.predictable[row, t]) == (current in seen)
-            assert seen.setdefault(current, target) == target
-
-
-def test_statistics_of_the_task():
-    task = RandomMapTask()
-    tokens, predictable, noise = task.sample(2000, generator())
-    assert tokens.shape == (2000, 128)
-    assert predictable.shape == noise.shape == (2000, 127)
-    # 254 000 places have an error of 0.0006.
-    assert noise.double().mean().item() == pytest.approx(0.1, abs=0.003)
-    assert (tokens[:, 0].bincount(minlength=32) > 0).all()
-    # Steps that leave the map: 0.1, less the noise that hits the map's token, 1/32 of it. Seen over targets whose token
-    # was met before and followed by the same token as most often; 254 000 steps have an error of 0.0006.
-    counts = torch.zeros(2000, 32, 32)
-    for t in range(127):
-        counts[torch.arange(2000), tokens[:, t], tokens[:, t + 1]] += 1
-    most = counts.argmax(-1)
-    often = counts.sum(-1) >= 10  # enough steps from a token to tell its image
-    rows = torch.arange(2000)
-    kept, off = 0, 0
-    for t in range(127):
-        use = often[rows, tokens[:, t]]
-        off += int((tokens[:, t + 1] != most[rows, tokens[:, t]])[use].sum())
-        kept += int(use.sum())
-    assert off / kept == pytest.approx(0.1 * 31 / 32, abs=0.004)
-    # A fresh map per sequence: first token and image are independent and uniform, 20 of each of the 1024 pairs.
-    pairs = RandomMapTask(length=2, noise=0.0).sample(20480, generator()).tokens
-    counts = torch.bincount(pairs[:, 0] * 32 + pairs[:, 1], minlength=1024).double()
-    chi_square = float(((counts - 20) ** 2 / 20).sum())
-    assert abs(chi_square - 1023) < 4 * (2 * 1023) ** 0.5
-
-
-def test_noise_alone_is_never_predictable():
-    batch = RandomMapTask(noise=1.0).sample(3, generator())
-    assert not batch.predictable.any()
-    assert batch.tokens.unique().numel() == 32
-
-
-def test_the_draw_is_decided_by_its_generator_alone():
-    first, again, other = sample_tokens(seed=1), sample_tokens(seed=1), sample_tokens(seed=2)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("settings", [{"vocabulary": 1}, {"length": 1}, {"noise": 1.5}, {"noise": -0.1}])
-def test_an_impossible_task_is_refused(settings):
-    with pytest.raises(ValueError, match="random-map task needs"):
-        RandomMapTask(**settings)
-
-
-# --- the model ---
-
-
 def jittered(module, seed=0):
     """Biases and gains off 0 and 1, so that none can be left out unseen."""
     stream = generator(seed)
@@ -140,43 +75,19 @@ def jittered(module, seed=0):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_shapes(positions):
-    logits, layers = model(positions).with_attention(sample_tokens())
-    assert logits.shape == (4, 16, 8)
+def test_attention_is_causal(positions):
+    built, tokens = jittered(model(positions)), sample_tokens()
+    before, layers = built.with_attention(tokens)
     assert len(layers) == 2
     for scores, pattern in layers:
         assert pattern.shape == (4, 2, 16, 16)
         torch.testing.assert_close(scores.softmax(-1), pattern)
-        torch.testing.assert_close(pattern.sum(-1), torch.ones(4, 2, 16))
         assert not pattern.triu(1).any()
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_the_future_is_not_seen(positions):
-    tokens = sample_tokens()
     changed = tokens.clone()
     changed[:, 9] = (changed[:, 9] + 1) % 8
-    before, after = (jittered(model(positions))(ids) for ids in (tokens, changed))
+    after = built(changed)
     assert torch.equal(before[:, :9], after[:, :9])
     assert (before[:, 9:] != after[:, 9:]).any(-1).all()
-
-
-def test_rotary_scores_depend_on_the_offset_alone():
-    attention = model().blocks[0].attn
-    q, k = torch.randn(2, 8, generator=generator()).unbind()
-    turned = [attention.rotated(vector.expand(1, 1, 16, 8))[0, 0] for vector in (q, k)]
-    scores = turned[0] @ turned[1].T  # query key
-    for offset in range(-15, 16):
-        diagonal = scores.diagonal(offset)
-        # Measured: 1e-6; neighbouring offsets differ by 0.1.
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
-    assert scores[0, 0].item() == pytest.approx((q @ k).item(), abs=1e-5)
-    assert scores[:, 0].std() > 0.1
-
-
-def test_absolute_positions_are_learned():
-    assert "pos_embed.W_pos" in dict(model("standard").named_parameters())
-    assert "pos_embed.W_pos" not in dict(model("rotary").named_parameters())
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -219,22 +130,24 @@ def test_a_seed_gives_transformer_lens_initial_weights(positions):
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_building_a_model_leaves_the_global_random_state():
-    before = torch.get_rng_state()
-    model()
-    assert torch.equal(torch.get_rng_state(), before)
+REFUSED = {
+    "vocabulary": (lambda: RandomMapTask(vocabulary=1), "random-map task needs"),
+    "length": (lambda: RandomMapTask(length=1), "random-map task needs"),
+    "noise": (lambda: RandomMapTask(noise=1.5), "random-map task needs"),
+    "negative noise": (lambda: RandomMapTask(noise=-0.1), "random-map task needs"),
+    "a long text": (lambda: model()(torch.zeros(1, 17, dtype=torch.int64)), "17 tokens .* n_ctx=16"),
+    "positions": (lambda: replace(SMALL, positional_embedding_type="alibi"), "neither 'rotary' nor 'standard'"),
+    "half a pair": (lambda: replace(SMALL, d_head=7), "d_head=7 is odd"),
+    "more tokens": (lambda: train(SMALL, RandomMapTask(vocabulary=9, length=16), SHORT), "d_vocab=8 and n_ctx=16"),
+    "longer texts": (lambda: train(SMALL, RandomMapTask(vocabulary=8, length=17), SHORT), "d_vocab=8 and n_ctx=16"),
+    "a step beyond": (lambda: train(SMALL, SMALL_TASK, SHORT, keep_steps=[0, 31]), r"\[31\]; .* from 0 to 30"),
+}
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="17 tokens do not fit into a context of n_ctx=16"):
-        model()(torch.zeros(1, 17, dtype=torch.int64))
-    with pytest.raises(ValueError, match="neither 'rotary' nor 'standard'"):
-        replace(SMALL, positional_embedding_type="alibi")
-    with pytest.raises(ValueError, match="d_head=7 is odd"):
-        replace(SMALL, d_head=7)
-
-
-# --- the evaluation ---
+@pytest.mark.parametrize(("call", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
 
 
 def test_losses_are_cross_entropy():
@@ -272,34 +185,45 @@ def test_evaluation_finds_the_best_heads():
     assert found["ind_best"] == pytest.approx(max(induction), abs=1e-6)
 
 
-# --- the trainer ---
-
-
 @pytest.fixture(scope="module")
 def run():
-    return train(SMALL, SMALL_TASK, SHORT)
+    return train(SMALL, SMALL_TASK, SHORT, keep_steps=[0, 30])
 
 
 def test_the_loss_falls(run):
     assert run.history["step"].tolist() == [0, 10, 20, 30]
+    for step, expected in ((0, AttentionOnlyTransformer(SMALL)), (30, run.model)):
+        kept = run.checkpoints[step]
+        assert all(torch.equal(kept[name], value) for name, value in expected.state_dict().items())
     penalised = train(SMALL, SMALL_TASK, replace(SHORT, steps=1), penalty=lambda model: model.layers[0].attn.W_Q.norm())
     assert_described(run.history, penalised.history)
     # Measured: 2.37 to 1.99, of which ln 8 = 2.08 is what knowing nothing costs.
     assert run.history["loss"].iloc[-1] < run.history["loss"].iloc[0] - 0.1
 
 
-def test_the_same_seed_gives_the_same_weights(run):
-    again, other = train(SMALL, SMALL_TASK, SHORT), train(SMALL, SMALL_TASK, replace(SHORT, seed=1))
-    weights, same, different = (one.model.state_dict() for one in (run, again, other))
-    assert all(torch.equal(value, same[name]) for name, value in weights.items())
-    assert run.history.equals(again.history)
-    assert not torch.equal(weights["embed.W_E"], different["embed.W_E"])
-
-
-def test_evaluating_more_often_does_not_change_the_training(run):
+def test_a_seed_decides_the_training_however_often_it_is_evaluated(run, capfd):
+    before = torch.get_rng_state()
     often = train(SMALL, SMALL_TASK, replace(SHORT, evaluate_every=7))
+    other = train(SMALL, SMALL_TASK, replace(SHORT, seed=1, steps=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    weights, same = run.model.state_dict(), often.model.state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in weights.items())
     assert often.history["step"].tolist() == [0, 7, 14, 21, 28, 30]
-    assert torch.equal(often.model.unembed.W_U, run.model.unembed.W_U)
+    assert often.history.iloc[-1].equals(run.history.iloc[-1])
+    assert not torch.equal(AttentionOnlyTransformer(SMALL).embed.W_E, AttentionOnlyTransformer(SMALL, seed=1).embed.W_E)
+    assert other.history["loss"].iloc[0] != run.history["loss"].iloc[0]
+    assert capfd.readouterr() == ("", "")
+    train(SMALL, SMALL_TASK, replace(SHORT, steps=1), show_progress=True)
+    assert "training" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_on_another_device_is_the_same_training(run, device):
+    there = train(SMALL, SMALL_TASK, SHORT, keep_steps=[30], device=device)
+    assert str(there.model.embed.W_E.device) == device
+    assert run.history.equals(there.history)
+    weights = run.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in there.checkpoints[30].items())
 
 
 def test_a_step_is_adamw_on_the_mean_loss():
@@ -330,21 +254,6 @@ def test_the_learning_rate_warms_up_stays_and_falls_along_a_cosine():
     flat = TrainingSettings(steps=100, learning_rate=1.0, warmup_steps=0, decay_share=0.0)
     assert {flat.learning_rate_at(step) for step in range(100)} == {1.0}
 
-
-def test_a_task_that_does_not_fit_is_refused():
-    for task in (RandomMapTask(vocabulary=9, length=16), RandomMapTask(vocabulary=8, length=17)):
-        with pytest.raises(ValueError, match=r"d_vocab=8 and n_ctx=16"):
-            train(SMALL, task, SHORT)
-
-
-def test_the_bar_is_silent_unless_asked_for(capfd):
-    train(SMALL, SMALL_TASK, replace(SHORT, steps=1))
-    assert capfd.readouterr() == ("", "")
-    train(SMALL, SMALL_TASK, replace(SHORT, steps=1), show_progress=True)
-    assert "training" in capfd.readouterr().err
-
-
-# --- the packaging ---
 
 RECIPE = package.Recipe(SMALL, SMALL_TASK, replace(SHORT, steps=2))
 

@@ -5,7 +5,7 @@ Two-layer attention-only models learn the random-map task freely, with a symmetr
 trains the grid.
 """
 
-from tlspectral.studies.fingerprint.constrained.cell import CellRun, train_cell
+from tlspectral.studies.fingerprint.constrained.cell import train_cell
 from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
 from tlspectral.studies.fingerprint.constrained.grid import constrained_grid
 from tlspectral.studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
@@ -17,7 +17,6 @@ __all__ = [
     "ARMS",
     "PRESETS",
     "Arm",
-    "CellRun",
     "Preset",
     "cell_checkpoints",
     "cell_model",

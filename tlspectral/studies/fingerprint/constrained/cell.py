@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from tlspectral.studies.common.model import AttentionOnlyTransformer
 from tlspectral.studies.common.saved_training import SavedTraining
@@ -20,10 +19,8 @@ class CellRun:
 
     Attributes:
         model: after the last step.
-        evaluations: a row per evaluation: `arm, seed, step, loss, ce_pred, ce_unpred, prev_best, ind_best, penalty`.
-        heads: a row per evaluation and head: `arm, seed, step, layer, head, prev, ind, dir_frac, D_head,
-            rope_imag_frac, dir_frac_raw, D_head_raw, rope_imag_frac_raw`.
-        kernels: a row per evaluation, head and offset: `arm, seed, step, layer, head, offset, score`.
+        evaluations, heads, kernels: a row per evaluation; per evaluation and head; per evaluation, head and offset. The
+            columns are those of `columns.GRID`.
     """
 
     model: AttentionOnlyTransformer
@@ -44,7 +41,6 @@ def train_cell(
     saved: SavedTraining | None = None,
     until: int | None = None,
     device: str = "cpu",
-    show_progress: bool = False,
 ) -> CellRun:
     """Train one model of the grid, or go on with it from its last saved step (FP section 10).
 
@@ -62,7 +58,6 @@ def train_cell(
         until: train no further than this step; a later call goes on from there. None: to the end. A cell that is
             further already stays as it is.
         device: where the model is trained.
-        show_progress: a bar over steps.
 
     Raises:
         ValueError: a task that does not fit the architecture, or a penalty that does not fit the arm's positions.
@@ -77,22 +72,19 @@ def train_cell(
     steps = training_steps(
         training, preset.task, settings, done=start, penalty=arm.penalty, penalty_weight=arm.penalty_weight
     )
-    description = f"{arm.name}, seed {seed}"
-    with tqdm(total=last, initial=start, desc=description, unit="step", leave=False, disable=not show_progress) as bar:
-        for done in steps:
-            bar.update(done - bar.n)
-            is_new = found is None or done > start
-            if is_new and settings.evaluates_after(done):
-                measurement = measure(training.model, held_out, arm.penalty)
-                run = {"arm": arm.name, "seed": seed, "step": done}
-                measured["evaluations"].append({**run, **measurement.evaluation})
-                measured["heads"] += [{**run, **row} for row in measurement.heads]
-                measured["kernels"] += [{**run, **row} for row in measurement.kernels]
-            ends = done >= last or _has_stopped(preset, measured["evaluations"])
-            if saved is not None and is_new and (ends or done % preset.save_every == 0):
-                saved.save(training, done, measured)
-            if ends:
-                break
+    for done in steps:
+        is_new = found is None or done > start
+        if is_new and settings.evaluates_after(done):
+            measurement = measure(training.model, held_out, arm.penalty)
+            run = {"arm": arm.name, "seed": seed, "step": done}
+            measured["evaluations"].append({**run, **measurement.evaluation})
+            measured["heads"] += [{**run, **row} for row in measurement.heads]
+            measured["kernels"] += [{**run, **row} for row in measurement.kernels]
+        ends = done >= last or _has_stopped(preset, measured["evaluations"])
+        if saved is not None and is_new and (ends or done % preset.save_every == 0):
+            saved.save(training, done, measured)
+        if ends:
+            break
     return CellRun(training.model, **{name: pd.DataFrame(rows) for name, rows in measured.items()})
 
 

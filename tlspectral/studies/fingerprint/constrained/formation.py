@@ -15,6 +15,7 @@ from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
 from tlspectral.studies.fingerprint.statistics import mann_whitney
+from tlspectral.studies.fingerprint.statistics.reasons import documented
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 
@@ -34,9 +35,8 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
         vocabulary: tokens of the task, V.
 
     Returns:
-        A row per arm and seed: `arm, seed, formed_loss, formed_both` in steps, NaN where the run ended before;
-        `crossing_loss`, where the line between two evaluations meets the threshold; `ind_at_formed_loss`, the induction
-        score when the loss criterion was met; `last_step`, where the run ended.
+        A row per arm and seed: `arm, seed, formed_loss, formed_both, crossing_loss, ind_at_formed_loss, last_step`;
+        NaN where the run ended before.
 
     Raises:
         ValueError: a missing column, no rows, or several runs of one arm and seed.
@@ -121,11 +121,9 @@ def formation_tests(formation: pd.DataFrame, *, finished: Sequence[bool] | pd.Se
         finished: whether the run of each row went to its end; None where all did.
 
     Returns:
-        A row per criterion (`both`, `loss`) and contrast whose arms are both there: `criterion, prediction, slower,
-        faster, n_slower, n_faster, not_formed_slower, not_formed_faster, mean_slower, mean_faster` and `sd_slower,
-        sd_faster` (steps; sd with n - 1), `ratio` (of means), `statistic` (U), `pvalue, q`, `pvalue_paper, q_paper`
-        (as FP computed them: exact as if there were no ties; adjusted without the cumulative minimum),
-        `rank_biserial`, `hodges_lehmann` (steps), `predicted`, `verdict`.
+        A row per criterion (`both`, `loss`) and contrast whose arms are both there, with the columns of
+        `columns.GRID["table4"]`. `pvalue_paper, q_paper` are as FP computed them: exact as if there were no ties;
+        adjusted without the cumulative minimum.
 
         Predictions: P1, `delay`: rotary models form later than learned-absolute ones. P2, `no formation`: without
         Im(M_t) no circuit forms (the strong form). P3 and P4, `no delay`: a symmetric M costs neither learned-absolute
@@ -155,26 +153,7 @@ def formation_tests(formation: pd.DataFrame, *, finished: Sequence[bool] | pd.Se
         for row, q, q_paper in zip(tested, qvalues, paper_qvalues, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
         rows += [row | {"verdict": _verdict(row, bool(unfinished & {row["slower"], row["faster"]}))} for row in family]
-    return named(pd.DataFrame(rows, columns=list(_COLUMNS)), GRID["table4"])
-
-
-_COLUMNS = (
-    "criterion",
-    "prediction",
-    "slower",
-    "faster",
-    *(f"{name}_{arm}" for name in ("n", "not_formed", "mean", "sd") for arm in ("slower", "faster")),
-    "ratio",
-    "statistic",
-    "pvalue",
-    "q",
-    "pvalue_paper",
-    "q_paper",
-    "rank_biserial",
-    "hodges_lehmann",
-    "predicted",
-    "verdict",
-)
+    return documented(rows, GRID["table4"])
 
 
 _OF_A_TEST = ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")

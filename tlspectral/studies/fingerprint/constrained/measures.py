@@ -45,11 +45,8 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
         penalty: its value is recorded; NaN for None.
 
     Returns:
-        `evaluation`: `loss` over all targets, `ce_pred` over predictable ones, `ce_unpred` over noise, `prev_best` and
-        `ind_best` over heads, `penalty`. `heads`: `layer, head, prev, ind` and `dir_frac, D_head, rope_imag_frac` of
-        the operator with the norm's gain folded in and centred; with `_raw` those of the weights as they are stored,
-        which FP reports. `kernels`: mean score by offset = key - query. Attention and kernels are means over the
-        queries from a quarter of the sequence on.
+        Rows of the three tables of `columns.GRID`. Attention and kernels are means over the queries from a quarter of
+        the sequence on.
 
     What it does not establish: that a head with a high `prev` or `ind` is what the loss depends on.
     """

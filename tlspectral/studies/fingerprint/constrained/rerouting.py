@@ -6,16 +6,10 @@ from jaxtyping import Float64
 
 from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.constrained.formation import refuse_mixed_runs
+from tlspectral.studies.fingerprint.published_columns import RAW, SPECTRA
 from tlspectral.tables import named
 
-_SPECTRA = (
-    "dir_frac",
-    "D_head",
-    "rope_imag_frac",
-    "dir_frac_raw",
-    "D_head_raw",
-    "rope_imag_frac_raw",
-)
+_SPECTRA = [column.name for column in (*SPECTRA, *RAW)]
 
 
 def previous_token_heads(heads: pd.DataFrame) -> pd.DataFrame:
@@ -49,10 +43,8 @@ def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
         kernels: `arm, seed, step, layer, head, offset, score`.
 
     Returns:
-        A row per arm and seed, of its previous-token head at its last evaluation: `arm, seed, step, layer, head, prev`,
-        those of the spectral columns that `heads` has, `peak_offset` (key - query; -1 is the previous token),
-        `kernel_distance` (mean over the free runs with the same positions, itself left out), `free_spread` (the mean of
-        that over the free runs: what seeds alone do), `distance_ratio` (their quotient). The free arm of `rope_sym` is
+        A row per arm and seed, of its previous-token head at its last evaluation, with the columns of
+        `columns.GRID["rerouting"]` (of spectral ones those that `heads` has). The free arm of `rope_sym` is
         `rope_free`: the name up to the first underscore, with `_free`. NaN where there are fewer than two free runs.
 
     Raises:

@@ -29,32 +29,25 @@ _WORDS = {
     "rope_imag_frac_pct": "phase percentile within the model",
     "D_head_median": r"median $D_{head}$ of all heads",
 }
+_NULL = "D_head_null_median"
 _LOGARITHMIC = 100.0  # last step over the first above 0, from which the axis of steps is logarithmic
 
 
 def checkpoint_acts(
     tracks: pd.DataFrame | Mapping[str, pd.DataFrame],
     *,
-    behaviour: str = "prev",
-    phase: str = "rope_imag_frac_pct",
-    median: str = "D_head_median",
-    null: str | float = "D_head_null_median",
-    formed: float = 0.5,
-    window: tuple[int | float, int | float] | None = None,
+    null: float | None = None,
 ) -> Figure:
     """Draw a training in three panels: a head's behaviour, its phase percentile, and the median head against its null.
 
     Args:
         tracks: one row per step with rising `step`, of one head: `HeadHistory.track()`; or several by name.
-        behaviour, phase, median: columns of the three panels.
-        null: column of the median's null, or one number for all. If the table also has
-            `D_head_null_low` and `D_head_null_high`, their range is shaded.
-        formed: level of the behaviour that counts as formed.
-        window: steps to shade as the formation window; None shades those between which the first behaviour of all
-            crosses `formed` and those between which the last does, and nothing if none does.
+        null: the median's null, one number for all steps; None draws the column `D_head_null_median`, and shades the
+            range of `D_head_null_low` and `D_head_null_high` where the table has them.
 
     Returns:
-        A figure outside pyplot. Steps that span two decades are on a logarithmic axis that includes 0.
+        A figure outside pyplot. Shaded are the steps from those between which the first of all crosses 0.5 of `prev` to
+        those between which the last does. Steps that span two decades are on a logarithmic axis that includes 0.
 
     Raises:
         ValueError: a column is missing or NaN, steps do not rise, no table, or more than four.
@@ -67,41 +60,34 @@ def checkpoint_acts(
     named = {"": tracks} if isinstance(tracks, pd.DataFrame) else dict(tracks)
     if not 1 <= len(named) <= len(_LOOKS):
         raise ValueError(f"the figure holds one to {len(_LOOKS)} models, found {len(named)}")
-    crossings = [
-        formation_crossing(track, behaviour=behaviour, phase=phase, behaviour_level=formed) for track in named.values()
-    ]
+    crossings = [formation_crossing(track).behaviour for track in named.values()]
     for name, track in named.items():
-        _require_numbers(track, [median, *([null] if isinstance(null, str) else [])], name)
-    if window is None:
-        bounds = [
-            (crossing.behaviour.after or 0, crossing.behaviour.step)
-            for crossing in crossings
-            if crossing.behaviour.step is not None
-        ]
-        window = (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
+        _require_numbers(track, ["D_head_median", *([_NULL] if null is None else [])], name)
+    bounds = [(crossing.after or 0, crossing.step) for crossing in crossings if crossing.step is not None]
     figure = new_figure(10.2, 3.5)
     panels = figure.subplots(1, 3)
     banded = False
     for (name, track), look in zip(named.items(), _LOOKS, strict=False):
         steps = track["step"].to_numpy(dtype=float)
-        for axes, column in zip(panels, (behaviour, phase, median), strict=True):
+        for axes, column in zip(panels, _WORDS, strict=True):
             axes.plot(steps, track[column].to_numpy(dtype=float), label=name or column, **look)
-        if isinstance(null, str):
-            panels[2].plot(steps, track[null].to_numpy(dtype=float), color=look["color"], linewidth=0.8, gid="null")
-            banded |= _shade_null(panels[2], track, null, look["color"])
-    if not isinstance(null, str):
+        if null is None:
+            panels[2].plot(steps, track[_NULL].to_numpy(dtype=float), color=look["color"], linewidth=0.8, gid="null")
+            banded |= _shade_null(panels[2], track, look["color"])
+    if null is not None:
         panels[2].axhline(null, color=GREY, linewidth=0.8, gid="null")
     panels[1].axhline(0.5, color=GREY, linewidth=0.8, linestyle=":", gid="middle")
     steps = np.concatenate([track["step"].to_numpy(dtype=float) for track in named.values()])
-    for axes, letter, column in zip(panels, "abc", (behaviour, phase, median), strict=True):
-        if window is not None:
+    for axes, letter, words in zip(panels, "abc", _WORDS.values(), strict=True):
+        if bounds:
+            window = min(low for low, _ in bounds), max(high for _, high in bounds)
             axes.axvspan(*window, color=PALE, linewidth=0, zorder=0, gid="window")
         _lay_out_steps(axes, steps)
-        axes.set_title(f"({letter}) {_WORDS.get(column, column)}", color=INK, fontsize=10, loc="left")
+        axes.set_title(f"({letter}) {words}", color=INK, fontsize=10, loc="left")
         dress(axes)
     for axes in panels[:2]:
         axes.set_ylim(-0.03, 1.03)
-    _legend(figure, list(named), window=window is not None, banded=banded)
+    _legend(figure, list(named), window=bool(bounds), banded=banded)
     return figure
 
 
@@ -114,10 +100,10 @@ def _lay_out_steps(axes: Axes, steps: Float64[np.ndarray, " steps"]) -> None:
         axes.set_xlim(-0.2 * positive.min() if low == 0 else low / 1.2, high * 1.2)
 
 
-def _shade_null(axes: Axes, track: pd.DataFrame, null: str, colour: str) -> bool:
+def _shade_null(axes: Axes, track: pd.DataFrame, colour: str) -> bool:
     """Shade the range of the null, if the table has it; returns whether it has."""
-    low, high = (null.replace("_median", f"_{end}") for end in ("low", "high"))
-    if low == null or low not in track or high not in track:
+    low, high = (f"D_head_null_{end}" for end in ("low", "high"))
+    if low not in track or high not in track:
         return False
     axes.fill_between(
         track["step"].to_numpy(dtype=float),

@@ -33,11 +33,8 @@ _SHOWN = ("model", "scheme", "percentile")
 _LINES = ((BLUE, "-"), (ORANGE, "--"), (INK, ":"), (GREY, "-."))
 
 
-def published_figures(tables: PublishedTables | None = None) -> dict[str, Figure]:
+def published_figures() -> dict[str, Figure]:
     """All figures of FP that the published tables hold, by a name for a file.
-
-    Args:
-        tables: others in place of the published ones.
 
     Returns:
         `figure_1` (GPT-2 in the plane of content and direction), `figure_2a`, `figure_2b`, `figure_3`, `figure_4` (a to
@@ -45,7 +42,7 @@ def published_figures(tables: PublishedTables | None = None) -> dict[str, Figure
 
     What it does not establish: anything beyond the tables. The function that draws a figure says what it shows.
     """
-    tables = PublishedTables() if tables is None else tables
+    tables = PublishedTables()
     first = next(iter(tables.checkpoints.values()))
     constrained = tables.constrained
     rotary = {name: heads for name, heads in tables.heads.items() if "rope_imag_frac" in heads}

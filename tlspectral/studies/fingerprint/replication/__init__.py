@@ -1,29 +1,22 @@
 """Every number and every testable sentence of "Fingerprint, Not Blueprint" (FP), from its published tables."""
 
-from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim, PublishedTables
+from tlspectral.studies.fingerprint.replication.claims import VERDICTS, PublishedTables
 from tlspectral.studies.fingerprint.replication.constrained_training import side_by_side
-from tlspectral.studies.fingerprint.replication.head_function import IOI_CLASSES, ioi_classes
+from tlspectral.studies.fingerprint.replication.head_function import ioi_classes
 from tlspectral.studies.fingerprint.replication.markdown import markdown, reading
-from tlspectral.studies.fingerprint.replication.positional_schemes import POSITIONS, SchemeContrast, scheme_contrast
+from tlspectral.studies.fingerprint.replication.positional_schemes import POSITIONS, scheme_contrast
 from tlspectral.studies.fingerprint.replication.published_runs import (
-    BesidePublished,
     beside_markdown,
     beside_published,
 )
-from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Reading, Sentence
+from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS
 from tlspectral.studies.fingerprint.replication.table import replicate
 
 __all__ = [
-    "IOI_CLASSES",
     "POSITIONS",
     "SENTENCE_VERDICTS",
     "VERDICTS",
-    "BesidePublished",
-    "Claim",
     "PublishedTables",
-    "Reading",
-    "SchemeContrast",
-    "Sentence",
     "beside_markdown",
     "beside_published",
     "ioi_classes",

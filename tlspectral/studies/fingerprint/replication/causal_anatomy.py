@@ -11,6 +11,8 @@ from tlspectral.studies.fingerprint.statistics import hypergeometric_overlap, ne
 _WHERE = "FP, section 5"
 _LARGEST = ((5, 1), (4, 11), (6, 7), (3, 0), (8, 5))
 NAMED_CIRCUIT = ((5, 1), (5, 5), (6, 9), (4, 11))
+LISTED = ("dir_frac", "D_head", "imag_mass")
+UNLISTED = ("henrici", "content_pos_frac", "spectral_radius", "cond_eig")
 # FP gives no list of the circuit; with six heads the printed p comes out.
 _CIRCUIT_SIZE = 6
 _INTACT_LOSS = 0.21  # printed induction loss of the intact model: the table holds differences alone
@@ -39,28 +41,19 @@ def induction_effects(tables: PublishedTables) -> Iterator[Claim]:
     effect = heads["dICL_sym"].sort_values(ascending=False)
     rank = effect.rank(ascending=False)
     baseline = "the intact loss is the paper's: the table holds differences"
-    yield Claim(
-        "section5/5.1/loss",
-        _WHERE,
-        "GPT-2: induction loss without M_A of 5.1, nats",
-        "1.77",
-        _INTACT_LOSS + value_at(effect, (5, 1)),
-        remark=baseline,
-    )
-    yield Claim(
-        "section5/5.1/times",
-        _WHERE,
-        "GPT-2: induction loss without M_A of 5.1 over the intact one",
-        "8",
-        1 + value_at(effect, (5, 1)) / _INTACT_LOSS,
-        remark=baseline,
-    )
+    largest = value_at(effect, (5, 1))
+    for row, unit, text, value in (
+        ("loss", ", nats", "1.77", _INTACT_LOSS + largest),
+        ("times", " over the intact one", "8", 1 + largest / _INTACT_LOSS),
+    ):
+        what = f"GPT-2: induction loss without M_A of 5.1{unit}"
+        yield Claim(f"section5/5.1/{row}", _WHERE, what, text, value, remark=baseline)
     yield Claim(
         "section5/5.1/next",
         _WHERE,
         "GPT-2: effect of 5.1 over the next-largest",
         "15",
-        value_at(effect, (5, 1)) / float(effect.drop((5, 1)).max()),
+        largest / float(effect.drop((5, 1)).max()),
         if_differs=f"15 is over the largest head outside the circuit, 6.7: {effect[5, 1] / effect[6, 7]:.2f}",
     )
     yield Claim(
@@ -104,10 +97,8 @@ def circuit_overlap(tables: PublishedTables) -> Iterator[Claim]:
 
 def effects_from_spectra(tables: PublishedTables) -> Iterator[Claim]:
     """Whether a spectral column predicts which heads need M_A for induction."""
-    listed = ("dir_frac", "D_head", "imag_mass")
-    others = ("henrici", "content_pos_frac", "spectral_radius", "cond_eig")
-    table = spearman_table(tables.heads["gpt2"], [*listed, *others], "dICL_sym").set_index("column")
-    for metric in listed:
+    table = spearman_table(tables.heads["gpt2"], [*LISTED, *UNLISTED], "dICL_sym").set_index("column")
+    for metric in LISTED:
         yield Claim(
             f"section5/predicts/{metric}",
             _WHERE,

@@ -118,28 +118,21 @@ def dissociation(tables: PublishedTables) -> Iterator[Claim]:
         float(without.mean()),
         remark=f"mean of the previous-token heads, single runs {without.min():.4f} to {without.max():.4f}",
     )
-    yield Claim(
-        "section10/rope_sym/phase",
-        _DISSOCIATION,
-        "rope_sym: rope_imag_frac of the previous-token head",
-        "0.52",
-        float(symmetric_phase.mean()),
-    )
-    yield Claim(
-        "section10/rope_sym/dir/low",
-        _DISSOCIATION,
-        "rope_sym: smallest dir_frac of the previous-token head among seeds",
-        "0.004",
-        float(symmetric.min()),
-        if_differs=f"seed {seed} is at {symmetric.min():.4f}",
-    )
-    yield Claim(
-        "section10/rope_sym/dir/high",
-        _DISSOCIATION,
-        "rope_sym: largest dir_frac of the previous-token head among seeds",
-        "0.005",
-        float(symmetric.max()),
-    )
+    what = "rope_sym: {} of the previous-token head{}"
+    for row, measure, seeds, text, value, reason in (
+        ("phase", "rope_imag_frac", "", "0.52", symmetric_phase.mean(), ""),
+        (
+            "dir/low",
+            "smallest dir_frac",
+            " among seeds",
+            "0.004",
+            symmetric.min(),
+            f"seed {seed} is at {symmetric.min():.4f}",
+        ),
+        ("dir/high", "largest dir_frac", " among seeds", "0.005", symmetric.max(), ""),
+    ):
+        row = f"section10/rope_sym/{row}"
+        yield Claim(row, _DISSOCIATION, what.format(measure, seeds), text, float(value), if_differs=reason)
 
 
 def kernels(tables: PublishedTables) -> Iterator[Claim]:
@@ -147,27 +140,14 @@ def kernels(tables: PublishedTables) -> Iterator[Claim]:
     constrained = tables.constrained
     heads = rerouting(constrained.heads, constrained.kernels)
     distance = _over_seeds(heads, "distance_ratio", "mean")
-    least = {arm: least_kernel_q(tables, arm) for arm in ("rope_sym", "rope_imag")}
     peaks = float((of_arm(heads, "rope_imag", "peak_offset") == -1).sum())
     what = "smallest q (BH over 9 offsets) of Mann-Whitney tests of its kernels against those of rope_free"
     times = "root-mean-square distance from the free kernels over that among them: {:.1f}"
     yield Claim("section10/peaks", _KERNELS, "rope_imag: runs, of 5, whose kernel peaks at offset -1", "5", peaks)
-    yield Claim(
-        "section10/rope_sym/kernel",
-        _KERNELS,
-        f"rope_sym: {what}, indistinguishable",
-        "> 0.05",
-        least["rope_sym"],
-        remark=times.format(distance["rope_sym"]),
-    )
-    yield Claim(
-        "section10/rope_imag/kernel",
-        _KERNELS,
-        f"rope_imag: {what}, different",
-        "< 0.05",
-        least["rope_imag"],
-        remark=times.format(distance["rope_imag"]),
-    )
+    for arm, seen, text in (("rope_sym", "indistinguishable", "> 0.05"), ("rope_imag", "different", "< 0.05")):
+        least = least_kernel_q(tables, arm)
+        remark = times.format(distance[arm])
+        yield Claim(f"section10/{arm}/kernel", _KERNELS, f"{arm}: {what}, {seen}", text, least, remark=remark)
 
 
 def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
@@ -178,10 +158,8 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
             formed_both`, in steps.
 
     Returns:
-        DataFrame, an arm a row: `arm`; for the published runs and for the grid's two criteria the mean over seeds, its
-        standard deviation (ddof 1) and the quotient to the free arm with the same positions, as `published_mean,
-        published_sd, published_ratio, loss_mean, ...`; `seeds` and `unformed`, runs of the grid that did not form.
-        Means are over the runs that formed: with `unformed` above 0 they are too low.
+        DataFrame, an arm a row, with the columns of `columns.SIDE_BY_SIDE`. Means are over the runs that formed: with
+        `unformed` above 0 they are too low.
 
     Raises:
         ValueError: a column is missing.

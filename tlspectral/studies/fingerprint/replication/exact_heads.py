@@ -32,7 +32,6 @@ def solved(head: ExactHead, task: CanonicalTask, *, prompts: int = PROMPTS, seed
 
 def existence(tables: PublishedTables) -> Iterator[Claim]:
     """Theorems 3, 5 and 6: heads that solve the tasks exist; the corrected constructions do."""
-    del tables
     built = (
         ("theorem3", "PS, Theorem 3", "H_POS on index prompts", positional_head(INDEX), INDEX),
         ("theorem5", "PS, Theorem 5", "H_SYM on retrieval prompts", symbolic_head(_RETRIEVAL), _RETRIEVAL),
@@ -51,40 +50,21 @@ def existence(tables: PublishedTables) -> Iterator[Claim]:
 
 def printed_constructions(tables: PublishedTables) -> Iterator[Claim]:
     """The same heads with the numbers that appendix C gives."""
-    del tables
+    added = "the largest weight is at the right place, but one-hot values of equal tokens add up and outweigh it"
+    rounded = f"{_PRINTED_ANGLES}; gaps between positions are below the rounding of float32"
     built = (
-        (
-            "lemma3",
-            "PS, appendix C.3",
-            "H_POS as printed on index prompts",
-            positional_head(INDEX, as_printed=True),
-            INDEX,
-            "the largest weight is at the right place, but one-hot values of equal tokens add up and outweigh it",
-        ),
-        (
-            "lemma4",
-            "PS, appendix C.5",
-            "H_SYM as printed on retrieval prompts",
-            symbolic_head(_RETRIEVAL, as_printed=True),
-            _RETRIEVAL,
-            _PRINTED_ANGLES,
-        ),
-        (
-            "lemma6",
-            "PS, appendix C.8",
-            "H_MIX as printed on partial induction prompts",
-            mixed_head(_INDUCTION, as_printed=True),
-            _INDUCTION,
-            f"{_PRINTED_ANGLES}; gaps between positions are below the rounding of float32",
-        ),
+        ("lemma3", "C.3", "H_POS as printed on index", positional_head, INDEX, added),
+        ("lemma4", "C.5", "H_SYM as printed on retrieval", symbolic_head, _RETRIEVAL, _PRINTED_ANGLES),
+        ("lemma6", "C.8", "H_MIX as printed on partial induction", mixed_head, _INDUCTION, rounded),
     )
-    for row, where, what, head, task, why in built:
-        yield Claim(f"ps/{row}", where, f"{what}: share of prompts solved", "1.000", solved(head, task), if_differs=why)
+    for row, where, what, build, task, why in built:
+        share = solved(build(task, as_printed=True), task)
+        what = f"{what} prompts: share of prompts solved"
+        yield Claim(f"ps/{row}", f"PS, appendix {where}", what, "1.000", share, if_differs=why)
 
 
 def exclusion(tables: PublishedTables) -> Iterator[Claim]:
     """Lemmas 2 and 5: H_POS is positional, H_SYM symbolic; the index of Theorem 1 is then 1 and 0."""
-    del tables
     built = (
         ("lemma2", "PS, Lemma 2", "H_POS, smallest", "1", positional_head(INDEX), INDEX),
         ("lemma5", "PS, Lemma 5", "H_SYM, largest", "0", symbolic_head(_RETRIEVAL), _RETRIEVAL),
@@ -100,7 +80,6 @@ def exclusion(tables: PublishedTables) -> Iterator[Claim]:
 
 def angle_limit(tables: PublishedTables) -> Iterator[Claim]:
     """Section 4: at angles above 2 pi / n, weights have several maxima according to PS."""
-    del tables
     tried = [2.5, 3.5, 4.5]
     sharp = [factor for factor in tried if one_maximum(factor * math.pi / INDEX.length)]
     yield Claim(
@@ -115,7 +94,6 @@ def angle_limit(tables: PublishedTables) -> Iterator[Claim]:
 
 def peak_weights(tables: PublishedTables) -> Iterator[Claim]:
     """Theorems 7 and 8: the weight on the answer is small in the middle for H_POS, and at the ends for H_SYM."""
-    del tables
     n = 33
     positional = torch.diff(positional_peak_weight(n, math.pi / n))
     symbolic = torch.diff(symbolic_peak_weight(n))

@@ -6,14 +6,12 @@ Also where the heads of a known circuit stand: "Interpretability in the Wild" (W
 from collections.abc import Iterator
 
 import pandas as pd
-import scipy.stats
 
 from tlspectral.studies.fingerprint import columns
 from tlspectral.studies.fingerprint.published import published_heads
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 from tlspectral.studies.fingerprint.statistics import spearman_table
 from tlspectral.tables import named
-from tlspectral.tables.required import require
 
 _TABLE, _SECTION = "FP, Table 1", "FP, section 4"
 _BEHAVIOURS = {"prev": "previous token", "dup": "duplicate token", "ind": "induction"}
@@ -97,7 +95,6 @@ def content_signature(tables: PublishedTables) -> Iterator[Claim]:
 
 def composition_ranks(tables: PublishedTables) -> Iterator[Claim]:
     """Ranks of the previous-token head by K-composition: the tables hold no ranks."""
-    del tables
     pairs = (("gpt2", "4.11", ("5.1", "5.5", "6.9")), ("pythia-410m", "5.2", ("8.6", "10.9", "11.14")))
     for model, source, targets in pairs:
         for induction in targets:
@@ -125,18 +122,12 @@ IOI_CLASSES = {
 _SCORES = ("dir_frac", "D_head", "content_pos_frac", "prev", "dup", "ind")
 
 
-def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
+def ioi_classes() -> pd.DataFrame:
     """Median percentiles of the heads of GPT-2's circuit for indirect objects among all 144 heads, by class.
-
-    Args:
-        heads: table of heads of GPT-2 small; None for the published one.
 
     Returns:
         DataFrame, a class a row: `heads_class, heads` (as text), `n`, and for dir_frac, D_head, content_pos_frac, prev,
         dup and ind the median percentile of the class (rank / n, in %) as `<column>_pct`.
-
-    Raises:
-        ValueError: a head of the circuit or a column is not in the table.
 
     Source: Wang et al., "Interpretability in the Wild: a Circuit for Indirect Object Identification in GPT-2 small"
     (2022), section 3.
@@ -144,17 +135,8 @@ def ioi_classes(heads: pd.DataFrame | None = None) -> pd.DataFrame:
     What it does not establish: that a class is told apart by these scores. Classes have two to eight heads, and they
     were found by their effect on one task.
     """
-    heads = published_heads("gpt2") if heads is None else heads
-    require(heads, ("layer", "head", *_SCORES), "analyze_heads on GPT-2 small")
-    percentiles = pd.DataFrame(
-        {name: 100 * scipy.stats.rankdata(heads[name]) / len(heads) for name in _SCORES},
-        index=pd.MultiIndex.from_arrays([heads["layer"], heads["head"]]),
-    )
-    missing = [head for members in IOI_CLASSES.values() for head in members if head not in percentiles.index]
-    if missing:
-        raise ValueError(
-            f"the table has no head {missing[0][0]}.{missing[0][1]}: give that of GPT-2 small, all 144 heads"
-        )
+    heads = published_heads("gpt2").set_index(["layer", "head"])
+    percentiles = 100 * heads[list(_SCORES)].rank() / len(heads)
     rows = []
     for name, members in IOI_CLASSES.items():
         medians = percentiles.loc[list(members)].median()

@@ -139,7 +139,6 @@ def kernels(tables: PublishedTables) -> Iterator[Claim]:
 
 def losses(tables: PublishedTables) -> Iterator[Claim]:
     """Intact losses and the error of the sum of parts: neither is in a table."""
-    del tables
     for name, (intact, _) in LOSSES.items():
         yield needs_weights(
             f"section8/{name}/intact",

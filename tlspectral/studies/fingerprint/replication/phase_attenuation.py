@@ -46,23 +46,12 @@ def llama_residual(tables: PublishedTables) -> Iterator[Claim]:
     hybrid, rank = attenuation(heads).after, attenuation(heads, method="rank").after
     what = "llama-3-8b: {} with phase controls"
     freedom = "with n - 2 degrees of freedom; controls taken off, p is {:.3f}"
-    yield Claim(
-        "table3/llama-3-8b/p",
-        _TABLE,
-        what.format("p of the partial correlation"),
-        "0.84",
-        partial_pvalue(hybrid),
-        remark=freedom.format(hybrid.pvalue),
-    )
-    yield Claim("table3/llama-3-8b/rank_after", _TABLE, what.format("rank-based partial"), "+0.075", rank.statistic)
-    yield Claim(
-        "table3/llama-3-8b/rank_p",
-        _TABLE,
-        what.format("p of the rank-based partial"),
-        "0.016",
-        partial_pvalue(rank),
-        remark=freedom.format(rank.pvalue),
-    )
+    for row, measure, text, value, remark in (
+        ("p", "p of the partial correlation", "0.84", partial_pvalue(hybrid), freedom.format(hybrid.pvalue)),
+        ("rank_after", "rank-based partial", "+0.075", rank.statistic, ""),
+        ("rank_p", "p of the rank-based partial", "0.016", partial_pvalue(rank), freedom.format(rank.pvalue)),
+    ):
+        yield Claim(f"table3/llama-3-8b/{row}", _TABLE, what.format(measure), text, value, remark=remark)
 
 
 def range_at_a_quarter(tables: PublishedTables) -> Iterator[Claim]:
@@ -107,7 +96,6 @@ def phase_against_behaviour(tables: PublishedTables) -> Iterator[Claim]:
 
 def placebos(tables: PublishedTables) -> Iterator[Claim]:
     """Pseudo-phase where there is no RoPE, and permuted pairings: both need W_Q and W_K."""
-    del tables
     pseudo, permuted = (
         "tlspectral.studies.fingerprint.statistics.placebos.pseudo_rope",
         "tlspectral.studies.fingerprint.statistics.placebos.permuted_pairing",

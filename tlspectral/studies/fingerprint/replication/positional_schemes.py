@@ -9,6 +9,7 @@ from jaxtyping import Float64
 
 from tlspectral.stats import (
     ModelPermutation,
+    PartialCorrelation,
     benjamini_hochberg,
     layer_bootstrap,
     model_permutation_test,
@@ -36,6 +37,8 @@ POSITIONS = {
     "llama-3-8b": "RoPE",
 }
 """Positional scheme of each model."""
+
+ROTARY = tuple(name for name, positions in POSITIONS.items() if positions == "RoPE")
 
 ROPE, NOT_ROPE = "RoPE", "not RoPE"
 BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 4000, 0
@@ -72,12 +75,7 @@ def partials(tables: PublishedTables) -> Iterator[Claim]:
     """Table 2's partial correlation of D_head with prev given dir_frac; RoPE models survive BH over the seven."""
     pvalues = {}
     for name, printed in _PRINTED.items():
-        heads = tables.heads[name]
-        hybrid, rank, within_layer = (
-            partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]]),
-            partial_spearman(heads["D_head"], heads["prev"], heads[["dir_frac"]], method="rank"),
-            partial_spearman(heads["D_head"], heads["prev"], with_layers(heads)),
-        )
+        hybrid, rank, within_layer = three_partials(tables.heads[name])
         pvalues[name] = hybrid.pvalue
         yield Claim(
             f"table2/{name}/partial",
@@ -231,10 +229,15 @@ def places_of_top(heads: pd.DataFrame, column: str) -> Float64[np.ndarray, "five
     return heads[column].rank(pct=True)[heads["prev"].nlargest(5).index].to_numpy(dtype=np.float64)
 
 
-def with_layers(heads: pd.DataFrame) -> pd.DataFrame:
-    """dir_frac and a column per layer but the first."""
+def three_partials(heads: pd.DataFrame) -> list[PartialCorrelation]:
+    """FP's partial correlation of D_head with prev given dir_frac, the rank-based one, and FP's with layers too."""
     layers = pd.get_dummies(heads["layer"], drop_first=True, dtype=float).add_prefix("layer_")
-    return pd.concat([heads[["dir_frac"]], layers], axis=1)
+    x, y, dir_frac = heads["D_head"], heads["prev"], heads[["dir_frac"]]
+    return [
+        partial_spearman(x, y, dir_frac),
+        partial_spearman(x, y, dir_frac, method="rank"),
+        partial_spearman(x, y, pd.concat([dir_frac, layers], axis=1)),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,9 +245,8 @@ class SchemeContrast:
     """Models with and without rotary positions, by the percentile of their strongest previous-token heads.
 
     Attributes:
-        models: a model a row: `model, scheme, n_heads, k, percentile` (median over the top k of rank / n), `midrank`
-            (of `(rank - 1/2) / n`).
-        heads: a head a row: `model, scheme, layer, head, percentile`.
+        models: a model a row, with the columns of `columns.SCHEME_MODELS`.
+        heads: a head a row, with those of `columns.SCHEME_HEADS`.
         test: RoPE against the rest, one value per model, RoPE tending to be higher; None where a group is empty.
     """
 

@@ -31,12 +31,10 @@ class BesidePublished:
     """Trajectories, formation and previous-token heads of a grid, each number with the published one.
 
     Attributes:
-        steps: a row per arm, seed, step and measure: `arm, seed, step, measure, here, published, difference,
-            published_sd`.
-        runs: a row per arm and seed: `arm, seed, last_step, same_until, largest_difference, largest_at, formed_loss,
-            formed_loss_published, formed_both, formed_both_published`.
-        heads: a row per arm and seed, of its previous-token head at the last step that is here: `arm, seed, step,
-            layer, head, layer_published, head_published` and `prev`, the raw spectra, each also with `_published`.
+        steps: a row per arm, seed, step and measure.
+        runs: a row per arm and seed.
+        heads: a row per arm and seed, of its previous-token head at the last step that is here. The columns are those
+            of `columns.BESIDE_PUBLISHED`.
     """
 
     steps: pd.DataFrame
@@ -51,10 +49,7 @@ def beside_published(tables: Mapping[str, pd.DataFrame]) -> BesidePublished:
         tables: `evaluations` and `heads` of `constrained_grid` with the preset `"paper"`.
 
     Returns:
-        `BesidePublished`: `difference` is here less published, `published_sd` the standard deviation (ddof 1) over the
-        five published seeds of the arm at that step, which says how far apart runs are by their seeds alone.
-        `same_until` is the last step up to which every `ce_pred` is within 1e-5 nats. A formation that is published
-        and later than the last step here is NaN here.
+        `BesidePublished`. A formation that is published and later than the last step here is NaN here.
 
     Raises:
         ValueError: a missing column, a grid of another preset, or none of the published arms and seeds.

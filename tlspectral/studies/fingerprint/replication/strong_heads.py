@@ -6,13 +6,11 @@ import pandas as pd
 
 from tlspectral.stats import intraclass_correlation, partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
-from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
-from tlspectral.studies.fingerprint.replication.positional_schemes import ROPE, scheme
+from tlspectral.studies.fingerprint.replication.positional_schemes import ROTARY
 from tlspectral.studies.fingerprint.statistics import class_test
 
 _WHERE = "FP, section 6"
-_ROPE = [name for name in PUBLISHED_HEADS if scheme(name) == ROPE]
 _KV_GROUP = 4  # query heads of Llama-3-8B that share keys
 
 
@@ -48,8 +46,8 @@ def content_of_top_five(tables: PublishedTables) -> Iterator[Claim]:
 
 def rotational_profile(tables: PublishedTables) -> Iterator[Claim]:
     """Under RoPE: dir_frac and D_head of the strongest heads and of the median head."""
-    tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ROPE])
-    medians = [float(tables.heads[name]["D_head"].median()) for name in _ROPE]
+    tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in ROTARY])
+    medians = [float(tables.heads[name]["D_head"].median()) for name in ROTARY]
     what = "RoPE models: {}"
     yield Claim("section6/population/low", _WHERE, what.format("lowest median D_head"), "0.40", min(medians))
     yield Claim("section6/population/high", _WHERE, what.format("highest median D_head"), "0.45", max(medians))
@@ -119,7 +117,7 @@ def bulk_and_candidates(tables: PublishedTables) -> Iterator[Claim]:
         yield Claim(f"section6/{row}", _WHERE, what, text, partial.statistic, remark=f"{partial.n} heads")
     within = [
         partial_spearman(part["D_head"], part["prev"], part[["dir_frac"]]).pvalue
-        for part in (heads[heads["prev"] > 0.2] for heads in (tables.heads[name] for name in _ROPE))
+        for part in (heads[heads["prev"] > 0.2] for heads in (tables.heads[name] for name in ROTARY))
     ]
     what = "RoPE models: smallest p of the partial correlation within heads with prev > 0.2"
     yield Claim("section6/within_class", _WHERE, what, "> 0.05", min(within))
@@ -147,33 +145,19 @@ def heads_as_units(tables: PublishedTables) -> Iterator[Claim]:
         "which convention was used is not said"
     )
     group = "Llama-3-8B: {} share of variance between groups of shared keys"
-    yield Claim(
-        "section6/groups/low", _WHERE, f"{group.format('smallest')} ({least})", "0.55", share[least], remark=remark
-    )
-    yield Claim(
-        "section6/groups/high", _WHERE, f"{group.format('largest')} ({most})", "0.79", share[most], remark=remark
-    )
-    yield Claim(
-        "section6/design/low",
-        "FP, Table 2 and limitation iii",
-        "smallest design effect of layers among the models",
-        "3.6",
-        min(of_layer),
-        if_differs=convention,
-    )
-    yield Claim(
-        "section6/design/high",
-        "FP, Table 2 and limitation iii",
-        "largest design effect of layers among the models",
-        "6.9",
-        max(of_layer),
-        if_differs=convention,
-    )
+    for end, which, text, column in (("low", "smallest", "0.55", least), ("high", "largest", "0.79", most)):
+        what = f"{group.format(which)} ({column})"
+        yield Claim(f"section6/groups/{end}", _WHERE, what, text, share[column], remark=remark)
+    for end, which, text, value in (
+        ("low", "smallest", "3.6", min(of_layer)),
+        ("high", "largest", "6.9", max(of_layer)),
+    ):
+        where, what = "FP, Table 2 and limitation iii", f"{which} design effect of layers among the models"
+        yield Claim(f"section6/design/{end}", where, what, text, value, if_differs=convention)
 
 
 def z_scores(tables: PublishedTables) -> Iterator[Claim]:
     """z-scores against each head's own null: the tables hold a null for GPT-2 alone."""
-    del tables
     printed = (
         ("pythia-410m/population", "pythia-410m: median z of D_head over all heads", "-11"),
         ("pythia-410m/low", "pythia-410m: lowest z of D_head among previous-token heads", "-0.1"),

@@ -1,6 +1,6 @@
 """Every published number beside ours, and every sentence with its two readings, in one table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,69 +25,26 @@ from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERA
 from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
 from tlspectral.tables import named
 
-RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = (
-    matched_null.numbers_of_heads,
-    matched_null.null_levels,
-    matched_null.heads_off_the_null,
-    matched_null.null_referenced_partial,
-    matched_null.self_checks,
-    head_function.metrics_against_behaviour,
-    head_function.metrics_against_copying,
-    head_function.content_signature,
-    head_function.composition_ranks,
-    causal_anatomy.corpus_effects,
-    causal_anatomy.induction_effects,
-    causal_anatomy.circuit_overlap,
-    causal_anatomy.effects_from_spectra,
-    causal_anatomy.incremental_validity,
-    positional_schemes.correlations,
-    positional_schemes.partials,
-    positional_schemes.intervals,
-    positional_schemes.top_five,
-    positional_schemes.quartile_and_quintile,
-    positional_schemes.model_level_test,
-    positional_schemes.head_level_test,
-    strong_heads.head_4_11,
-    strong_heads.content_of_top_five,
-    strong_heads.rotational_profile,
-    strong_heads.other_metrics,
-    strong_heads.classes,
-    strong_heads.bulk_and_candidates,
-    strong_heads.heads_as_units,
-    strong_heads.z_scores,
-    phase_attenuation.attenuations,
-    phase_attenuation.llama_residual,
-    phase_attenuation.range_at_a_quarter,
-    phase_attenuation.single_controls,
-    phase_attenuation.phase_against_behaviour,
-    phase_attenuation.placebos,
-    phase_ablation.largest_effects,
-    phase_ablation.flagged_heads,
-    phase_ablation.concentration,
-    phase_ablation.other_strong_heads,
-    phase_ablation.weak_heads,
-    phase_ablation.aggregate_correlations,
-    phase_ablation.kernels,
-    phase_ablation.losses,
-    training_history.grid,
-    training_history.first_act,
-    training_history.formation,
-    training_history.phase_percentiles,
-    training_history.lead_or_lag,
-    training_history.sculpting,
-    training_history.prediction,
-    constrained_training.formation_steps,
-    constrained_training.delays,
-    constrained_training.penalties,
-    constrained_training.dissociation,
-    constrained_training.kernels,
-    exact_heads.existence,
-    exact_heads.printed_constructions,
-    exact_heads.exclusion,
-    exact_heads.angle_limit,
-    exact_heads.peak_weights,
+_SECTIONS = (
+    matched_null,
+    head_function,
+    causal_anatomy,
+    positional_schemes,
+    strong_heads,
+    phase_attenuation,
+    phase_ablation,
+    training_history,
+    constrained_training,
+    exact_heads,
 )
-"""The functions, in the order of the paper; each takes the tables and yields its claims."""
+RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = tuple(
+    function
+    for section in _SECTIONS
+    for function in vars(section).values()
+    if getattr(function, "__module__", "") == section.__name__
+    and getattr(function, "__annotations__", {}).get("return") == Iterator[Claim]
+)
+"""The functions that yield claims, in the order of the paper, in which they stand in their modules."""
 
 DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
     said.head_function.separates_on_every_model,
@@ -138,10 +95,7 @@ DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
 """The functions of sentences, in the order of the papers; each takes the tables and yields its sentences."""
 
 NUMBER, SENTENCE = "number", "sentence"
-COLUMNS = (
-    "id", "kind", "where", "what", "published", "ours", "difference", "verdict", "why", "function", "seed",
-    "n", "power", "strict", "strict_value", "strict_holds", "kindest", "kindest_value", "kindest_holds",
-)  # fmt: skip
+COLUMNS = tuple(column.name for column in REPLICATE.columns)
 _TYPES = {
     **dict.fromkeys(("ours", "difference", "strict_value", "kindest_value"), "float64"),
     **dict.fromkeys(("seed", "n"), "Int64"),
@@ -157,14 +111,8 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
         tables: other tables in place of the published ones, to see what a row depends on.
 
     Returns:
-        DataFrame, a number or a sentence a row, numbers first. Of both: `id`; `kind`, `number` or `sentence`; `where`
-        (paper, section or table); `what` a number is or what is tested; `published`, as printed or quoted; `verdict`;
-        `why`, always there where a number differs, and the figures behind a sentence or what it needs; `function`,
-        which recomputes or decides it, or measures it on a model. Of numbers: `ours` and `difference` (ours less
-        published, NaN for bounds), by the rule of `Claim.verdict`; `seed` of a Monte-Carlo number. Of sentences: `n`,
-        units of the test; `power`, what it could have seen; `strict` and `kindest`, what the strictest and the kindest
-        reading ask for, with `_value` and `_holds`. `attrs["verdicts"]` counts those of numbers, `attrs["sentences"]`
-        those of sentences.
+        DataFrame, a number or a sentence a row, numbers first, with the columns of `columns.REPLICATE`; those of the
+        other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers, `attrs["sentences"]` of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
     numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours: a sentence

@@ -9,7 +9,7 @@ import pandas as pd
 from tlspectral.studies.fingerprint.history_questions import formation_crossing, median_leaves_null
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, value_at
 
-_WHERE = "FP, section 9"
+_WHERE, _MEDIANS = "FP, section 9", "FP, section 9 and Fig. 4c"
 _MODELS = ("pythia-410m", "pythia-160m")
 _WIDTHS = {"pythia-410m": 1024, "pythia-160m": 768}
 _BEFORE = 128  # last step of the first act, under half a thousand million tokens
@@ -28,21 +28,13 @@ def first_act(tables: PublishedTables) -> Iterator[Claim]:
         at_start = early.iloc[0]
         composition = early.filter(like="kcomp_").to_numpy()
         chance = _WIDTHS[name] ** -0.5
-        yield Claim(f"section9/{name}/prev0", _WHERE, f"{name}: prev at step 0", "0.01", float(at_start["prev"]))
-        yield Claim(
-            f"section9/{name}/phase0",
-            _WHERE,
-            f"{name}: rope_imag_frac of the eventual head at step 0",
-            "0.500",
-            float(at_start["rope_imag_frac"]),
-        )
-        yield Claim(
-            f"section9/{name}/median0",
-            "FP, section 9 and Fig. 4c",
-            f"{name}: median D_head at step 0",
-            "0.61",
-            float(at_start["D_head_median"]),
-        )
+        for row, where, what, text, column in (
+            ("prev0", _WHERE, "prev", "0.01", "prev"),
+            ("phase0", _WHERE, "rope_imag_frac of the eventual head", "0.500", "rope_imag_frac"),
+            ("median0", _MEDIANS, "median D_head", "0.61", "D_head_median"),
+        ):
+            what = f"{name}: {what} at step 0"
+            yield Claim(f"section9/{name}/{row}", where, what, text, float(at_start[column]))
         yield Claim(
             f"section9/{name}/composition0",
             _WHERE,
@@ -59,12 +51,11 @@ def formation(tables: PublishedTables) -> Iterator[Claim]:
     for name in _MODELS:
         track = tables.checkpoints[name]
         before, after = _at(track, 512, "prev"), _at(track, 1000, "prev")
-        yield Claim(
-            f"section9/{name}/prev512", "FP, section 9 and Fig. 4a", f"{name}: prev at step 512", "0.37", before
-        )
+        where = "FP, section 9 and Fig. 4a"
+        yield Claim(f"section9/{name}/prev512", where, f"{name}: prev at step 512", "0.37", before)
         yield Claim(
             f"section9/{name}/prev1000",
-            "FP, section 9 and Fig. 4a",
+            where,
             f"{name}: prev at step 1000",
             "0.95",
             after,
@@ -131,21 +122,12 @@ def sculpting(tables: PublishedTables) -> Iterator[Claim]:
     """Act III and Q2: the median head leaves the null after formation (Fig. 4c); the head's phase at the end."""
     for name, median, phase in (("pythia-410m", "0.395", "0.578"), ("pythia-160m", "0.453", "0.578")):
         track = tables.checkpoints[name]
-        last = track.iloc[-1]
-        yield Claim(
-            f"section9/{name}/median",
-            "FP, section 9 and Fig. 4c",
-            f"{name}: median D_head at the last step",
-            median,
-            float(last["D_head_median"]),
-        )
-        yield Claim(
-            f"section9/{name}/phase",
-            _WHERE,
-            f"{name}: rope_imag_frac of the head at the last step",
-            phase,
-            float(last["rope_imag_frac"]),
-        )
+        for row, where, what, text, column in (
+            ("median", _MEDIANS, "median D_head", median, "D_head_median"),
+            ("phase", _WHERE, "rope_imag_frac of the head", phase, "rope_imag_frac"),
+        ):
+            what = f"{name}: {what} at the last step"
+            yield Claim(f"section9/{name}/{row}", where, what, text, float(track[column].iloc[-1]))
         half = half_way(track)
         formed = formation_crossing(track).behaviour.step
         yield Claim(

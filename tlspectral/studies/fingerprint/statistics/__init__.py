@@ -7,9 +7,7 @@ from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing,
 from tlspectral.studies.fingerprint.statistics.rank_correlations import spearman_table
 from tlspectral.studies.fingerprint.statistics.rank_tests import (
     class_test,
-    hodges_lehmann,
     mann_whitney,
-    rank_biserial,
 )
 from tlspectral.studies.fingerprint.statistics.regression import nested_r_squared
 from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
@@ -18,7 +16,6 @@ from tlspectral.studies.fingerprint.statistics.weight_triage import triage
 __all__ = [
     "another_model",
     "class_test",
-    "hodges_lehmann",
     "hypergeometric_overlap",
     "leave_one_model_out",
     "mann_whitney",
@@ -26,7 +23,6 @@ __all__ = [
     "permuted_pairing",
     "placebo_attenuation",
     "pseudo_rope",
-    "rank_biserial",
     "spearman_table",
     "statistic_noise",
     "top_k_sensitivity",

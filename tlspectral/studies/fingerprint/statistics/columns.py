@@ -32,7 +32,7 @@ _SPEARMAN = (
         does_not_establish=_INDEPENDENT),
     Column("q", "pvalue after Benjamini and Hochberg, over all pairs of the table.", "probability", range="0 .. 1",
         source="FP Table 1", also_known_as="false discovery rate", does_not_establish=_INDEPENDENT),
-    Column("significant", "Whether q is at or below alpha (default .05).", "flag", range="False, True",
+    Column("significant", "Whether q is at or below .05.", "flag", range="False, True",
         source="FP Table 1", does_not_establish=_INDEPENDENT),
     Column("n", "Heads that have both values.", "count", range="0 .. heads",
         does_not_establish="An effective sample size: heads of a layer are not independent."),

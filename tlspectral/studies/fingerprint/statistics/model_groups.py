@@ -8,8 +8,7 @@ import pandas as pd
 from tlspectral.stats.permutation import model_permutation_test
 from tlspectral.stats.top_heads import top_head_percentile
 from tlspectral.studies.fingerprint.statistics.columns import LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY
-from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
-from tlspectral.tables import named
+from tlspectral.studies.fingerprint.statistics.reasons import documented
 
 
 def leave_one_model_out(
@@ -44,25 +43,20 @@ def leave_one_model_out(
         else:
             reason = f"{left_out} is the only model of its group"
             rows.append({"left_out": left_out, "separated": False, "n_permutations": 0, "reason": reason})
-    names = ["left_out", "separated", "gap", "pvalue", "floor", "n_permutations", "reason"]
-    return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), LEAVE_ONE_MODEL_OUT)
+    return documented(rows, LEAVE_ONE_MODEL_OUT)
 
 
 def top_k_sensitivity(
     tables: Mapping[str, pd.DataFrame],
     groups: Mapping[str, Hashable] | pd.Series,
     ks: Sequence[int] = (1, 2, 3, 5, 10, 20),
-    *,
-    column: str = "D_head",
-    by: str = "prev",
 ) -> pd.DataFrame:
     """Test whether other numbers of top heads separate two groups of models ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         tables: the head table of each model, by name.
         groups: the group of each model, by name; two groups.
-        ks: numbers of top heads.
-        column, by: of `top_head_percentile`.
+        ks: numbers of top heads by prev, whose median percentile of D_head is compared.
 
     Returns:
         DataFrame `k, gap, separated, upper, pvalue, floor`, one k a row. `gap` is the lowest median of the upper group
@@ -81,7 +75,7 @@ def top_k_sensitivity(
         medians: dict[Hashable, list[float]] = {first: [], second: []}
         for model, (group, table) in of_model.items():
             try:
-                percentile = top_head_percentile(table, column=column, by=by, k=k)
+                percentile = top_head_percentile(table, k=k)
             except ValueError as error:
                 raise ValueError(f"{model}: {error}") from error
             medians[group].append(percentile.statistic)
@@ -90,8 +84,7 @@ def top_k_sensitivity(
             first if min(first_medians) - max(second_medians) >= min(second_medians) - max(first_medians) else second
         )
         rows.append({"k": k, "upper": upper} | vars(model_permutation_test(first_medians, second_medians)))
-    names = ["k", "gap", "separated", "upper", "pvalue", "floor"]
-    return named(pd.DataFrame(rows, columns=names), TOP_K_SENSITIVITY)
+    return documented(rows, TOP_K_SENSITIVITY)
 
 
 def _grouped_models(

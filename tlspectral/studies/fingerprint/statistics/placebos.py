@@ -27,6 +27,8 @@ from tlspectral.tables.html_summary import html_summary
 PHASE_COLUMNS = PhaseMetrics._fields
 """The columns that a placebo gives: `rope_imag_frac`, `freq_centroid`, `hi_freq_dir`."""
 
+_BASE = 10_000.0  # of the pretended frequencies, as in the paper
+
 
 def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFrame:
     """Phase metrics after the rotary columns of every head are paired anew, once per draw (FP section 7, placebo ii).
@@ -69,23 +71,20 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
     return _placebo(view, permuted, placebo="permuted_pairing", draws=draws, seed=seed)
 
 
-def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = None) -> pd.DataFrame:
+def pseudo_rope(model: Any) -> pd.DataFrame:
     """Phase metrics of a model without RoPE, as if its heads had rotary positions (FP section 7, placebo i).
 
-    The assumed geometry is the rotate-half one: columns t and t + rotary_dim / 2 form pair t, which rotates by
-    `base ** (-2 t / rotary_dim)` radians per token.
+    The assumed geometry is the paper's, rotate-half over all d columns of a head (less one where their number is odd):
+    columns t and t + d / 2 form pair t, which rotates by `10000 ** (-2 t / d)` radians per token.
 
     Args:
         model: a TransformerBridge or HookedTransformer in which no layer has rotary positions.
-        base: of the frequencies; 10000 as in the paper.
-        rotary_dim: even number of columns, from the first, that are taken as rotary; None for all of a head, as in the
-            paper (less one where their number is odd).
 
     Returns:
         DataFrame as of `permuted_pairing`, with the one draw 0.
 
     Raises:
-        ValueError: a layer of the model has rotary positions, or the geometry does not fit a head.
+        ValueError: a layer of the model has rotary positions.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
     What it does not establish: anything about positions. Such a model rotates none of these pairs; the numbers are what
@@ -99,9 +98,9 @@ def pseudo_rope(model: Any, *, base: float = 10_000.0, rotary_dim: int | None = 
                 f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
                 "would not replace; permuted_pairing is the placebo of such a model"
             )
-        return [_rotate_half(layer.d_head, base, rotary_dim)]
+        return [_rotate_half(layer.d_head)]
 
-    return _placebo(view, pretended, placebo="pseudo_rope", base=float(base), rotary_dim=rotary_dim)
+    return _placebo(view, pretended, placebo="pseudo_rope", base=_BASE)
 
 
 def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:
@@ -118,13 +117,9 @@ def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list
     return geometries
 
 
-def _rotate_half(d_head: int, base: float, rotary_dim: int | None) -> RotaryGeometry:
-    width = d_head // 2 * 2 if rotary_dim is None else rotary_dim
-    if width % 2 or not 0 < width <= d_head:
-        raise ValueError(f"rotary_dim={width} columns do not form pairs in a head of {d_head}: give an even number")
-    if base <= 0:
-        raise ValueError(f"base={base} gives no frequencies: give a positive number")
-    theta = torch.tensor(base, dtype=torch.float64) ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+def _rotate_half(d_head: int) -> RotaryGeometry:
+    width = d_head // 2 * 2
+    theta = torch.tensor(_BASE, dtype=torch.float64) ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     return RotaryGeometry(theta, *pair_columns(width, adjacent=False), d_head)
 
 

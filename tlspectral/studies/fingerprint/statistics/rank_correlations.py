@@ -12,47 +12,43 @@ from jaxtyping import Float64
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.stats.values import complete_rows, require_columns, table_columns
 from tlspectral.studies.fingerprint.statistics.columns import SPEARMAN_TABLE
-from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
-from tlspectral.tables import named
+from tlspectral.studies.fingerprint.statistics.reasons import documented
+
+_LEVEL = 0.05
 
 
-def spearman_table(
-    heads: pd.DataFrame, columns: Sequence[str] | str, against: Sequence[str] | str, *, alpha: float = 0.05
-) -> pd.DataFrame:
+def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: Sequence[str] | str) -> pd.DataFrame:
     """Spearman correlation of every column with every other, with the false discovery rate over the table (FP Table 1).
 
     Args:
         heads: one row per head.
         columns: names, the rows of FP's Table 1.
         against: names, its columns.
-        alpha: false discovery rate at which a correlation is called significant.
 
     Returns:
         DataFrame `column, against, statistic, pvalue, q, significant, n, n_dropped, reason`, one pair a row. `pvalue`
-        is scipy's two-sided one, `q` Benjamini and Hochberg's over all pairs that have one. Rows where either value is
-        NaN are left out and counted; a constant column or fewer than three rows gives NaN with a reason.
+        is scipy's two-sided one, `q` Benjamini and Hochberg's over all pairs that have one, `significant` where q is at
+        most 0.05. Rows where either value is NaN are left out and counted; a constant column or fewer than three rows
+        gives NaN with a reason.
 
     Raises:
-        ValueError: a column that the table lacks or that holds no numbers, or alpha outside (0, 1).
+        ValueError: a column that the table lacks or that holds no numbers.
 
     What it does not establish: significance with heads of a layer depending on each other: p takes them as independent,
     and at nominal 5 % rejects 17.4 to 26.6 % of tables with an intra-class correlation of 0.4 (docs/statistics.md).
     `partial_spearman(x, y, np.empty((len(x), 0)), layers=)` does not.
     """
     columns, against = ([names] if isinstance(names, str) else list(names) for names in (columns, against))
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1, found {alpha}")
     require_columns(heads, [*columns, *against])
     rows = [
         {"column": column, "against": other} | _spearman(table_columns(heads, [column]), table_columns(heads, [other]))
         for column in columns
         for other in against
     ]
-    names = ["column", "against", "statistic", "pvalue", "q", "significant", "n", "n_dropped", "reason"]
-    table = pd.DataFrame(rows, columns=names)
+    table = documented(rows, SPEARMAN_TABLE)
     table["q"] = benjamini_hochberg(table["pvalue"]).q if len(table) else np.empty(0)
-    table["significant"] = table["q"] <= alpha
-    return named(reasons_as_objects(table), SPEARMAN_TABLE)
+    table["significant"] = table["q"] <= _LEVEL
+    return table
 
 
 def _spearman(x: Float64[np.ndarray, "rows 1"], y: Float64[np.ndarray, "rows 1"]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Two groups compared by ranks: the Mann-Whitney test exact with ties, and a class of heads against the others."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +80,7 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
     exact = _exact_pvalue(np.rint(2 * ranks).astype(np.int64), sizes[0], alternative)
     return MannWhitney(
         statistic=u,
-        pvalue=_asymptotic_pvalue(x_values, y_values, alternative) if exact is None else exact,
+        pvalue=scipys_pvalue(x_values, y_values, alternative, "asymptotic") if exact is None else exact,
         rank_biserial=2 * u / math.prod(sizes) - 1,
         hodges_lehmann=float(np.median(x_values[:, None] - y_values)),
         n=sum(sizes),
@@ -93,37 +92,6 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
         if exact is None
         else f"exact over {math.comb(sum(sizes), sizes[0])} labelings, ties included",
     )
-
-
-def rank_biserial(x: Values, y: Values) -> float:
-    """Share of pairs with x > y less the share with x < y: -1 to 1 (FP Table 4, section 6).
-
-    Args:
-        x, y: numbers of each group, [n_x] and [n_y]; NaN are left out.
-
-    Raises:
-        ValueError: a group without numbers.
-
-    What it does not establish: by how much x is larger (`hodges_lehmann`), or that the difference is not due to chance.
-    """
-    x_values, y_values, _ = _groups(x, y)
-    ranks = scipy.stats.rankdata(np.concatenate([x_values, y_values]))[: len(x_values)]
-    return float(2 * (ranks.sum() - len(x_values) * (len(x_values) + 1) / 2) / (len(x_values) * len(y_values)) - 1)
-
-
-def hodges_lehmann(x: Values, y: Values) -> float:
-    """Median of all differences x - y, the shift between two groups in units of the values (FP Table 4).
-
-    Args:
-        x, y: numbers of each group, [n_x] and [n_y]; NaN are left out.
-
-    Raises:
-        ValueError: a group without numbers, or infinite values.
-
-    What it does not establish: that the groups differ by a shift alone.
-    """
-    x_values, y_values, _ = _groups(x, y)
-    return float(np.median(x_values[:, None] - y_values))
 
 
 def _groups(x: Values, y: Values) -> tuple[Float64[np.ndarray, "n_x"], Float64[np.ndarray, "n_y"], int]:
@@ -163,10 +131,13 @@ def _exact_pvalue(doubled_ranks: Int64[np.ndarray, "n"], n_x: int, alternative: 
     return min(1.0, {"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative])
 
 
-def _asymptotic_pvalue(x: Float64[np.ndarray, "n_x"], y: Float64[np.ndarray, "n_y"], alternative: Alternative) -> float:
+def scipys_pvalue(
+    x: Float64[np.ndarray, "n_x"], y: Float64[np.ndarray, "n_y"], alternative: Alternative, method: str
+) -> float:
+    """p of `scipy.stats.mannwhitneyu`; 1 where all values are equal."""
     if (x == x[0]).all() and (y == x[0]).all():
         return 1.0  # scipy divides 0 by 0
-    tested: Any = scipy.stats.mannwhitneyu(x, y, alternative=alternative, method="asymptotic")
+    tested: Any = scipy.stats.mannwhitneyu(x, y, alternative=alternative, method=method)
     return float(tested.pvalue)
 
 
@@ -197,26 +168,18 @@ class ClassTest:
     reason: str | None = None
 
 
-def class_test(
-    heads: pd.DataFrame,
-    *,
-    threshold: float,
-    by: str = "prev",
-    x: str = "D_head",
-    controls: Sequence[str] = ("dir_frac",),
-) -> ClassTest:
-    """Compare heads above a threshold with the others by residuals ("Fingerprint, Not Blueprint", section 6).
+def class_test(heads: pd.DataFrame, *, threshold: float) -> ClassTest:
+    """Compare previous-token heads with the others by residuals of D_head ("Fingerprint, Not Blueprint", section 6).
+
+    Residuals are those of least squares with an intercept on `dir_frac`, over all heads.
 
     Args:
-        heads: one row per head.
-        threshold: heads with `by` larger than this are the class.
-        by: the behaviour.
-        x: the column compared, after least squares with an intercept on the controls, over all heads.
-        controls: columns taken out of x; none compares x itself.
+        heads: one row per head, with `prev, D_head, dir_frac`.
+        threshold: heads with `prev` larger than this are the class.
 
     Returns:
         `ClassTest`. Rows with a NaN are left out and counted. NaN with a reason where no head or every head is in the
-        class, or x is constant or a linear function of the controls.
+        class, or D_head is constant or a linear function of dir_frac.
 
     Raises:
         ValueError: a column that the table lacks, or infinite values.
@@ -225,21 +188,21 @@ def class_test(
     other, which p takes as independent: at nominal 5 % it rejects 10.6 % of simulated tables with an intra-class
     correlation of 0.4 (docs/statistics.md).
     """
-    variables = table_columns(heads, [by, x, *controls])
+    variables = table_columns(heads, ["prev", "D_head", "dir_frac"])
     complete = complete_rows(variables)
     variables = variables[complete]
     if np.isinf(variables[:, 1:]).any():
-        raise ValueError(f"one of the columns {[x, *controls]} holds infinite values, to which no line can be fitted")
+        raise ValueError("D_head or dir_frac holds infinite values, to which no line can be fitted")
     in_class = variables[:, 0] > threshold
     n, n_class = len(variables), int(in_class.sum())
     counts: dict[str, Any] = {"n": n, "n_class": n_class, "n_dropped": len(complete) - n}
     reason, remainder = None, variables[:, 1:2]
     if not in_class.any():
-        reason = f"no head has {by} above {threshold}"
+        reason = f"no head has prev above {threshold}"
     elif in_class.all():
-        reason = f"every head has {by} above {threshold}"
+        reason = f"every head has prev above {threshold}"
     else:
-        remainder, _, reason = residuals(variables[:, 1:2], variables[:, 2:], [x])
+        remainder, _, reason = residuals(variables[:, 1:2], variables[:, 2:], ["D_head"])
     if reason is not None:
         nan = math.nan
         return ClassTest(nan, nan, **counts, threshold=threshold, method="none", reason=reason)

@@ -23,70 +23,66 @@ def triage(
     heads: pd.DataFrame,
     *,
     scores: Sequence[str] = ("rope_imag_frac", "D_head_pct", "dir_frac"),
-    behaviour: str = "prev",
     threshold: float = 0.5,
     ks: Sequence[int] = (5, 10, 20),
 ) -> pd.DataFrame:
     """Find heads with a behaviour from weights alone ("Fingerprint, Not Blueprint", section 11, "Practical reading").
 
-    A head is positive where its behaviour exceeds the threshold. Each score is read as "the higher, the more likely
+    A head is positive where `prev` exceeds the threshold. Each score is read as "the higher, the more likely
     positive", for every model alike, whatever the data show; `direction` gives the direction that the data show.
 
     Args:
-        heads: one row per head of one model, with `layer` and `head`.
+        heads: one row per head of one model, with `layer`, `head` and `prev`.
         scores: columns; `D_head_pct` is made from `D_head` where the table lacks it.
-        behaviour: the column that says what a head does.
         threshold: positive above it.
         ks: numbers of heads to look at.
 
     Returns:
         DataFrame, one score a row:
 
-        * `score, direction`: `"higher"` where positives score higher (AUC above 1/2), `"lower"`, or `"none"`.
+        * `score, direction`.
         * `auc, auc_low, auc_high`: U / (n_positive n_negative) with ties counted half, and its 95 % interval: variance
           of DeLong, with heads of a layer depending on each other (Obuchowski 1997), on the logit scale, and Student's
           t with one degree of freedom less than layers that have positives (or negatives, where those are fewer).
-        * `precision_at_k` for each k: share of positives among the k highest, equal scores by layer, then head.
-        * `base_rate`: share of positives, which is the precision of picking at random.
-        * `n, n_positive, n_dropped`: heads used, positives among them, heads left out because a value was NaN.
+        * `precision_at_k` for each k, `base_rate`, `n, n_positive, n_dropped`.
         * `reason`: why a number is NaN: no head or every head is positive, the score is missing or constant, k exceeds
           the number of heads, or an interval is not defined (AUC 0 or 1, positives or negatives in fewer than two
           layers, fewer than three layers).
 
     Raises:
-        ValueError: a table without layer, head or the behaviour, k below 1, or no score.
+        ValueError: a table without layer, head or prev, k below 1, or no score.
 
     What it does not establish: that the score works on another model: under learned absolute positions or ALiBi the
     same columns mislead; nor what the threshold ought to be. With a handful of positives the interval is a rough one.
     """
-    require_columns(heads, ["layer", "head", behaviour])
+    require_columns(heads, ["layer", "head", "prev"])
     if not scores or any(k < 1 for k in ks):
         raise ValueError(f"give at least one score, and k of at least 1; found scores={scores}, ks={ks}")
-    rows = [_score_row(heads, score, behaviour, threshold, ks) for score in scores]
+    rows = [_score_row(heads, score, threshold, ks) for score in scores]
     names = ["score", "direction", "auc", "auc_low", "auc_high", *(f"precision_at_{k}" for k in ks)]
     names += ["base_rate", "n", "n_positive", "n_dropped", "reason"]
     return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), TRIAGE)
 
 
-def _score_row(heads: pd.DataFrame, score: str, behaviour: str, threshold: float, ks: Sequence[int]) -> dict[str, Any]:
+def _score_row(heads: pd.DataFrame, score: str, threshold: float, ks: Sequence[int]) -> dict[str, Any]:
     row: dict[str, Any] = {"score": score, "direction": "none", "n": 0, "n_positive": 0, "n_dropped": len(heads)}
     values = _score_values(heads, score)
     if values is None:
         return row | {"reason": f"the table has no column {score}"}
-    behaves, layer, head = table_columns(heads, [behaviour, "layer", "head"]).T
+    behaves, layer, head = table_columns(heads, ["prev", "layer", "head"]).T
     layer_index = cluster_indices(heads, "layer")
     complete = complete_rows(values, behaves) & (layer_index >= 0)
     values, positive, layer_index = values[complete], behaves[complete] > threshold, layer_index[complete]
     n, n_positive = len(values), int(positive.sum())
     row |= {"n": n, "n_positive": n_positive, "n_dropped": len(complete) - n}
     if not n:
-        return row | {"reason": f"no head has both {score} and {behaviour}"}
+        return row | {"reason": f"no head has both {score} and prev"}
     row["base_rate"] = n_positive / n
     order = np.lexsort((head[complete], layer[complete], -values))
     row |= {f"precision_at_{k}": float(positive[order[:k]].mean()) for k in ks if k <= n}
     reasons = [f"{n} heads are fewer than k={k}" for k in ks if k > n]
     if n_positive in (0, n):
-        reasons.insert(0, f"{'no' if n_positive == 0 else 'every'} head has {behaviour} above {threshold}")
+        reasons.insert(0, f"{'no' if n_positive == 0 else 'every'} head has prev above {threshold}")
     elif (values == values[0]).all():
         reasons.insert(0, f"{score} is constant")
     else:

@@ -2,21 +2,15 @@
 
 import functools
 
-import pytest
 import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.models.loading.source import TINY
-from tlspectral.studies.common import RandomMapTask
+from tlspectral.models.loading.packaged import read_packaged
+from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TransformerConfig
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 CONSTRAINED = ("tiny-ape-sym", "tiny-rope-imag", "tiny-rope-sym")
-
-every_model = pytest.mark.parametrize("name", TINY)
-free_model = pytest.mark.parametrize("name", [name for name in TINY if name not in CONSTRAINED])
-constrained_model = pytest.mark.parametrize("name", CONSTRAINED)
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @functools.cache
@@ -31,7 +25,15 @@ def detected(name, backend="bridge"):
 
 @functools.cache
 def analyzed(name):
-    return tls.analyze_heads(loaded(name), detectors=False, null_draws=5, show_progress=False)
+    return tls.analyze_heads(loaded(name), detectors=False, null_draws=2, show_progress=False)
+
+
+def trained(name):
+    """The plain-torch model that the weights were trained as."""
+    record, weights = read_packaged(name)
+    model = AttentionOnlyTransformer(TransformerConfig(**record["config"]))
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 def sequences(n_sequences=8, seed=0):

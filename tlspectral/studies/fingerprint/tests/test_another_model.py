@@ -1,4 +1,4 @@
-"""A row of Tables 2 and 3 for a further model: every number is that of the function named beside it."""
+"""A row of Tables 2 and 3 for a further model, and how rounding moves statistics: each is the function beside it."""
 
 import functools
 import math
@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+import zoo
 from described import assert_described
 from typer.testing import CliRunner
 
@@ -25,8 +26,10 @@ def row(table, statistic, method):
     return found.iloc[0]
 
 
-def test_a_published_model_gets_its_published_row():
-    table = another_model(published_heads("pythia-410m"), bootstrap_draws=200)
+def test_a_published_model_gets_its_published_row_from_the_command_too(tmp_path, monkeypatch):
+    heads = published_heads("pythia-410m")
+    fewer = functools.partial(another_model, bootstrap_draws=50)
+    table = fewer(heads)
     assert_described(table)
     # FP, Table 2: +0.35 and the percentile .89; Table 3: 61 % by the hybrid estimator, 47 % by ranks.
     assert round(row(table, "partial correlation", "hybrid")["value"], 2) == 0.35
@@ -41,22 +44,30 @@ def test_a_published_model_gets_its_published_row():
     assert 0.01 < within["pvalue"] < 0.05
     low, high = row(table, "partial correlation", "hybrid")[["low", "high"]]
     assert low < 0.35 < high
+    monkeypatch.setattr("tlspectral.studies.fingerprint.statistics.another_model", fewer)
+    given, out = tmp_path / "heads.parquet", tmp_path / "out.parquet"
+    tls.write_table(heads, given)
+    done = CliRunner().invoke(app, ["study", "statistics", str(given), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "partial correlation hybrid  0.353" in done.stdout
+    assert "5 heads at random reach it" in done.stdout
+    assert "nan" not in done.stdout.split("\n\n", 1)[1]  # a number that is there needs no reason
+    pd.testing.assert_frame_equal(pd.read_parquet(out), table)
+    refused = CliRunner().invoke(app, ["study", "statistics", str(given), "--revision", "main"])
+    assert refused.exit_code == 2
+    assert "goes with --model" in refused.output
 
 
 def test_chance_is_that_of_heads_drawn_at_random():
     heads = published_heads("gpt2")
-    table = another_model(heads, bootstrap_draws=50, k=3)
+    table = another_model(heads, bootstrap_draws=20, k=3)
+    assert not table["statistic"].str.startswith("attenuation").any()  # the model has no RoPE
     found = row(table, "top-3 percentile of D_head", "median")
     ranks = (heads["D_head"].rank() / len(heads)).to_numpy()
     generator = np.random.default_rng(0)
-    medians = [np.median(generator.choice(ranks, 3, replace=False)) for _ in range(4000)]
+    medians = np.median([generator.choice(ranks, 3, replace=False) for _ in range(4000)], axis=1)
     # 4000 draws: standard error below .008; counting one head more or less would move it by .2.
-    assert np.mean(np.asarray(medians) >= found["value"] - 1e-12) == pytest.approx(found["pvalue"], abs=0.03)
-
-
-def test_a_model_without_rotary_positions_has_no_attenuation_of_its_own():
-    table = another_model(published_heads("gpt2"), bootstrap_draws=50)
-    assert not table["statistic"].str.startswith("attenuation").any()
+    assert np.mean(medians >= found["value"] - 1e-12) == pytest.approx(found["pvalue"], abs=0.03)
 
 
 @pytest.mark.parametrize("name", ["tiny-rope", "tiny-ape"])
@@ -80,22 +91,35 @@ def test_with_the_model_come_placebo_and_rounding(name):
     assert "cluster" in partial["reason"]
 
 
-def test_an_even_number_of_heads_is_refused():
-    with pytest.raises(ValueError, match="k=4 is even"):
-        another_model(published_heads("gpt2"), k=4)
-
-
-def test_the_command_prints_and_writes(tmp_path, monkeypatch):
-    fewer = functools.partial(another_model, bootstrap_draws=100)
-    monkeypatch.setattr("tlspectral.studies.fingerprint.statistics.another_model", fewer)
-    heads = published_heads("pythia-410m")
-    tls.write_table(heads, tmp_path / "heads.parquet")
-    done = CliRunner().invoke(
-        app, ["study", "statistics", str(tmp_path / "heads.parquet"), "-o", str(tmp_path / "out.parquet")]
+def test_noise_of_a_statistic_is_that_of_the_drawn_tables():
+    model = zoo.shared("bridge", "llama")
+    moved = weight_noise_draws(model, draws=6)
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    heads["prev"] = np.arange(len(heads)) / 10
+    table = statistic_noise(
+        heads.iloc[::-1],
+        moved,
+        {
+            "mean": lambda at: at["D_head"].mean(),
+            "behaviour": lambda at: at["prev"].sum(),
+            "weighted": lambda at: (at["D_head"] * at["prev"]).sum(),
+        },
     )
-    assert done.exit_code == 0, done.output
-    assert "partial correlation hybrid  0.353" in done.stdout
-    assert "5 heads at random reach it" in done.stdout
-    assert "nan" not in done.stdout.split("\n\n", 1)[1]  # a number that is there needs no reason
-    written = pd.read_parquet(tmp_path / "out.parquet")
-    assert written["statistic"].nunique() == 4
+    assert_described(table)
+    table = table.set_index("statistic")
+    means = moved[moved["draw"] >= 0].groupby("draw")["D_head"].mean()
+    np.testing.assert_allclose(table.loc["mean", ["mean", "sd"]].astype(float), [means.mean(), means.std()], rtol=1e-7)
+    assert table.loc["mean", "value"] == pytest.approx(heads["D_head"].mean(), rel=1e-12)
+    # Behaviour is not measured again, so a statistic of it alone does not move, but for the rounding of a mean.
+    assert table.loc["behaviour", "sd"] < 1e-12
+    by_head = [
+        (moved[moved["draw"] == draw]["D_head"].to_numpy() * heads["prev"].to_numpy()).sum() for draw in range(6)
+    ]
+    np.testing.assert_allclose(table.loc["weighted", "mean"], np.mean(by_head), rtol=1e-12)
+    assert table.loc["weighted", "low"] == pytest.approx(np.quantile(by_head, 0.025))
+    assert (table["draws"] == 6).all()
+    # A drawn D_head is ranked again.
+    last = (moved["layer"] == 1) & (moved["head"] == 3) & (moved["draw"] >= 0)
+    moved.loc[last, "D_head"] = -1.0
+    found = statistic_noise(heads, moved, {"last": lambda at: at["D_head_pct"].iloc[-1]})
+    assert found["mean"].item() == 1 / len(heads)

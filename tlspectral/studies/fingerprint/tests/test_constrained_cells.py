@@ -1,5 +1,6 @@
-"""One cell of constrained training: its tables, its penalty, and when it stops."""
+"""One cell of constrained training: presets and arms, its tables, its penalty, and when it stops."""
 
+import json
 from dataclasses import replace
 
 import pandas as pd
@@ -7,36 +8,40 @@ import pytest
 from constrained_preset import TINY
 
 from tlspectral.studies.common.saved_training import SavedTraining
-from tlspectral.studies.fingerprint.constrained import ARMS, phase_penalty, train_cell
+from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, cell, phase_penalty, train_cell
+from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
+
+
+def test_the_presets_are_what_they_say():
+    paper, quick = PRESETS["paper"], PRESETS["quick"]
+    assert loss_threshold(64) == pytest.approx(2.15444, abs=1e-5)  # FP's
+    assert (paper.loss_threshold, quick.loss_threshold) == (loss_threshold(64), loss_threshold(32))
+    assert (paper.training.steps, quick.training.steps) == (6000, 4000)
+    assert paper.training.learning_rate_at(5999) == 1e-3  # no decay
+    assert paper.training.learning_rate_at(50) == pytest.approx(2.5e-4)
+    for preset in PRESETS.values():
+        json.dumps(preset.settings())
+        assert preset.config_of(ARMS["ape_free"]).positional_embedding_type == "standard"
+        assert preset.training_of(3).seed == 3
 
 
 def test_a_cell_holds_three_tables_and_its_model():
-    cell = train_cell(TINY, ARMS["rope_imag"], 1)
-    assert cell.evaluations["step"].tolist() == [0, 2, 4, 6]
-    assert list(cell.evaluations) == [
-        "arm", "seed", "step", "loss", "ce_pred", "ce_unpred", "prev_best", "ind_best", "penalty",
-    ]  # fmt: skip
-    assert list(cell.heads) == [
-        "arm", "seed", "step", "layer", "head", "prev", "ind", "dir_frac", "D_head", "rope_imag_frac",
-        "dir_frac_raw", "D_head_raw", "rope_imag_frac_raw",
-    ]  # fmt: skip
-    assert list(cell.kernels) == ["arm", "seed", "step", "layer", "head", "offset", "score"]
-    assert (len(cell.heads), len(cell.kernels)) == (4 * 4, 4 * 4 * 9)
-    for table in cell.tables().values():
+    run = train_cell(TINY, ARMS["rope_imag"], 1)
+    assert run.evaluations["step"].tolist() == [0, 2, 4, 6]
+    assert (len(run.heads), len(run.kernels)) == (4 * 4, 4 * 4 * 9)
+    for table in run.tables().values():
+        assert list(table)[:3] == ["arm", "seed", "step"]
         assert table["arm"].unique().tolist() == ["rope_imag"]
         assert table["seed"].unique().tolist() == [1]
     free = train_cell(TINY, ARMS["rope_free"], 1)
     # The penalty acts: measured, it falls by 3.5e-3 in six steps, and by 3e-4 without it.
-    assert cell.evaluations["penalty"].iloc[-1] < phase_penalty(free.model).item() - 2e-3
+    assert run.evaluations["penalty"].iloc[-1] < phase_penalty(free.model).item() - 2e-3
     assert free.evaluations["penalty"].isna().all()
-    assert free.evaluations["ce_pred"].iloc[0] == cell.evaluations["ce_pred"].iloc[0]
-    assert train_cell(TINY, ARMS["ape_free"], 1).heads["rope_imag_frac"].isna().all()
+    assert free.evaluations["ce_pred"].iloc[0] == run.evaluations["ce_pred"].iloc[0]
 
 
 def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
     """The measures of an untrained model are replaced; the schedule of evaluations is the cell's own."""
-    from tlspectral.studies.fingerprint.constrained import cell
-
     measured = cell.measure
 
     def pretend(losses, induction):

@@ -1,30 +1,24 @@
-"""The three questions, on series made by hand and on the published histories of two Pythia models."""
+"""The three questions, on series made by hand and on the published histories of two Pythia models, and their figure."""
 
 import math
-from importlib.resources import as_file, files
 
 import numpy as np
 import pandas as pd
 import pytest
 from described import assert_described
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlspectral.history import PYTHIA_STEPS, within_model_percentile
+from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.history_questions import (
     eventual_head_rank,
     formation_crossing,
     median_leaves_null,
 )
+from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads
 
-PUBLISHED = files("tlspectral") / "data" / "published"
-NAMES_410M = {"behaviour": "prev_beh", "phase": "rif_pct_52"}
-NAMES_160M = {"behaviour": "prev_beh", "phase": "rif_pct"}
-
-
-def published(name):
-    with as_file(PUBLISHED / f"{name}.parquet") as path:
-        return pd.read_parquet(path)
+few = settings(max_examples=30, derandomize=True)
 
 
 def track(prev, phase=None, **columns):
@@ -34,9 +28,10 @@ def track(prev, phase=None, **columns):
     )
 
 
-# Q1
+# --- Q1 ---
 
 
+@few
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=8), st.integers(1, 10))
 def test_a_crossing_is_the_first_step_at_the_level(values, level):
     found = formation_crossing(track([value / 10 for value in values]), behaviour_level=level / 10).behaviour
@@ -56,10 +51,8 @@ def test_a_crossing_is_the_first_step_at_the_level(values, level):
         ([0.0, 0.2, 0.6, 0.9], [0.5, 0.4, 0.95, 0.95], "neither", (-10, 10)),
         ([0.0, 0.2, 0.6, 0.9], [0.5, 0.95, 0.95, 0.95], "phase", (-20, 0)),
         ([0.0, 0.2, 0.6, 0.9], [0.5, 0.4, 0.3, 0.95], "behaviour", (0, 20)),
-        ([0.0, 0.6, 0.6, 0.9], [0.5, 0.4, 0.3, 0.95], "behaviour", (10, 30)),
         ([0.0, 0.2, 0.6, 0.9], [0.95, 0.4, 0.3, 0.3], "phase", (-math.inf, -10)),
         ([0.6, 0.2, 0.6, 0.9], [0.3, 0.95, 0.3, 0.3], "behaviour", (0, math.inf)),
-        ([0.6, 0.2, 0.6, 0.9], [0.95, 0.9, 0.9, 0.9], "neither", (-math.inf, math.inf)),
         ([0.0, 0.2, 0.3, 0.3], [0.5, 0.95, 0.9, 0.9], "phase", None),
         ([0.0, 0.2, 0.6, 0.9], [0.5, 0.4, 0.3, 0.3], "behaviour", None),
         ([0.0, 0.2, 0.3, 0.3], [0.5, 0.4, 0.3, 0.3], None, None),
@@ -71,37 +64,7 @@ def test_the_order_is_as_fine_as_the_grid(prev, phase, first, lag):
     assert found.lag == lag if lag is not None else np.isnan(found.lag).all()
 
 
-@given(st.integers(0, 1000), st.integers(0, 1000), st.lists(st.integers(1, 1100), min_size=1, unique=True))
-def test_the_true_lag_lies_in_the_bounds(behaviour_at, phase_at, steps):
-    """A head that forms at some step, whatever the grid."""
-    grid = np.array([*sorted(steps), 2000])
-    table = pd.DataFrame({"step": grid, "prev": grid >= behaviour_at, "rope_imag_frac_pct": grid >= phase_at})
-    low, high = formation_crossing(table).lag
-    assert low <= phase_at - behaviour_at <= high
-
-
-def test_published_pythia_410m_crosses_together():
-    found = formation_crossing(published("pythia-410m_ckpt_analysis"), **NAMES_410M)
-    assert (found.behaviour.after, found.behaviour.step) == (512, 1000)
-    assert (found.phase.after, found.phase.step) == (512, 1000)
-    assert (found.first, found.lag) == ("neither", (-488, 488))
-    assert found.behaviour.value == pytest.approx(0.9573, abs=5e-5)
-    assert found.phase.value == pytest.approx(0.9896, abs=5e-5)
-
-
-def test_published_pythia_160m_crosses_together_and_falls_back():
-    table = published("pythia-160m_ckpt_analysis")
-    found = formation_crossing(table, **NAMES_160M)
-    assert (found.first, found.lag) == ("neither", (-488, 488))
-    assert found.behaviour.value == pytest.approx(0.9435, abs=5e-5)
-    assert found.phase.value == pytest.approx(0.9306, abs=5e-5)
-    assert found.phase.lowest_later == pytest.approx(0.597, abs=5e-4)  # FP does not say so
-    before = table.set_index("step").loc[512]
-    assert before["prev_beh"] == pytest.approx(0.3738, abs=5e-5)
-    assert before["rif_pct"] == pytest.approx(0.0417, abs=5e-5)
-
-
-# Q2
+# --- Q2 ---
 
 
 @pytest.mark.parametrize(
@@ -124,88 +87,118 @@ def test_a_median_has_left_when_it_stays_outside(medians, step, side):
         assert found.value == medians[step // 10]
         assert found.null == (0.59 if side == "below" else 0.63)
     assert found == median_leaves_null(table.drop(columns=["D_head_null_low", "D_head_null_high"]), low=0.59, high=0.63)
+    # A null that moves is followed.
+    if step == 20:
+        assert median_leaves_null(table.assign(D_head_null_low=0.1, D_head_null_high=[0.1] * 3 + [0.9])).step is None
 
 
-def test_a_null_that_moves_is_followed():
-    table = track([0.0] * 3, D_head_median=[0.5] * 3, D_head_null_low=[0.6, 0.4, 0.6], D_head_null_high=[0.7] * 3)
-    assert median_leaves_null(table).step == 20
-    assert median_leaves_null(table.assign(D_head_null_low=[0.6, 0.6, 0.4])).step is None
+# --- Q3 ---
 
 
-@pytest.mark.parametrize(("name", "last"), [("pythia-410m", 0.3954), ("pythia-160m", 0.4528)])
-def test_published_medians_leave_the_null_for_good(name, last):
-    """Against an interval that is generous: the medians of the first eight checkpoints move by .0005."""
-    table = published(f"{name}_ckpt_analysis")
-    assert table["pop_med_D"].iloc[-1] == pytest.approx(last, abs=5e-5)
-    found = median_leaves_null(table, median="pop_med_D", low=0.60, high=0.62)
-    assert found.side == "below"
-    assert found.step == {"pythia-410m": 1000, "pythia-160m": 512}[name]
-
-
-# Q3
-
-
-def test_ranks_are_counted_from_the_top():
-    table = track([0.1, 0.9], prev_pct=[0.25, 1.0], D_head_pct=[0.5, 0.625], n_heads=4)
-    found = eventual_head_rank(table, percentiles=["prev_pct", "D_head_pct"])
-    assert_described(found)
-    assert found["rank"].tolist() == [4.0, 1.0, 3.0, 2.5]  # 2.5: a tie of the second and third
-    assert found["top_share"].tolist() == [1.0, 0.25, 0.75, 0.625]
-    assert (found["chance"] == 0.25).all()
-    assert found["column"].tolist() == ["prev_pct"] * 2 + ["D_head_pct"] * 2
-    pd.testing.assert_frame_equal(found, eventual_head_rank(table, percentiles=["prev_pct", "D_head_pct"], n_heads=4))
-
-
+@few
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=20))
 def test_a_rank_is_the_number_of_larger_heads_and_one(values):
     percentile = within_model_percentile(pd.Series(values, dtype=float))
-    for value, own in zip(values, percentile, strict=True):
-        found = eventual_head_rank(track([0.0], pct=own), percentiles=["pct"], n_heads=len(values))["rank"].item()
-        larger, equal = sum(other > value for other in values), values.count(value)
-        assert found == larger + (equal + 1) / 2
+    table = track(np.zeros(len(values)), pct=percentile, n_heads=len(values))
+    found = eventual_head_rank(table, percentiles=["pct"])
+    larger = [sum(other > value for other in values) for value in values]
+    # Ties have their mean rank.
+    expected = [more + (values.count(value) + 1) / 2 for more, value in zip(larger, values, strict=True)]
+    assert found["rank"].tolist() == expected
+    assert found["top_share"].tolist() == [rank / len(values) for rank in expected]
+    assert (found["chance"] == 1 / len(values)).all()
 
 
-def test_the_published_head_stood_low_before_it_formed():
-    found = eventual_head_rank(published("pythia-410m_ckpt_analysis"), percentiles=["rif_pct_52"], n_heads=384)
-    rank = found.set_index("step")["rank"]
+# --- the published histories ---
+
+
+@pytest.mark.parametrize(
+    ("name", "behaviour", "phase", "lowest", "last", "left"),
+    [("pythia-410m", 0.9573, 0.9896, 0.8516, 0.3954, 1000), ("pythia-160m", 0.9435, 0.9306, 0.597, 0.4528, 512)],
+)
+def test_the_published_histories(name, behaviour, phase, lowest, last, left):
+    table = published_checkpoints(name)
+    assert tuple(table["step"]) == PYTHIA_STEPS
+    found = formation_crossing(table)
+    assert (found.behaviour.after, found.behaviour.step) == (found.phase.after, found.phase.step) == (512, 1000)
+    assert (found.first, found.lag) == ("neither", (-488, 488))
+    # Known to four digits, as they are written here.
+    assert (found.behaviour.value, found.phase.value) == pytest.approx((behaviour, phase), abs=5e-5)
+    assert found.phase.lowest_later == pytest.approx(lowest, abs=5e-4)
+    # Against an interval that is generous: the medians of the first eight checkpoints move by .0005.
+    departed = median_leaves_null(table, low=0.60, high=0.62)
+    assert (departed.side, departed.step) == ("below", left)
+    assert table["D_head_median"].iloc[-1] == pytest.approx(last, abs=5e-5)
+
+
+def test_the_published_head_stood_low_before_it_formed_and_is_that_of_the_head_table():
+    heads, history = published_heads("pythia-410m"), published_checkpoints("pythia-410m")
+    found = eventual_head_rank(history, percentiles=["rope_imag_frac_pct", "D_head_pct"])
+    assert_described(found)
+    rank = found[found["column"] == "rope_imag_frac_pct"].set_index("step")["rank"]
     assert (rank[0], rank[512], rank[1000]) == (194, 374, 5)
-    assert found.set_index("step")["percentile"][512] == pytest.approx(0.0286, abs=5e-5)
-
-
-# Percentiles of the published table
-
-
-def test_published_percentiles_come_out_of_the_published_heads():
-    heads, history = published("pythia-410m_head_full"), published("pythia-410m_ckpt_analysis")
-    assert tuple(history["step"]) == PYTHIA_STEPS
     last, own = history.iloc[-1], (heads["layer"] == 5) & (heads["head"] == 2)
     assert heads.loc[heads["prev"].idxmax(), ["layer", "head"]].tolist() == [5, 2]
-    for column, percentile, median in (
-        ("rope_imag_frac", "rif_pct_52", "pop_med_rif"),
-        ("D_head", "D_pct_52", "pop_med_D"),
-    ):
-        assert within_model_percentile(heads[column])[own].item() == last[percentile]
-        assert heads[column].median() == pytest.approx(last[median], abs=1e-12)
+    for column in ("rope_imag_frac", "D_head"):
+        assert within_model_percentile(heads[column])[own].item() == last[f"{column}_pct"]
+        assert heads[column].median() == pytest.approx(last[f"{column}_median"], abs=1e-12)
 
 
-# Bad tables
+# --- the figure ---
 
 
-def test_bad_tables_are_refused():
-    good = track([0.1, 0.9], n_heads=4)
-    with pytest.raises(ValueError, match=r"no column prev: give a table of HeadHistory\.track"):
-        formation_crossing(good.drop(columns="prev"))
-    with pytest.raises(ValueError, match="column 'step' holds names such as 'base', which have no order"):
-        formation_crossing(good.assign(step=["base", "tuned"]))
-    with pytest.raises(ValueError, match="several rows of step 0"):
-        formation_crossing(pd.concat([good, good]).sort_values("step"))
-    with pytest.raises(ValueError, match="step 0 follows step 10"):
-        formation_crossing(good[::-1])
-    with pytest.raises(ValueError, match="'rope_imag_frac_pct' is NaN in row 1"):
-        formation_crossing(good.assign(rope_imag_frac_pct=[0.1, np.nan]))
-    with pytest.raises(ValueError, match="no rows"):
-        formation_crossing(good[:0])
-    with pytest.raises(ValueError, match="no column D_head_median"):
-        median_leaves_null(good)
-    with pytest.raises(ValueError, match="no column prev_pct"):
-        eventual_head_rank(good)
+def acts(**changes):
+    columns = {
+        "step": [0, 100, 200, 300],
+        "D_head_median": [0.6, 0.6, 0.5, 0.4],
+        "D_head_null_median": [0.6, 0.61, 0.6, 0.59],
+        "D_head_null_low": [0.55, 0.56, 0.57, 0.58],
+        "D_head_null_high": [0.65, 0.66, 0.67, 0.68],
+    }
+    return track([0.0, 0.1, 0.8, 0.9], [0.4, 0.3, 0.95, 1.0]).assign(**columns).assign(**changes)
+
+
+def found(axes, gid):
+    return [artist for artist in axes.get_children() if artist.get_gid() == gid]
+
+
+def bounds(axes):
+    [window] = found(axes, "window")
+    box = window.get_path().get_extents(window.get_patch_transform())
+    return box.x0, box.x1
+
+
+def drawn(axes, label):
+    [line] = [line for line in axes.lines if line.get_label() == label]
+    return line.get_xdata().tolist(), line.get_ydata().tolist()
+
+
+def test_the_figure_shows_one_history_with_its_null():
+    table = acts()
+    panels = checkpoint_acts(table).axes
+    for axes, column in zip(panels, ("prev", "rope_imag_frac_pct", "D_head_median"), strict=True):
+        assert drawn(axes, column) == (table["step"].tolist(), table[column].tolist())
+        assert bounds(axes) == pytest.approx((100, 200))
+    [null] = found(panels[2], "null")
+    assert null.get_ydata().tolist() == table["D_head_null_median"].tolist()
+    [shade] = found(panels[2], "null range")
+    corners = {tuple(corner) for corner in shade.get_paths()[0].vertices.round(9)}
+    assert {(200.0, 0.57), (300.0, 0.68)} <= corners
+    without_range = checkpoint_acts(table.drop(columns="D_head_null_low")).axes[2]
+    assert found(without_range, "null")
+    assert not found(without_range, "null range")
+
+
+def test_the_figure_shows_published_histories_and_the_window_of_all():
+    tables = {name: published_checkpoints(name) for name in ("pythia-410m", "pythia-160m")}
+    figure = checkpoint_acts(tables, null=0.61)
+    for axes, column in zip(figure.axes, ("prev", "rope_imag_frac_pct", "D_head_median"), strict=True):
+        for name, table in tables.items():
+            assert drawn(axes, name) == (table["step"].tolist(), table[column].tolist())
+        assert bounds(axes) == pytest.approx((512, 1000))
+        assert axes.get_xscale() == "symlog"
+    [null] = found(figure.axes[2], "null")
+    assert set(null.get_ydata()) == {0.61}
+    late = acts(prev=[0.0, 0.1, 0.2, 0.9])
+    assert bounds(checkpoint_acts({"early": acts(), "late": late}).axes[0]) == pytest.approx((100, 300))
+    assert not found(checkpoint_acts(acts(prev=0.1)).axes[0], "window")

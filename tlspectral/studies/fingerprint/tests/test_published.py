@@ -1,75 +1,60 @@
-"""The published tables in the package: what is in them, whose they are, and how they fit one another."""
+"""The published tables in the package, how they fit one another, and a grid of the paper preset beside them."""
+
+import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
 from described import assert_described
+from typer.testing import CliRunner
 
+from tlspectral.cli import app
+from tlspectral.studies.fingerprint.constrained import PRESETS
+from tlspectral.studies.fingerprint.constrained.columns import GRID
 from tlspectral.studies.fingerprint.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,
     published_checkpoints,
     published_constrained,
-    published_folder,
     published_heads,
     published_kernels,
 )
+from tlspectral.studies.fingerprint.replication import beside_markdown, beside_published
+from tlspectral.tables import named, read_table, write_table
 
-HEADS = {
-    "gpt2": (12, 12),
-    "opt-1.3b": (24, 32),
-    "gpt-neo-1.3b": (24, 16),
-    "bloom-1b1": (24, 16),
-    "pythia-410m": (24, 16),
-    "pythia-1.4b": (24, 16),
-    "llama-3-8b": (32, 32),
-}
+SIZES = [(12, 12), (24, 32), (24, 16), (24, 16), (24, 16), (24, 16), (32, 32)]
 ROTARY = {"pythia-410m", "pythia-1.4b", "llama-3-8b"}
 
 
-@pytest.mark.parametrize("name", PUBLISHED_HEADS)
-def test_every_head_of_every_model_is_there(name):
-    table = published_heads(name)
-    layers, heads = HEADS[name]
-    assert sorted(zip(table["layer"], table["head"], strict=True)) == [
-        (i, j) for i in range(layers) for j in range(heads)
-    ]
-    assert table.notna().all().all()
-    assert ("rope_imag_frac" in table) == (name in ROTARY)
-    assert table[["dir_frac", "D_head", "prev", "ind"]].apply(lambda column: column.between(0, 1).all()).all()
+def test_every_head_of_every_model_is_there():
+    for name, (layers, heads) in zip(PUBLISHED_HEADS, SIZES, strict=True):
+        table = published_heads(name)
+        places = sorted(zip(table["layer"], table["head"], strict=True))
+        assert places == list(itertools.product(range(layers), range(heads)))
+        assert table.notna().all().all()
+        assert ("rope_imag_frac" in table) == (name in ROTARY)
+        assert table[["dir_frac", "D_head", "prev", "ind"]].apply(lambda column: column.between(0, 1).all()).all()
+    # A table is read anew.
+    first = published_heads("gpt2")
+    first["prev"] = 0.0
+    assert published_heads("gpt2")["prev"].max() > 0.9
 
 
 def test_tables_say_whose_they_are():
-    tables = [
-        published_heads("gpt2"),
-        published_checkpoints("pythia-160m"),
-        published_kernels(),
-        *vars(published_constrained()).values(),
-    ]
-    assert_described(*map(published_heads, PUBLISHED_HEADS), released=True)
-    assert_described(*map(published_checkpoints, PUBLISHED_CHECKPOINTS), released=True)
-    for table in tables[2:]:
-        assert_described(table, released=True)
-    for table in tables:
-        assert table.attrs["licence"] == "CC-BY-4.0"
-        assert "qk-spectral-fingerprint" in table.attrs["source"]
-    assert tables[0].attrs["model"] == "gpt2"
-    assert tables[0].attrs["baseline_ce"] == pytest.approx(3.657209)
-    notice = (published_folder() / "NOTICE.md").read_text(encoding="utf-8")
-    for said in ("CC-BY-4.0", "Li Hengyu", "Changed:", "Unchanged"):
-        assert said in notice
+    heads, tracks = map(published_heads, PUBLISHED_HEADS), map(published_checkpoints, PUBLISHED_CHECKPOINTS)
+    alone = [published_kernels(), *vars(published_constrained()).values()]
+    for tables in (list(heads), list(tracks), *([table] for table in alone)):
+        assert_described(*tables, released=True)
+        for table in tables:
+            assert table.attrs["licence"] == "CC-BY-4.0"
+            assert "qk-spectral-fingerprint" in table.attrs["source"]
+    assert published_heads("gpt2").attrs["baseline_ce"] == pytest.approx(3.657209)
+    curves = published_kernels().groupby(["ablated", "layer", "head"])["offset"].agg(list)
+    assert curves.index.tolist() == [(False, 3, 1), (False, 4, 9), (False, 5, 2), (False, 9, 5), (True, 5, 2)]
+    assert all(sorted(offsets) == list(range(-20, 1)) for offsets in curves)
 
 
-def test_unknown_names_are_refused_with_what_there_is():
-    with pytest.raises(ValueError, match=r"'gpt3': there are gpt2, .*llama-3-8b"):
-        published_heads("gpt3")
-    with pytest.raises(ValueError, match="'gpt2': there are pythia-410m, pythia-160m"):
-        published_checkpoints("gpt2")
-    with pytest.raises(ValueError, match="strength 3"):
-        published_constrained(3.0)
-
-
-def test_both_histories_have_the_same_names():
+def test_histories_have_the_same_names_and_end_in_the_static_table():
     tracks = {name: published_checkpoints(name) for name in PUBLISHED_CHECKPOINTS}
     for name, track in tracks.items():
         assert len(track) == 22
@@ -78,73 +63,115 @@ def test_both_histories_have_the_same_names():
         percentiles = track[["D_head_pct", "rope_imag_frac_pct"]].to_numpy() * track["n_heads"].to_numpy()[:, None]
         # Percentiles are ranks over a number of heads: multiples of 1/2 up to rounding.
         np.testing.assert_allclose(2 * percentiles, np.rint(2 * percentiles), atol=1e-9, err_msg=name)
-    own = {"kcomp", "ind"}
-    shared = [{column for column in track if column.split("_")[0] not in own} for track in tracks.values()]
+    shared = [{column for column in track if column.split("_")[0] not in {"kcomp", "ind"}} for track in tracks.values()]
     assert shared[0] == shared[1]
     assert {"prev", "D_head_median", "rope_imag_frac_pct", "icl_score"} <= shared[0]
-
-
-def test_the_last_checkpoint_is_the_head_of_the_static_table():
-    last = published_checkpoints("pythia-410m").iloc[-1]
+    last = tracks["pythia-410m"].iloc[-1]
     head = published_heads("pythia-410m").set_index(["layer", "head"]).loc[(5, 2)]
-    for column in ("dir_frac", "D_head", "rope_imag_frac"):
-        assert last[column] == head[column]
-    # Detectors on 150 sequences instead of 200.
-    assert last["prev"] == pytest.approx(head["prev"], abs=2e-4)
-    assert last["prev"] != head["prev"]
-
-
-def test_kernels_are_of_four_heads_and_one_of_them_ablated():
-    curves = published_kernels()
-    counted = curves.groupby(["ablated", "layer", "head"])["offset"].agg(list)
-    assert counted.index.tolist() == [(False, 3, 1), (False, 4, 9), (False, 5, 2), (False, 9, 5), (True, 5, 2)]
-    assert all(sorted(offsets) == list(range(-20, 1)) for offsets in counted)
-    at_zero = curves[(curves["offset"] == 0) & (curves["layer"] == 5)]["score"]
-    assert at_zero.nunique() == 1  # sin 0 = 0: no phase at offset 0
+    columns = ["dir_frac", "D_head", "rope_imag_frac"]
+    assert last[columns].tolist() == head[columns].tolist()
+    assert last["prev"] == pytest.approx(head["prev"], abs=2e-4)  # detectors on 150 sequences instead of 200
 
 
 def test_constrained_runs_are_complete():
     tables = published_constrained()
-    runs = tables.evaluations.groupby(["arm", "seed"]).size()
-    assert len(runs) == 25
-    assert (runs == 61).all()
-    assert len(tables.heads) == 8 * len(tables.evaluations)
-    assert set(tables.evaluations.loc[tables.evaluations["arm"].str.endswith("_free"), "strength"]) == {0.0}
-    assert set(tables.evaluations.loc[~tables.evaluations["arm"].str.endswith("_free"), "strength"]) == {10.0}
-    phase = tables.heads.groupby(tables.heads["arm"].str.startswith("ape"))["rope_imag_frac_raw"]
+    evaluations, heads = tables.evaluations, tables.heads
+    runs = evaluations.groupby(["arm", "seed"]).size()
+    assert (len(runs), set(runs)) == (25, {61})
+    assert len(heads) == 8 * len(evaluations)
+    free = evaluations["arm"].str.endswith("_free")
+    assert (evaluations["strength"] == np.where(free, 0.0, 10.0)).all()
+    phase = heads.groupby(heads["arm"].str.startswith("ape"))["rope_imag_frac_raw"]
     assert phase.apply(lambda values: values.isna().mean()).to_dict() == {True: 1.0, False: 0.0}
     assert set(tables.kernels["step"]) == {6000}
     assert len(tables.kernels) == 25 * 8 * 9
-
-
-@pytest.mark.parametrize(("score", "best"), [("prev", "prev_best"), ("ind", "ind_best")])
-def test_heads_and_evaluations_are_of_the_same_runs(score, best):
-    tables = published_constrained()
     keys = ["arm", "seed", "step"]
-    largest = tables.heads.groupby(keys)[score].max().rename("largest")
-    joined = tables.evaluations.set_index(keys).join(largest)
+    largest = heads.groupby(keys)[["prev", "ind"]].max()
     # Single precision; neighbouring evaluations differ by 1e-3 and more.
-    np.testing.assert_allclose(joined["largest"], joined[best], atol=1e-6)
+    np.testing.assert_allclose(
+        largest, evaluations.set_index(keys).loc[largest.index, ["prev_best", "ind_best"]], atol=1e-6
+    )
 
 
-def test_side_runs_stand_apart():
-    tables = published_constrained(1.0)
-    penalised = tables.evaluations.loc[tables.evaluations["strength"] == 1.0]
-    last = penalised.groupby(["arm", "seed"])["step"].max()
-    assert last.groupby("arm").agg(list).to_dict() == {
-        "ape_sym": [3000],
-        "rope_imag": [6000, 6000, 6000],
-        "rope_sym": [3000],
-    }
-    assert set(tables.kernels["arm"]) == {"ape_free", "rope_free", "rope_imag"}
+# --- a grid of the paper preset beside the published runs ---
+
+ARMS = ("rope_imag", "ape_free")
 
 
-def test_the_tables_are_small():
-    assert sum(path.stat().st_size for path in published_folder().iterdir()) < 2_000_000
+@pytest.fixture
+def grid():
+    """Published runs of two arms, seed 1, until step 1000, in place of a grid that got so far."""
+    published = published_constrained()
+    tables = {}
+    for name in ("evaluations", "heads"):
+        table = getattr(published, name)
+        # In another order of the arms than the published one.
+        table = pd.concat([table[(table["arm"] == arm) & (table["seed"] == 1)] for arm in ARMS])
+        table = table[table["step"] <= 1000].drop(columns="strength").reset_index(drop=True)
+        table.attrs = {"preset": PRESETS["paper"].settings()}
+        tables[name] = named(table, GRID[name])
+    return tables
 
 
-def test_a_table_is_read_anew():
-    first = published_heads("gpt2")
-    first["prev"] = 0.0
-    pd.testing.assert_frame_equal(published_heads("gpt2"), published_heads("gpt2"))
-    assert published_heads("gpt2")["prev"].max() > 0.9
+def moved(tables, arm, step, by):
+    rows = (tables["evaluations"]["arm"] == arm) & (tables["evaluations"]["step"] == step)
+    tables["evaluations"].loc[rows, "ce_pred"] += by
+
+
+def test_runs_that_are_the_published_ones(grid):
+    found = beside_published(grid)
+    for table in (found.steps, found.runs, found.heads):
+        assert_described(table)
+    assert (found.steps["difference"] == 0).all()
+    assert found.steps.groupby("arm").size().to_dict() == {"ape_free": 11 * 4, "rope_imag": 11 * 5}
+    assert found.runs["arm"].tolist() == list(ARMS)
+    runs = found.runs.set_index("arm")
+    assert (runs[["last_step", "same_until"]] == 1000).all(axis=None)
+    assert (runs["largest_difference"] == 0).all()
+    # FP: seed 1 of rope_imag forms at 1400, of ape_free at 600.
+    assert runs["formed_loss_published"].to_dict() == {"rope_imag": 1400, "ape_free": 600}
+    assert np.isnan(runs.loc["rope_imag", "formed_loss"])
+    assert runs.loc["ape_free", ["formed_loss", "formed_both"]].tolist() == [600, 600]
+    heads = found.heads
+    assert (heads["step"] == 1000).all()
+    for name in ("layer", "head", "prev", "dir_frac_raw", "D_head_raw"):
+        assert (heads[name] == heads[f"{name}_published"]).all()
+    spread = found.steps[(found.steps["arm"] == "rope_imag") & (found.steps["measure"] == "ce_pred")]
+    evaluations = published_constrained().evaluations
+    expected = evaluations[evaluations["arm"] == "rope_imag"].groupby("step")["ce_pred"].std(ddof=1)
+    assert spread["published_sd"].to_numpy() == pytest.approx(expected.loc[:1000].to_numpy())
+
+
+def test_where_runs_part_and_the_command(grid, tmp_path):
+    moved(grid, "rope_imag", 300, 5e-6)
+    moved(grid, "rope_imag", 500, -0.25)
+    moved(grid, "ape_free", 600, 2.0)
+    found = beside_published(grid)
+    runs = found.runs.set_index("arm")
+    assert runs.loc["rope_imag", ["same_until", "largest_at"]].tolist() == [400, 500]
+    assert runs["largest_difference"].to_dict() == pytest.approx({"rope_imag": 0.25, "ape_free": 2.0})
+    assert runs.loc["ape_free", "formed_loss"] == 700
+    for name, table in grid.items():
+        write_table(table, tmp_path / f"{name}.parquet")
+    done = CliRunner().invoke(app, ["study", "beside-published", str(tmp_path), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "| `rope_imag` | 1 | 1000 | 400 | 0.25 at 500 | none (1400) | none (1400) |" in done.output
+    assert "| -2.5e-01 |" in done.output
+    assert beside_markdown(found) in done.output
+    for name in ("steps", "runs", "heads"):
+        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.parquet"), getattr(found, name))
+    assert CliRunner().invoke(app, ["study", "beside-published", str(tmp_path / "none")]).exit_code == 2
+    moved(grid, "ape_free", 0, 0.5)
+    assert np.isnan(beside_published(grid).runs.set_index("arm").loc["ape_free", "same_until"])
+
+
+def test_other_grids_are_refused(grid):
+    with pytest.raises(ValueError, match="has none of the published arms and seeds"):
+        beside_published({name: table.assign(seed=7) for name, table in grid.items()})
+    for preset, said in (
+        (PRESETS["quick"].settings(), "preset quick has another config, task, training than"),
+        (None, "preset that is not recorded has another"),
+    ):
+        grid["evaluations"].attrs["preset"] = preset
+        with pytest.raises(ValueError, match=said):
+            beside_published(grid)

@@ -16,27 +16,22 @@ from tlspectral.studies.fingerprint.replication import (
     positional_schemes,
     replicate,
 )
+from tlspectral.studies.fingerprint.replication import table as rows_of
 from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_draws():
-    """Intervals from 30 draws: what they are is for the slow test, that they hang on the table for all."""
+def numbers_alone():
+    """Intervals from 30 draws: what they are is for the slow test. Sentences are in test_sentences."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positional_schemes, "BOOTSTRAP_DRAWS", 30)
+        patch.setattr(rows_of, "DECIDED", ())
         yield
 
 
 @pytest.fixture(scope="module")
-def table(few_draws):
-    """The numbers; sentences are in test_sentences."""
-    rows = replicate()
-    return rows[rows["kind"] == "number"]
-
-
-@pytest.fixture(scope="module")
-def ours(table):
-    return table.set_index("id")["ours"]
+def table(numbers_alone):
+    return replicate()
 
 
 # --- the table ---
@@ -49,9 +44,6 @@ def test_every_row_has_one_of_three_verdicts_and_a_reason_where_it_differs(table
     assert (table.loc[table["verdict"] != "reproduced", "why"].str.len() > 0).all()
     assert (table["ours"].isna() == (table["verdict"] == VERDICTS[2])).all()
     assert table.attrs["verdicts"] == table["verdict"].value_counts().to_dict()
-
-
-def test_every_named_function_can_be_imported(table):
     for name in table["function"].unique():
         module, _, function = name.rpartition(".")
         assert callable(getattr(importlib.import_module(module), function)), name
@@ -95,60 +87,32 @@ def test_all_intervals_are_within_the_tolerance(monkeypatch):
     assert {claim.verdict for claim in claims} == {"reproduced"}
 
 
-# --- known answers, found with other code ---
-
+# Found with other code, where the printed number says less: it differs, is a bound, or has one digit.
 KNOWN = {
     "null/dir_frac": 0.70664,
     "null/D_head": 0.60785,
     "null/partial": -0.2036,
-    "table1/dir_frac/prev": 0.4680,
-    "table1/dir_frac/dup": -0.5916,
-    "table1/content_pos_frac/ind": 0.5683,
-    "table1/imag_mass/dup": -0.6457,
-    "table1/dir_frac/copying": 0.0581,
-    "section5/sum_without_S": 2.5964,
-    "section5/sum_without_A": 0.3883,
     "section5/overlap/p": 0.01376,
     "section5/nested/base": 0.0013,
     "section5/nested/both": 0.0282,
-    "table2/gpt2/partial": -0.2055,
-    "table2/opt-1.3b/rho_D": 0.2836,
-    "table2/bloom-1b1/partial": 0.3364,
     "table2/llama-3-8b/rho_dir": 0.3149,
-    "table2/pythia-410m/top5": 0.8854,
-    "table2/gpt-neo-1.3b/top5": 0.1406,
     "section6/permutation": 1 / 35,
-    "section6/head_level": 2.5e-5,
-    "section6/class/pythia-1.4b/0.2": 0.598,
-    "section6/class/gpt2/0.2": -0.386,
-    "section6/groups/low": 0.554,
-    "section6/groups/high": 0.791,
     "section6/4.11": 0.083,
-    "table3/pythia-410m/hybrid": 60.7,
-    "table3/pythia-1.4b/rank": 10.0,
-    "table3/llama-3-8b/hybrid": 98.2,
-    "table3/llama-3-8b/rank_p": 0.0163,
     "section7/llama-3-8b/freq_centroid": -0.0006,
     "section8/joint": 1.3e-8,
-    "section8/small/low": 92.2,
     "section9/pythia-410m/prev512": 0.3655,
-    "section9/phase1000/high": 0.9896,
-    "section9/pythia-160m/median": 0.4528,
-    "section10/ape_sym/mean": 1740,
-    "section10/rope_free/sd": 54.8,
     "table4/P1/p": 1 / 252,
     "table4/P2/p": 3 / 252,
     "table4/P1/q": 0.0053,
-    "table4/P3/shift": 1200,
-    "table4/P2/effect": 0.92,
-    "ps/theorem6/corrected": 1.0,
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_answers(ours, name):
-    # Known to two to four digits, as they are written here.
-    assert ours[name] == pytest.approx(KNOWN[name], rel=2e-2 if "/base" in name or "joint" in name else 5e-3, abs=6e-5)
+def test_known_answers(table):
+    ours = table.set_index("id")["ours"]
+    for name, known in KNOWN.items():
+        # Known to two to four digits, as they are written here.
+        share = 2e-2 if "/base" in name or "joint" in name else 5e-3
+        assert ours[name] == pytest.approx(known, rel=share, abs=6e-5), name
 
 
 # --- the rule ---
@@ -159,14 +123,8 @@ def test_known_answers(ours, name):
     [
         ("+0.47", 0.4749, "reproduced"),
         ("+0.47", 0.4751, "differs"),
-        ("+0.47", -0.47, "differs"),
         ("-0.21", -0.2055, "reproduced"),
-        ("0.029", 1 / 35, "reproduced"),
-        ("2.5e-5", 2.46e-5, "reproduced"),
         ("2.5e-5", 2.56e-5, "differs"),
-        ("141", 141.0, "reproduced"),
-        ("141", 142.0, "differs"),
-        ("+1200", 1200.0, "reproduced"),
         ("~0.61", 0.602, "reproduced"),
         ("~0.61", 0.599, "differs"),
         ("<= 0.02", 0.0205, "reproduced"),
@@ -174,7 +132,6 @@ def test_known_answers(ours, name):
         (">= 0.9", 0.84, "differs"),
         ("< 0.05", 0.05, "differs"),
         ("> 0.05", 0.2, "reproduced"),
-        ("> 0", float("nan"), "differs"),
         ("0.5", float("nan"), "differs"),
         ("0.5", None, "cannot be checked without weights"),
     ],
@@ -182,47 +139,45 @@ def test_known_answers(ours, name):
 def test_the_rule_of_agreement(published, ours, verdict):
     claim = Claim("id", "where", "what", published, ours)
     assert claim.verdict == verdict
-    if verdict == "differs":
-        assert "not known" in claim.why
+    assert ("not known" in claim.why) == (verdict == "differs")
 
 
-def test_monte_carlo_numbers_have_their_own_tolerance():
-    assert Claim("id", "where", "what", "+0.45", 0.441, seed=0).verdict == "reproduced"
-    assert Claim("id", "where", "what", "+0.45", 0.439, seed=0).verdict == "differs"
-
-
-def test_reasons_and_remarks():
+def test_tolerances_reasons_and_by_how_much_a_lenient_row_misses():
+    drawn = Claim("id", "where", "what", "+0.45", 0.441, seed=0)
+    assert drawn.verdict == "reproduced"
+    assert "Monte-Carlo" in drawn.why
+    assert replace(drawn, ours=0.439).verdict == "differs"
     claim = Claim("id", "where", "what", "0.5", 0.5, if_differs="a slip", remark="on ranks")
     assert claim.why == "on ranks"
     assert replace(claim, ours=0.6).why == "a slip; on ranks"
     assert claim.difference == 0
     assert np.isnan(replace(claim, published="<= 0.5").difference)
-    with pytest.raises(ValueError, match="not a published number"):
-        _ = replace(claim, published="about half").verdict
+    for published, ours, said in (
+        ("<= 0.1", 0.141, "literally not: 0.041 above the bound, within the rounding of its digits"),
+        (">= 0.9", 0.88, "literally not: 0.02 below the bound, within the rounding of its digits"),
+        ("~0.61", 0.602, "literally not: -0.008 from the printed number, within one unit of an approximate number"),
+        ("<= 0.1", 0.1, ""),
+        ("+0.47", 0.4749, ""),
+    ):
+        assert Claim("id", "w", "w", published, ours).why == said
 
 
 # --- verdicts hang on the tables ---
 
 
-def shuffled(table, keep, seed=0):
-    """Every column but those of `keep` in an order of its own."""
-    generator = np.random.default_rng(seed)
-    return table.assign(**{name: generator.permutation(table[name].to_numpy()) for name in table if name not in keep})
+def shuffled(table):
+    """Every column but those of PLACES in an order of its own."""
+    generator = np.random.default_rng(0)
+    return table.assign(**{name: generator.permutation(table[name].to_numpy()) for name in values_of(table)})
 
 
-def aligned(table, keep):
-    """Every column but those of `keep` rising in one common order."""
-    order = np.random.default_rng(1).permutation(len(table))
-    values = {}
-    for name in table:
-        if name not in keep:
-            column = table[name].to_numpy().copy()
-            column[order] = np.sort(column)
-            values[name] = column
-    return table.assign(**values)
+def aligned(table):
+    """Every column but those of PLACES rising in one common order."""
+    place = np.random.default_rng(1).permutation(len(table)).argsort()
+    return table.assign(**{name: np.sort(table[name].to_numpy())[place] for name in values_of(table)})
 
 
-def doubled(table, keep):
+def doubled(table):
     """All rows twice, the copies further up in a deeper model."""
     copy = table.copy()
     if "layer" in table:
@@ -230,15 +185,19 @@ def doubled(table, keep):
     return pd.concat([table, copy], ignore_index=True)
 
 
-def stretched(table, keep):
+def stretched(table):
     """Ten times each number and a little more; scores of one constrained arm apart from the others."""
-    wider = table.assign(**{name: 10 * table[name] + 0.05 for name in table if name not in keep})
+    wider = table.assign(**{name: 10 * table[name] + 0.05 for name in values_of(table)})
     if "arm" in table and "score" in table:
         wider["score"] += 1000.0 * (table["arm"] == "rope_sym")
     return wider
 
 
 PLACES = {"layer", "head", "step", "tokens", "n_heads", "offset", "ablated", "arm", "seed", "strength"}
+
+
+def values_of(table):
+    return [name for name in table if name not in PLACES]
 
 
 def longer(track):
@@ -248,61 +207,35 @@ def longer(track):
 
 def shrunk(track):
     """A tenth of each number: nothing forms."""
-    return track.assign(**{name: 0.1 * track[name] for name in track if name not in PLACES})
+    return track.assign(**{name: 0.1 * track[name] for name in values_of(track)})
 
 
 def mutated(change):
     tables = PublishedTables()
-    of_track = {doubled: longer, stretched: shrunk}.get(change, lambda track: change(track, PLACES))
-    of_runs = (lambda table: table) if change is doubled else (lambda table: change(table, PLACES))
+    of_track = {doubled: longer, stretched: shrunk}.get(change, change)
+    of_runs = (lambda table: table) if change is doubled else change
     return PublishedTables(
-        {name: change(heads, PLACES) for name, heads in tables.heads.items()},
+        {name: change(heads) for name, heads in tables.heads.items()},
         {name: of_track(track) for name, track in tables.checkpoints.items()},
         of_runs(tables.kernels),
         ConstrainedTables(*(of_runs(one) for one in vars(tables.constrained).values())),
     )
 
 
-@pytest.fixture(scope="module")
-def after(few_draws):
-    """The table after each change of all published tables."""
+@pytest.mark.slow
+def test_no_number_is_constant(table):
+    """Whatever is reproduced no longer is after some change of all tables, and whatever differs moves."""
+    before = table[~table["id"].str.startswith("ps/")].set_index("id")  # those are of no table
     with np.errstate(all="ignore"):
-        return [replicate(mutated(change)).set_index("id") for change in (shuffled, aligned, doubled, stretched)]
-
-
-def test_no_verdict_is_constant(table, after):
-    before = table.set_index("id")
-    constant = [
-        name
-        for name, row in before.iterrows()
-        if row["verdict"] == "reproduced"
-        and not str(name).startswith("ps/")
-        and all(changed.loc[name, "verdict"] == "reproduced" for changed in after)
-    ]
-    assert constant == []
-
-
-def test_what_differs_hangs_on_the_tables_too(table, after):
-    before = table.set_index("id")
-    differs = [name for name in before.index[before["verdict"] == "differs"] if not str(name).startswith("ps/")]
-    unmoved = [name for name in differs if all(one.loc[name, "ours"] == before.loc[name, "ours"] for one in after)]
-    assert unmoved == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("section6/4.11", 0.22), ("table2/llama-3-8b/rho_dir", 0.32)],
-)
-def test_a_number_that_differs_could_have_agreed(table, name, value):
-    row = table.set_index("id").loc[name]
-    assert row["verdict"] == "differs"
-    assert Claim(name, row["where"], row["what"], row["published"], value).verdict == "reproduced"
+        after = [replicate(mutated(change)).set_index("id") for change in (shuffled, aligned, doubled, stretched)]
+    reproduced, differs = (before.index[before["verdict"] == verdict] for verdict in ("reproduced", "differs"))
+    assert [name for name in reproduced if all(one.loc[name, "verdict"] == "reproduced" for one in after)] == []
+    assert [name for name in differs if all(one.loc[name, "ours"] == before.loc[name, "ours"] for one in after)] == []
 
 
 def test_the_exact_heads_are_run_not_quoted(monkeypatch):
     tables = PublishedTables()
-    right = list(exact_heads.existence(tables))
-    assert {claim.verdict for claim in right} == {"reproduced"}
+    assert {claim.verdict for claim in exact_heads.existence(tables)} == {"reproduced"}
     for name in ("positional_head", "symbolic_head", "mixed_head"):
         build = getattr(exact_heads, name)
         monkeypatch.setattr(
@@ -317,13 +250,11 @@ def test_the_exact_heads_are_run_not_quoted(monkeypatch):
     assert next(exact_heads.peak_weights(tables)).verdict == "differs"
 
 
-# --- the circuit for indirect objects ---
-
-
 def test_ioi_classes_are_percentiles_of_the_circuit():
-    assert_described(ioi_classes())
-    table = ioi_classes().set_index("heads_class")
-    assert table["n"].to_dict() == {
+    classes = ioi_classes()
+    assert_described(classes)
+    classes = classes.set_index("heads_class")
+    assert classes["n"].to_dict() == {
         "name mover": 3,
         "backup name mover": 8,
         "negative name mover": 2,
@@ -332,19 +263,11 @@ def test_ioi_classes_are_percentiles_of_the_circuit():
         "duplicate token": 3,
         "previous token": 2,
     }
-    assert table.loc["previous token", "prev_pct"] > 95
-    assert table.loc["induction", "ind_pct"] > 80
-    assert table.loc["duplicate token", "dup_pct"] > 90
+    assert classes.loc["previous token", "prev_pct"] > 95
+    assert classes.loc["induction", "ind_pct"] > 80
+    assert classes.loc["duplicate token", "dup_pct"] > 90
     # 4.11 has the 12th lowest D_head of 144; the class's median is between the two heads.
     heads = PublishedTables().heads["gpt2"].set_index(["layer", "head"])
     ranks = 100 * heads["D_head"].rank() / 144
-    assert table.loc["previous token", "D_head_pct"] == pytest.approx((ranks[4, 11] + ranks[2, 2]) / 2)
+    assert classes.loc["previous token", "D_head_pct"] == pytest.approx((ranks[4, 11] + ranks[2, 2]) / 2)
     assert ranks[4, 11] == pytest.approx(100 * 12 / 144)
-
-
-def test_ioi_classes_refuse_another_model():
-    heads = PublishedTables().heads
-    with pytest.raises(ValueError, match="no column prev"):
-        ioi_classes(heads["gpt2"].drop(columns="prev"))
-    with pytest.raises(ValueError, match=r"no head 9\.9"):
-        ioi_classes(heads["gpt2"].query("layer < 9"))

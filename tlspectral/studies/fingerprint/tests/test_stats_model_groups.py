@@ -1,13 +1,22 @@
-"""Models left out one by one, and other numbers of top heads: the seven models of the paper, and plain loops."""
+"""Two groups of models: each left out, other numbers of top heads, and p- and q-values as the paper printed them."""
+
+import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from described import assert_described
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_stats_models import MEDIANS, SCHEMES, heads_of
 
-from tlspectral.stats import model_permutation_test, top_head_percentile
+from tlspectral.stats import benjamini_hochberg, model_permutation_test, partial_spearman, top_head_percentile
+from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, partial_pvalue, q_without_minimum
 from tlspectral.studies.fingerprint.statistics import leave_one_model_out, top_k_sensitivity
+
+invariant = settings(max_examples=30, derandomize=True)
+few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5).map(np.array)
 
 
 def test_leaving_out_each_of_the_seven_models():
@@ -21,24 +30,11 @@ def test_leaving_out_each_of_the_seven_models():
     np.testing.assert_allclose(found["pvalue"], found["floor"])
     assert found["n_permutations"].tolist() == [20] * 4 + [15] * 3
     assert found["gap"].min() == pytest.approx(0.527)
-
-
-def test_the_only_model_of_a_group_cannot_be_left_out():
-    found = leave_one_model_out({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": True, "b": False, "c": False})
-    assert found["reason"].tolist() == ["a is the only model of its group", None, None]
-    assert np.isnan(found.loc[0, "pvalue"])
-    assert not found.loc[0, "separated"]
-    assert found.loc[1, "pvalue"] == 1
-
-
-def test_models_and_groups_must_name_each_other():
-    with pytest.raises(ValueError, match=r"models \['b', 'c'\] have a value or a group"):
-        leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "c": 2})
-    with pytest.raises(ValueError, match="two groups are compared"):
-        leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1})
-
-
-# --- other numbers of top heads ---
+    alone = leave_one_model_out({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": True, "b": False, "c": False})
+    assert alone["reason"].tolist() == ["a is the only model of its group", None, None]
+    assert np.isnan(alone.loc[0, "pvalue"])
+    assert not alone.loc[0, "separated"]
+    assert alone.loc[1, "pvalue"] == 1
 
 
 def model_of(seed, sign):
@@ -61,12 +57,37 @@ def test_each_k_is_the_test_of_its_medians():
         assert (row.pvalue, row.floor) == (expected.pvalue, expected.floor)
         assert (row.gap, row.separated) == (expected.gap, expected.separated)
     assert found["separated"].tolist() == [True, True, False]
-    assert found.loc[:1, "upper"].tolist() == ["rope", "rope"]
-    turned = top_k_sensitivity(dict(reversed(tables.items())), groups, ks=(1, 3))
-    assert turned["upper"].tolist() == ["rope", "rope"]
+    for order in (tables, dict(reversed(tables.items()))):
+        assert top_k_sensitivity(order, groups, ks=(1, 3))["upper"].tolist() == ["rope", "rope"]
 
 
-def test_a_model_with_too_few_heads_is_named():
-    tables = {"big": heads_of(0), "small": heads_of(0, layers=1)}
-    with pytest.raises(ValueError, match="small: k=10 heads were asked for, and 5"):
-        top_k_sensitivity(tables, {"big": "a", "small": "b"}, ks=(10,))
+# --- as printed ---
+
+
+def test_controls_are_not_counted_in_the_printed_p():
+    x, y, control = np.random.default_rng(0).standard_normal((3, 12))
+    found = partial_spearman(x, y, control)
+    r = found.statistic
+    expected = 2 * scipy.stats.t.sf(abs(r) * np.sqrt(10 / (1 - r * r)), 10)
+    assert partial_pvalue(found) == pytest.approx(expected, rel=1e-12)
+    assert partial_pvalue(found) < found.pvalue
+
+
+@given(x=few, y=few)
+@invariant
+def test_p_of_a_gap_is_the_share_of_labelings_with_one_as_wide(x, y):
+    found = model_permutation_test(x, y)
+    upper, lower = (x, y) if min(x) - max(y) == found.gap else (y, x)
+    pooled, wide = [*upper, *lower], []
+    for chosen in itertools.combinations(range(len(pooled)), len(upper)):
+        rest = [value for place, value in enumerate(pooled) if place not in chosen]
+        wide.append(min(pooled[place] for place in chosen) - max(rest) >= found.gap)
+    assert gap_pvalue(x, y) == pytest.approx(np.mean(wide), rel=1e-12)
+    if found.separated:
+        assert gap_pvalue(x, y) == pytest.approx(1 / found.n_permutations)
+
+
+@given(p=st.lists(st.floats(0, 1), min_size=1, max_size=12).map(np.array))
+@invariant
+def test_q_is_larger_only_where_the_minimum_was_left_out(p):
+    assert (benjamini_hochberg(p).q <= q_without_minimum(p) * (1 + 1e-12)).all()

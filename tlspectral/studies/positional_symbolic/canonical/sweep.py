@@ -35,16 +35,12 @@ class CanonicalSweep:
     """Result of a sweep over tasks, frequencies and seeds: three tidy tables.
 
     Attributes:
-        accuracy: one row per trained head: `task, n_frequencies, angle` (in units of pi/33), `theta` (the same in
-            radians per token), `seed, n` (validation prompts), `accuracy, chance` (1 over the number of classes),
-            `most_frequent` (accuracy of answering what the context has most of), and how the head behaves on the first
-            128 of these prompts: `s_pos, s_sym, exclusion_index, logit_std` (see `head_behaviour`).
-        by_position: the same heads, one row per position of the answer: `task, n_frequencies, angle, theta, seed,
-            position` (from 0), `n, correct, accuracy`; NaN where the task has no answer at that position. `n` and
-            `correct` are counts, so that positions can be pooled.
-        progress: the same while the heads learn, on the first 4096 validation prompts: `task, n_frequencies, angle,
-            theta, seed, step, position, n, correct, accuracy`, at step 0 and every `log_every` steps of the schedule,
-            which is an epoch of the paper's preset.
+        accuracy: one row per trained head, on all validation prompts; how the head behaves is measured on the first 128
+            of them (see `head_behaviour`). `angle` is in units of pi/33, `theta` the same in radians per token.
+        by_position: the same heads, one row per position of the answer. `n` and `correct` are counts, so that positions
+            can be pooled.
+        progress: the same while the heads learn, on the first 4096 validation prompts, at step 0 and every `log_every`
+            steps of the schedule, which is an epoch of the paper's preset.
     """
 
     accuracy: pd.DataFrame

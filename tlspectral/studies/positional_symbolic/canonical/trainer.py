@@ -192,16 +192,14 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
     What it does not establish: where the head looks. A right answer can come from several keys together.
     """
     length, n_runs = model.task.length, len(model.runs)
-    table = pd.DataFrame(
-        {
-            "run": np.repeat(np.arange(n_runs), length),
-            "seed": np.repeat([run.seed for run in model.runs], length),
-            "position": np.tile(np.arange(length), n_runs),
-            "n": np.tile(torch.bincount(batch.answer_position, minlength=length).numpy(), n_runs),
-            "correct": right_answers(model, batch).flatten().numpy(),
-        }
+    table = _by_step(
+        model,
+        [0],
+        position=torch.arange(length).expand(1, n_runs, -1),
+        n=torch.bincount(batch.answer_position, minlength=length).expand(1, n_runs, -1),
+        correct=right_answers(model, batch)[None],
     )
-    return named(table, ACCURACY_BY_POSITION)
+    return named(table.drop(columns="step"), ACCURACY_BY_POSITION)
 
 
 @torch.no_grad()

@@ -54,20 +54,9 @@ def query_key_trajectories(
             tokens = torch.tensor(ids)
             labels = tokens - ids.start if kind == "query" else tokens // task.n_integers
             for angle, plane in zip(angles, _plane(model.W_E[:, tokens], weights), strict=True):
-                rows.append(
-                    pd.DataFrame(
-                        {
-                            "angle": angle,
-                            "seed": seed,
-                            "step": step,
-                            "kind": kind,
-                            "token": tokens.numpy(),
-                            "label": labels.numpy(),
-                            "x": plane[:, 0].double().numpy(),
-                            "y": plane[:, 1].double().numpy(),
-                        }
-                    )
-                )
+                x, y = plane.double().numpy().T
+                where = {"angle": angle, "seed": seed, "step": step, "kind": kind}
+                rows.append(pd.DataFrame({**where, "token": tokens.numpy(), "label": labels.numpy(), "x": x, "y": y}))
 
     train_canonical(task, runs, schedule_of(preset), observe=observe, device=device, show_progress=show_progress)
     table = pd.concat(rows, ignore_index=True)

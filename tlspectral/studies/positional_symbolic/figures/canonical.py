@@ -128,11 +128,7 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
     if bin_width < 1:
         raise ValueError(f"bin_width is {bin_width}: give the positions in a bin, at least 1")
     pooled = by_position.assign(middle=by_position["position"] // bin_width * bin_width + (bin_width - 1) / 2)
-    pooled = pooled.groupby(["task", "n_frequencies", "angle", "seed", "middle"], as_index=False).agg(
-        {"n": "sum", "correct": "sum"}
-    )
-    pooled = pooled.query("n > 0")
-    pooled = pooled.assign(accuracy=pooled["correct"] / pooled["n"])
+    pooled = _pooled(pooled, "middle")
     colours = _angle_colours(by_position)
     figure, all_axes = _panels_by_arm(arms)
     for axes, arm in zip(all_axes, arms, strict=True):
@@ -167,9 +163,7 @@ def accuracy_while_learning(progress: pd.DataFrame) -> Figure:
     Source: PS, Figure 2, which is over epochs. What it does not establish: where a longer training would end.
     """
     arms = _arms_in(progress, ("task", "n_frequencies", "angle", "seed", "step", "n", "correct"))
-    heads = ["task", "n_frequencies", "angle", "seed", "step"]
-    pooled = progress.groupby(heads, as_index=False).agg({"n": "sum", "correct": "sum"})
-    pooled = pooled.assign(accuracy=pooled["correct"] / pooled["n"])
+    pooled = _pooled(progress, "step")
     figure, all_axes = _panels_by_arm(arms)
     colours = _angle_colours(progress)
     for axes, arm in zip(all_axes, arms, strict=True):
@@ -255,6 +249,13 @@ def _arms_in(table: pd.DataFrame, needed: tuple[str, ...]) -> list[tuple[str, in
     if unknown:
         raise ValueError(f"task and number of frequencies {unknown[0]} are not among {', '.join(map(str, _ARMS))}")
     return [arm for arm in _ARMS if arm in in_table]
+
+
+def _pooled(table: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Accuracy of each head by a column, from summed counts; groups without prompts are left out."""
+    heads = ["task", "n_frequencies", "angle", "seed", by]
+    sums = table.groupby(heads, as_index=False).agg({"n": "sum", "correct": "sum"}).query("n > 0")
+    return sums.assign(accuracy=sums["correct"] / sums["n"])
 
 
 def _rows_of(table: pd.DataFrame, arm: tuple[str, int]) -> pd.DataFrame:

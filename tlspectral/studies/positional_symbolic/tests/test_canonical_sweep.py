@@ -1,5 +1,6 @@
 """The canonical sweep and its trajectories: row by row as trained alone, resumed, and what the heads learn."""
 
+import shutil
 from dataclasses import replace
 
 import joblib
@@ -19,6 +20,7 @@ from tlspectral.studies.positional_symbolic.canonical import (
     angle_unit,
     canonical_sweep,
     query_key_trajectories,
+    saved_heads,
     train_canonical,
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
@@ -32,15 +34,13 @@ def swept(*args, angles=ANGLES, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return swept()
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("sweep") / "runs"
 
 
-def same(one, two):
-    pd.testing.assert_frame_equal(one.accuracy, two.accuracy, check_exact=True)
-    pd.testing.assert_frame_equal(one.by_position, two.by_position, check_exact=True)
-    assert one.accuracy.attrs == two.accuracy.attrs
-    assert one.by_position.attrs == two.by_position.attrs
+@pytest.fixture(scope="module")
+def sweep(folder):
+    return swept(checkpoint_dir=folder)
 
 
 def test_a_sweep_has_one_row_per_head(sweep):
@@ -50,6 +50,7 @@ def test_a_sweep_has_one_row_per_head(sweep):
     assert list(sweep.accuracy[columns].itertuples(index=False, name=None)) == expected
     assert_described(sweep.accuracy)
     assert_described(sweep.by_position)
+    assert_described(sweep.progress)
     assert sweep.accuracy["theta"].to_numpy() == pytest.approx(sweep.accuracy["angle"].to_numpy() * np.pi / 33)
     assert sweep.accuracy["chance"].tolist() == [1 / 16] * 6 + [1 / 32] * 18
     assert set(sweep.accuracy["n"]) == {500}
@@ -61,72 +62,62 @@ def test_a_sweep_has_one_row_per_head(sweep):
     assert (empty == (sweep.by_position["n"] == 0)).all()
     assert empty[first].all()
     assert sweep.accuracy.attrs["schedule"]["steps"] == 12
+    assert sweep.progress["step"].unique().tolist() == [0, 5, 10, 12]
+    last = sweep.progress[sweep.progress["step"] == 12]
+    assert last["correct"].tolist() == sweep.by_position["correct"].tolist()  # 500 prompts, all of them
+    still = sweep.accuracy.query("angle == 0 and n_frequencies == 1")
+    assert not still["exclusion_index"].any()
 
 
-def test_each_row_is_the_head_of_its_angle_and_seed(sweep):
-    for arm in [("index", 1), ("partial_induction", 2)]:
-        task = CanonicalTask(arm[0])
-        run = CanonicalRun((0.0,) * (arm[1] - 1) + (2.0 * angle_unit(task),), 1)
-        counts = accuracy_by_position(train_canonical(task, [run], SHORT).model, validation_prompts(task, SHORT))
-        rows = sweep.by_position.query("task == @arm[0] and n_frequencies == @arm[1] and angle == 2.0 and seed == 1")
-        assert rows["correct"].tolist() == counts["correct"].tolist()
+def test_each_row_is_the_head_of_its_angle_and_seed_which_is_kept(sweep, folder):
+    for name, count in [("index", 1), ("partial_induction", 2)]:
+        task = CanonicalTask(name)
+        run = CanonicalRun((0.0,) * (count - 1) + (2.0 * angle_unit(task),), 1)
+        prompts = validation_prompts(task, SHORT)
+        counts = accuracy_by_position(train_canonical(task, [run], SHORT).model, prompts)["correct"]
+        rows = sweep.by_position.query("task == @name and n_frequencies == @count and angle == 2.0 and seed == 1")
+        assert rows["correct"].tolist() == counts.tolist()
+        kept = saved_heads(folder / "weights" / f"{name}_{count}f_seed001.safetensors")
+        assert kept.runs[-1] == run
+        assert accuracy_by_position(kept, prompts)["correct"].tolist()[-32:] == counts.tolist()
     assert angle_unit(CanonicalTask("index")) == pytest.approx(np.pi / 33)
+    assert BASE_ANGLES == (0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1, 1.5, 2)
 
 
-@pytest.mark.parametrize("finished", [0, 3])
-def test_a_sweep_that_was_stopped_continues(sweep, tmp_path, monkeypatch, finished):
+def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypatch, capfd):
     train, trained = sweep_module.train_canonical, []
 
-    def until(limit):
-        def counted(task, runs, *args, **kwargs):
-            if len(trained) == limit:
-                raise KeyboardInterrupt
-            trained.append((task.name, len(runs[0].frequencies), runs[0].seed))
-            return train(task, runs, *args, **kwargs)
+    def counted(task, runs, *args, **kwargs):
+        trained.append((task.name, len(runs[0].frequencies), runs[0].seed))
+        return train(task, runs, *args, **kwargs)
 
-        return counted
-
-    monkeypatch.setattr(sweep_module, "train_canonical", until(finished))
-    with pytest.raises(KeyboardInterrupt):
-        swept(checkpoint_dir=tmp_path / "out")
-    monkeypatch.setattr(sweep_module, "train_canonical", until(-1))
-    same(swept(checkpoint_dir=tmp_path / "out"), sweep)
-    assert len(trained) == len(set(trained)) == 8
-    same(swept(checkpoint_dir=tmp_path / "out"), sweep)
-    assert len(trained) == 8
-    # A third seed, or one task of them, needs nothing anew of what is there.
-    more = swept(checkpoint_dir=tmp_path / "out", seeds=3)
-    assert len(trained) == 12
-    kept = more.accuracy[more.accuracy["seed"] < 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, sweep.accuracy, check_exact=True)
-    swept(("retrieval",), checkpoint_dir=tmp_path / "out")
-    assert len(trained) == 12
+    monkeypatch.setattr(sweep_module, "train_canonical", counted)
+    again = shutil.copytree(folder, tmp_path / "again")
+    for stack in ("retrieval_1f_seed001", "partial_induction_2f_seed000"):
+        (again / f"{stack}.parquet").unlink()
+        (again / "weights" / f"{stack}.safetensors").unlink()
+    with joblib.parallel_config(backend="threading"):
+        continued = swept(checkpoint_dir=again, n_jobs=2)
+    assert sorted(trained) == [("partial_induction", 2, 0), ("retrieval", 1, 1)]
+    for name in ("accuracy", "by_position", "progress"):
+        one, other = getattr(continued, name), getattr(sweep, name)
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+        assert one.attrs == other.attrs
+    assert capfd.readouterr() == ("", "")
+    # A third seed, or some tasks in another order, need nothing anew of what is there.
+    more = swept(("retrieval", "index"), seeds=3, checkpoint_dir=again, angles=ANGLES[::-1], show_progress=True)
+    assert trained[2:] == [("retrieval", 1, 2), ("index", 1, 2)]
+    assert "canonical sweep" in capfd.readouterr().err
+    assert more.accuracy["task"].unique().tolist() == ["retrieval", "index"]
+    kept = more.accuracy.query("seed < 2 and task == 'retrieval'").reset_index(drop=True)
+    expected = sweep.accuracy.query("task == 'retrieval'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, expected, check_exact=True)
 
 
 @pytest.mark.parametrize("change", [{"angles": (0.0,)}, {"preset": replace(SHORT, steps=13)}])
-def test_a_folder_of_another_sweep_is_refused(tmp_path, change):
-    swept(("index",), seeds=1, checkpoint_dir=tmp_path)
+def test_a_folder_of_another_sweep_is_refused(sweep, folder, change):
     with pytest.raises(IncompatibleCheckpoint, match=r"angles|schedule"):
-        swept(("index",), seeds=1, checkpoint_dir=tmp_path, **change)
-
-
-def test_workers_give_the_same_tables(sweep, tmp_path):
-    with joblib.parallel_config(backend="threading"):
-        same(swept(n_jobs=2, checkpoint_dir=tmp_path), sweep)
-    assert len(list(tmp_path.glob("*.parquet"))) == 8
-
-
-def test_tasks_come_in_the_order_given_and_angles_sorted(sweep, tmp_path):
-    some = swept(("retrieval", "index"), angles=(2.0, 0.0), checkpoint_dir=tmp_path)
-    same(swept(("retrieval", "index"), angles=(0.0, 2.0), checkpoint_dir=tmp_path), some)
-    assert some.accuracy["task"].unique().tolist() == ["retrieval", "index"]
-    assert some.accuracy["angle"].tolist() == [0.0, 0.0, 2.0, 2.0] * 2
-    expected = sweep.accuracy.query("task == 'retrieval' and angle != 0.3")["accuracy"]
-    assert some.accuracy["accuracy"].tolist()[:4] == expected.tolist()
-
-
-def test_the_angles_are_those_of_the_paper():
-    assert BASE_ANGLES == (0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1, 1.5, 2)
+        swept(checkpoint_dir=folder, **change)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +133,6 @@ def test_the_angles_are_those_of_the_paper():
 def test_an_impossible_sweep_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         swept(**wrong)
-
-
-def test_bars_are_silent_unless_asked_for(capfd):
-    swept(("index",), seeds=1, angles=(0.0,))
-    assert capfd.readouterr() == ("", "")
-    swept(("index",), seeds=1, angles=(0.0,), show_progress=True)
-    assert "canonical sweep" in capfd.readouterr().err
-
-
-# --- trajectories ---
 
 
 def test_trajectories_are_the_queries_and_keys_of_the_heads():
@@ -173,19 +154,11 @@ def test_trajectories_are_the_queries_and_keys_of_the_heads():
                 assert (rows["label"] == label).all()
 
 
-# --- what is learned ---
-
-
-@pytest.fixture(scope="module")
-def learned():
-    """Accuracy by task and angle, three seeds each, under the quick preset."""
-    sweep = canonical_sweep(("index", "retrieval"), angles=(0.0, 0.5, 2.0), show_progress=False)
-    return {key: rows["accuracy"] for key, rows in sweep.accuracy.groupby(["task", "angle"])}
-
-
 @pytest.mark.slow
-def test_index_needs_a_high_frequency_and_retrieval_a_low_one(learned):
-    """The tension of PS Figure 2A at three angles; every seed has to show it."""
+def test_index_needs_a_high_frequency_and_retrieval_a_low_one():
+    """The tension of PS Figure 2A at three angles, under the quick preset; each of the two seeds has to show it."""
+    sweep = canonical_sweep(("index", "retrieval"), angles=(0.0, 0.5, 2.0), seeds=2, show_progress=False)
+    learned = {key: rows["accuracy"] for key, rows in sweep.accuracy.groupby(["task", "angle"])}
     assert learned["retrieval", 0.0].min() > 0.9 > 0.3 > learned["retrieval", 2.0].max()
     assert learned["index", 2.0].min() > 0.8 > 0.25 > learned["index", 0.0].max()
     assert learned["retrieval", 0.0].min() > learned["retrieval", 0.5].max()

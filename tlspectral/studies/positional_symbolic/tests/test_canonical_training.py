@@ -31,9 +31,6 @@ def stacked(batch, n_runs):
     return CanonicalBatch(*(one.expand(n_runs, *one.shape) for one in batch))
 
 
-# --- the model ---
-
-
 def written_out(model, run, batch, frequencies):
     """Logits of one run by plain causal attention over whole prompts, every position turned on its own."""
     tokens = torch.cat([batch.context, batch.query[:, None]], dim=1)
@@ -56,9 +53,10 @@ def written_out(model, run, batch, frequencies):
     return (residual @ model.W_U[run])[:, -1]
 
 
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("frequencies", [(0.4,), (0.0, 0.7)])
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    ("name", "frequencies", "learned"),
+    [("index", (0.4,), True), ("retrieval", (0.4,), False), ("partial_induction", (0.0, 0.7), True)],
+)
 def test_logits_and_gradients_are_those_of_attention_written_out(name, frequencies, learned):
     task = SMALL[name]
     runs = [CanonicalRun(frequencies, 0), CanonicalRun(tuple(w + 0.2 for w in frequencies), 1)]
@@ -100,17 +98,7 @@ def test_runs_of_one_seed_start_alike_whatever_their_frequencies():
     assert one.W_V.std().item() == pytest.approx(1 / 8, abs=0.01)
 
 
-@pytest.mark.parametrize("runs", [[], [CanonicalRun(())], [CanonicalRun((0.1,)), CanonicalRun((0.1, 0.2))]])
-def test_runs_that_cannot_be_stacked_are_refused(runs):
-    with pytest.raises(ValueError, match="same number of frequencies"):
-        CanonicalHeads(SMALL["index"], runs)
-
-
-# --- training ---
-
-
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize(("name", "fixed"), [("index", ()), ("retrieval", ()), ("partial_induction", (0.0,))])
+@pytest.mark.parametrize(("name", "fixed", "learned"), [("index", (), True), ("partial_induction", (0.0,), False)])
 def test_a_stacked_run_is_the_same_run_alone_to_the_bit(name, fixed, learned):
     task = CanonicalTask(name)
     # Eleven runs are no multiple of a vector register, and seeds come in no order.
@@ -159,38 +147,29 @@ def test_training_is_adam_on_each_runs_mean_loss():
         assert abs(path["theta"].iloc[1] - run.frequencies[0]) > 1e-4
 
 
-def test_fixed_frequencies_stay():
-    runs = [CanonicalRun((0.0, 0.3), 0)]
-    training = train_canonical(SMALL["partial_induction"], runs, SHORT)
+def test_fixed_frequencies_stay_and_losses_are_means_since_the_row_before():
+    before = torch.get_rng_state()
+    task, runs = SMALL["partial_induction"], [CanonicalRun((0.0, 0.3), 0), CanonicalRun((0.0, 0.3), 1)]
+    training = train_canonical(task, runs, SHORT)
+    often = train_canonical(task, runs, replace(SHORT, log_every=1)).history
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 1
     assert_described(training.history)
     assert_described(training.frequencies)
-    assert training.frequencies["step"].tolist() == [0, 0, 5, 5, 10, 10, 12, 12]
-    assert training.frequencies["theta"].tolist() == [0.0, 0.3] * 4
+    assert training.frequencies["step"].tolist() == [step for step in (0, 5, 10, 12) for _ in range(4)]
+    assert training.frequencies["theta"].tolist() == [0.0, 0.3] * 8
     assert not list(training.model.learned_frequencies)
-
-
-def test_losses_are_means_since_the_row_before():
-    runs = [CanonicalRun((0.3,), 0), CanonicalRun((0.3,), 1)]
-    task = SMALL["index"]
-    often = train_canonical(task, runs, replace(SHORT, log_every=1)).history
-    seldom = train_canonical(task, runs, SHORT).history
-    assert seldom["step"].tolist() == [5, 5, 10, 10, 12, 12]
+    assert training.history["step"].tolist() == [5, 5, 10, 10, 12, 12]
     for run in range(2):
         each = often.loc[often["run"] == run, "loss"].to_numpy()
         expected = [each[:5].mean(), each[5:10].mean(), each[10:].mean()]
-        assert seldom.loc[seldom["run"] == run, "loss"].tolist() == pytest.approx(expected, rel=1e-12)
+        found = training.history.loc[training.history["run"] == run, "loss"]
+        assert found.tolist() == pytest.approx(expected, rel=1e-12)  # rounding of float64
         assert len(set(each)) == 12
         with torch.no_grad():
             batch = next(training_prompts(task, SHORT, run))
             logits = CanonicalHeads(task, [runs[run]])(*stacked(batch, 1)[:2])[0]
-        assert each[0] == pytest.approx(F.cross_entropy(logits, batch.answer).item(), abs=1e-6)
-
-
-def test_training_leaves_the_global_random_state_and_the_number_of_threads():
-    before = torch.get_rng_state()
-    train_canonical(SMALL["index"], [CanonicalRun((0.3,), 0)], replace(SHORT, steps=1))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == 1
+        assert each[0] == pytest.approx(F.cross_entropy(logits, batch.answer).item(), abs=1e-6)  # float32
 
 
 def test_fresh_prompts_never_come_back_and_a_fixed_set_comes_once_in_an_epoch():
@@ -230,10 +209,20 @@ def test_the_paper_preset_is_a_hundred_epochs():
     assert {paper.learning_rate_at(step) for step in (0, 1, 63_999)} == {1e-3}
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"log_every": 0}, {"training_samples": 31}])
-def test_an_impossible_schedule_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"at least 1|do not fill one batch"):
-        replace(SHORT, **wrong)
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: CanonicalHeads(SMALL["index"], []), "same number of frequencies"),
+        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun(())]), "same number of frequencies"),
+        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun((0.1,)), CanonicalRun((0.1, 0.2))]), "same number"),
+        (lambda: replace(SHORT, steps=0), "at least 1"),
+        (lambda: replace(SHORT, log_every=0), "at least 1"),
+        (lambda: replace(SHORT, training_samples=31), "do not fill one batch"),
+    ],
+)
+def test_runs_and_schedules_that_cannot_be_are_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
 
 
 def test_accuracy_by_position_counts_right_answers():

@@ -7,19 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exact_prompts import random_head, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.exact_heads import (
-    ExactHead,
     mixed_head,
     positional_head,
     sufficient_logit_scale,
     symbolic_head,
 )
 
-N_PROMPTS = 3000
 # PS reads the index task over bare symbols; pairs of one integer are that.
 INDEX = CanonicalTask("index", n_integers=1)
 INDEX_OF_PAIRS = CanonicalTask("index")
@@ -28,16 +27,6 @@ INDUCTION = CanonicalTask("partial_induction")
 N, M = 32, 16
 # Below this angle H_SYM^theta is right.
 STEEPEST = 2 * math.pi / (M * (N - 1))
-
-
-def normal(seed, *shape):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
-
-
-def sampled(task, n=N_PROMPTS, seed=0):
-    """Prompts [n, length + 1] with the query last, where the answer is, and the batch."""
-    batch = task.sample(n, torch.Generator().manual_seed(seed))
-    return torch.cat([batch.context, batch.query[:, None]], dim=1), batch.answer_position, batch
 
 
 def solved(head, tokens, position):
@@ -56,18 +45,6 @@ def one_against_equals(task, answers, others, queries):
     tokens.diagonal()[:] = answers
     tokens[:, -1] = queries
     return tokens, torch.arange(task.length)
-
-
-def random_head(seed, n_tokens, *, theta, n_pairs=2):
-    parts = [
-        torch.complex(normal(seed + i, n_tokens, n_pairs), normal(seed + i + 9, n_tokens, n_pairs)) for i in (0, 1)
-    ]
-    return ExactHead(
-        parts[0], parts[1], torch.full((n_pairs,), theta, dtype=torch.float64) * torch.arange(1, n_pairs + 1)
-    )
-
-
-# --- the head itself ---
 
 
 def test_logits_are_those_of_real_rotation_matrices():
@@ -101,8 +78,6 @@ def test_the_logit_matrix_holds_the_logits_of_every_permutation():
         assert torch.equal(permuted[:-1], matrix[list(permutation), range(4)])
 
 
-# --- each corrected head solves its task ---
-
 CORRECTED = {
     "index": (INDEX, positional_head(INDEX)),
     "index of pairs": (INDEX_OF_PAIRS, positional_head(INDEX_OF_PAIRS)),
@@ -114,6 +89,14 @@ CORRECTED = {
 }
 
 
+def test_the_sufficient_scales_are_those_of_the_closed_form():
+    assert positional_head(INDEX).logit_scale == pytest.approx(math.log(32) / (1 - math.cos(math.pi / 32)), rel=1e-9)
+    assert positional_head(INDEX).logit_scale == pytest.approx(719.7, abs=0.1)
+    assert symbolic_head(RETRIEVAL).logit_scale == pytest.approx(45.53, abs=0.01)
+    # 2.8e4 with a further factor of 1.1.
+    assert mixed_head(INDUCTION).logit_scale == pytest.approx(2.52e4, rel=0.01)
+
+
 @pytest.mark.parametrize("name", CORRECTED)
 def test_corrected_heads_solve_their_task(name):
     task, head = CORRECTED[name]
@@ -122,14 +105,6 @@ def test_corrected_heads_solve_their_task(name):
     # As a trained model reads the task, with the weights of all tokens of a class added up.
     pairs = head.attended(tokens)[:, : task.n_pairs].unflatten(-1, (task.n_symbols, task.n_integers))
     assert torch.equal(pairs.sum(2 if task.name == "index" else 1).argmax(-1), batch.answer)
-
-
-def test_the_sufficient_scales_are_those_of_the_closed_form():
-    assert positional_head(INDEX).logit_scale == pytest.approx(math.log(32) / (1 - math.cos(math.pi / 32)), rel=1e-9)
-    assert positional_head(INDEX).logit_scale == pytest.approx(719.7, abs=0.1)
-    assert symbolic_head(RETRIEVAL).logit_scale == pytest.approx(45.53, abs=0.01)
-    # 2.8e4 with a further factor of 1.1.
-    assert mixed_head(INDUCTION).logit_scale == pytest.approx(2.52e4, rel=0.01)
 
 
 def test_the_positional_head_resists_any_repetition():
@@ -153,7 +128,7 @@ def test_the_symbolic_head_resists_any_repetition(theta):
             assert solved(replace(head, logit_scale=0.98 * head.logit_scale), tokens, position) == 0.0
 
 
-@pytest.mark.parametrize("last", [1, 2, 10, 30, 31])
+@pytest.mark.parametrize("last", [1, 2, 31])
 def test_the_mixed_head_takes_the_last_of_many_occurrences(last):
     """The answer stands last; every earlier token is its symbol with another integer, every later one a neighbour."""
     head = mixed_head(INDUCTION)
@@ -167,26 +142,7 @@ def test_the_mixed_head_takes_the_last_of_many_occurrences(last):
             assert solved(replace(head, logit_scale=100.0), tokens, torch.tensor([last])) == 0.0
 
 
-def test_the_mixed_head_with_four_occurrences():
-    """At scale 100 two occurrences are told apart; three that share an integer outweigh the last in half of them."""
-    tokens, position, _ = sampled(INDUCTION)
-    rows = torch.arange(N_PROMPTS)
-    symbol, integer = tokens[rows, position] // N, tokens[rows, position] % N
-    few = replace(mixed_head(INDUCTION), logit_scale=100.0)
-    assert solved(few, tokens, position) > 0.99
-    # Only other symbols, then four occurrences anywhere: three with one integer, the last with the next.
-    context = tokens[:, :-1]
-    context = torch.where(context // N == symbol[:, None], (context + N) % INDUCTION.n_pairs, context)
-    places = torch.rand(N_PROMPTS, N, generator=torch.Generator().manual_seed(1)).argsort(1)[:, :4].sort(1).values
-    context[rows[:, None], places[:, :3]] = (symbol * N + integer)[:, None]
-    context[rows, places[:, 3]] = symbol * N + (integer + 1) % N
-    tokens = torch.cat([context, tokens[:, -1:]], dim=1)
-    assert solved(mixed_head(INDUCTION), tokens, places[:, 3]) == 1.0
-    # Measured .48; without a place in between it is 0, as the test above has it.
-    assert 0.4 < solved(few, tokens, places[:, 3]) < 0.55
-
-
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(st.integers(2, 14), st.integers(2, 7), st.integers(2, 5), st.integers(0, 2**31))
 def test_any_size(length, n_symbols, n_integers, seed):
     size = (length, n_symbols, n_integers)
@@ -202,26 +158,18 @@ def test_any_size(length, n_symbols, n_integers, seed):
         assert solved(head, tokens, position) == 1.0
 
 
-# --- the printed heads do not ---
-
-
 def test_the_printed_positional_head_finds_the_position_and_gives_the_wrong_answer():
     """Measured over 4000 prompts of bare symbols: .18 as printed, .21 with a unit vector; of pairs, .45 and .52."""
     tokens, position, _ = sampled(INDEX)
     printed, unit = positional_head(INDEX, as_printed=True), replace(positional_head(INDEX), logit_scale=1.0)
     assert most_attended(printed, tokens, position) == most_attended(unit, tokens, position) == 1.0
+    # The printed vector has half the length.
+    torch.testing.assert_close(printed.logits(tokens[:9]), unit.logits(tokens[:9]) / 2)
     # One standard error is .007.
     assert 0.15 < solved(printed, tokens, position) < 0.22
     assert 0.18 < solved(unit, tokens, position) < 0.24
     assert 0.92 < solved(replace(unit, logit_scale=100.0), tokens, position) < 0.97
     assert 0.41 < solved(positional_head(INDEX_OF_PAIRS, as_printed=True), *sampled(INDEX_OF_PAIRS)[:2]) < 0.49
-
-
-def test_the_printed_vector_halves_the_logits():
-    printed, unit = positional_head(INDEX, as_printed=True), replace(positional_head(INDEX), logit_scale=1.0)
-    tokens, position, _ = sampled(INDEX, 10)
-    torch.testing.assert_close(printed.logits(tokens), unit.logits(tokens) / 2)
-    torch.testing.assert_close(unit.logits(tokens).gather(1, position[:, None]), torch.ones(10, 1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("build", [symbolic_head, mixed_head])
@@ -249,20 +197,14 @@ def test_symbols_alone_do_not_give_the_symbolic_head_its_answer():
     assert solved(head, tokens, position) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("theta", "low", "high"),
-    [(0.0063, 1, 1), (0.0127, 0.98, 1), (0.024, 0.38, 0.48), (0.051, 0.1, 0.17), (0.2, 0, 0.05)],
-)
+@pytest.mark.parametrize(("theta", "low", "high"), [(0.0063, 1, 1), (0.024, 0.38, 0.48), (0.2, 0, 0.05)])
 def test_the_printed_bound_of_the_turning_symbolic_head_is_too_loose(theta, low, high):
-    """Share of prompts with the largest weight at the answer; 1.0, .996, .44, .14 and .02, while 2 pi / m is .39."""
+    """Share of prompts with the largest weight at the answer: 1.0, .44 and .02, while 2 pi / m is .39."""
     tokens, position, _ = sampled(RETRIEVAL)
     assert low <= most_attended(symbolic_head_beyond(theta), tokens, position) <= high
-    printed = symbolic_head(RETRIEVAL, theta=theta, as_printed=True)
     # The symbols that coincide cost another .07.
+    printed = symbolic_head(RETRIEVAL, theta=theta, as_printed=True)
     assert most_attended(printed, tokens, position) <= min(0.96, high)
-    if theta > STEEPEST:
-        with pytest.raises(ValueError, match="has to be in"):
-            symbolic_head(RETRIEVAL, theta=theta)
 
 
 def test_the_bound_of_the_turning_symbolic_head_is_sharp():
@@ -318,5 +260,6 @@ def test_angles_with_several_maxima_are_refused():
     assert solved(positional_head(INDEX, theta=2.5 * math.pi / N), *sampled(INDEX)[:2]) == 1.0
     with pytest.raises(ValueError, match="no factor"):
         sufficient_logit_scale(5, -0.1)
-    with pytest.raises(ValueError, match="has to be in"):
-        symbolic_head(RETRIEVAL, theta=-0.001)
+    for theta in (-0.001, 1.001 * STEEPEST):
+        with pytest.raises(ValueError, match="has to be in"):
+            symbolic_head(RETRIEVAL, theta=theta)

@@ -1,11 +1,21 @@
-"""Heat maps, histograms and agreement of positional and symbolic scores show what the tables hold."""
+"""Figures of positional and symbolic scores show what the tables hold: maps, histograms, profiles, norms, traces."""
 
 import numpy as np
 import pandas as pd
 import pytest
 from figure_parts import offsets, part, said
-from matplotlib.collections import QuadMesh
-from positional_tables import N_HEADS, N_LAYERS, by_query, head_scores, joined
+from positional_tables import (
+    N_FREQUENCIES,
+    N_HEADS,
+    N_LAYERS,
+    by_query,
+    head_scores,
+    joined,
+    norms,
+    of_head,
+    per_frequency,
+    traces,
+)
 
 from tlspectral.studies.positional_symbolic import figures
 
@@ -14,9 +24,8 @@ def test_heat_maps_hold_each_score_at_its_layer_and_head():
     table = head_scores().drop(index=[4]).sample(frac=1, random_state=0)
     table.loc[7, "s_sym"] = np.nan
     figure = figures.score_heatmaps(table)
-    for score in ("s_pos", "s_sym"):
-        (mesh,) = part(figure, score)
-        assert isinstance(mesh, QuadMesh)
+    for within, score in ((figure, "s_pos"), (figure, "s_sym"), (figures.exclusion_heatmap(table), "exclusion_index")):
+        (mesh,) = part(within, score)
         values = np.ma.filled(mesh.get_array().reshape(N_HEADS, N_LAYERS), np.nan)
         expected = np.full((N_HEADS, N_LAYERS), np.nan)
         expected[table["head"], table["layer"]] = table[score]
@@ -27,16 +36,18 @@ def test_heat_maps_hold_each_score_at_its_layer_and_head():
 
 def test_histograms_count_the_heads_of_each_queried_block():
     table = by_query()
-    figure = figures.score_histograms(table)
-    assert [axes.get_title() for axes in figure.axes] == [f"block {query} queried" for query in (0, 8, 16, 24, 32)]
-    for query, axes in zip((0, 8, 16, 24, 32), figure.axes, strict=True):
-        for score in ("s_pos", "s_sym"):
-            (steps,) = part(axes, score)
-            counts, edges, _ = steps.get_data()
-            expected, _ = np.histogram(table.loc[table["query"] == query, score], edges)
-            np.testing.assert_array_equal(counts, expected)
-            assert counts.sum() == N_LAYERS * N_HEADS
-    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    for figure, scores in (
+        (figures.score_histograms(table), ("s_pos", "s_sym")),
+        (figures.exclusion_histograms(table), ("exclusion_index",)),
+    ):
+        assert len({axes.get_ylim() for axes in figure.axes}) == 1
+        for query, axes in zip((0, 8, 16, 24, 32), figure.axes, strict=True):
+            for score in scores:
+                (steps,) = part(axes, score)
+                counts, edges, _ = steps.get_data()
+                expected, _ = np.histogram(table.loc[table["query"] == query, score], edges)
+                np.testing.assert_array_equal(counts, expected)
+                assert counts.sum() == N_LAYERS * N_HEADS
 
 
 def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
@@ -67,11 +78,60 @@ def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
         figures.score_agreement(table, statistics.drop(columns=["spearman", "null_pct"]))
 
 
-def test_the_exclusion_index_is_drawn_as_it_stands_in_the_tables():
-    table, queries = head_scores(), by_query()
-    (mesh,) = part(figures.exclusion_heatmap(table), "exclusion_index")
-    values = mesh.get_array().reshape(N_HEADS, N_LAYERS)
-    np.testing.assert_array_equal(values[table["head"], table["layer"]], table["exclusion_index"])
-    for axes in figures.exclusion_histograms(queries).axes:
-        (steps,) = part(axes, "exclusion_index")
-        assert steps.get_data()[0].sum() == N_LAYERS * N_HEADS
+def test_the_grid_has_each_profile_in_its_cell_and_one_axes_for_all():
+    table = per_frequency()
+    table.loc[(table["layer"] == 2) & (table["head"] == 1) & (table["frequency"] == 3), "s_pos"] = np.nan
+    figure = figures.frequency_grid(table)
+    assert len(figure.axes) == 1
+    assert len(figure.axes[0].collections) == 4  # two scores, lines across, lines down
+    for score in ("s_pos", "s_sym"):
+        (lines,) = part(figure, score)
+        profiles = [path.vertices for path in lines.get_paths()]
+        assert len(profiles) == N_LAYERS * N_HEADS
+        for number, path in enumerate(profiles):
+            layer, head = divmod(number, N_HEADS)
+            rows = of_head(table, layer, head)
+            across = (path[:, 0] - head - 0.06) / 0.88 * (N_FREQUENCIES - 1)
+            np.testing.assert_allclose(across, rows["frequency"], atol=1e-9)  # rounding
+            np.testing.assert_allclose((layer + 0.92 - path[:, 1]) / 0.84, rows[score], atol=1e-9)
+    assert "not drawn: 1 row with NaN in s_pos" in said(figure)
+
+
+def test_the_path_joins_the_frequencies_in_order():
+    table = per_frequency()
+    figure = figures.frequency_path(table, "L1H1")
+    places = of_head(table, 1, 1)[["s_pos", "s_sym"]].to_numpy()
+    np.testing.assert_array_equal(offsets(figure, "frequencies"), places)
+    steps = part(figure, "path")[0].get_segments()
+    np.testing.assert_array_equal(np.array(steps), np.stack([places[:-1], places[1:]], axis=1))
+    assert len(np.unique(part(figure, "frequencies")[0].get_facecolors(), axis=0)) == N_FREQUENCIES
+    for label in part(figure, "named frequency"):
+        assert label.xy == pytest.approx(tuple(places[int(label.get_text())]))
+
+
+def test_norms_are_bars_over_frequencies():
+    table = norms()
+    rows = of_head(table, 0, 1)
+    figure = figures.frequency_norms(table, (0, 1))
+    for axes, column in zip(figure.axes, ("logit_norm", "key_norm"), strict=True):
+        bars = part(axes, column)
+        assert [bar.get_height() for bar in bars] == pytest.approx(rows[column].tolist())
+        assert [bar.get_x() + bar.get_width() / 2 for bar in bars] == pytest.approx(rows["frequency"].tolist())
+
+
+def test_traces_have_a_row_per_frequency_and_a_column_per_swap():
+    table = traces()
+    figure = figures.attention_traces(table)
+    for number, axes in enumerate(figure.axes):
+        frequency, (i, j) = (None, 0, 5)[number // 2], ((1, 3), (2, 4))[number % 2]
+        same = table["frequency"].isna() if frequency is None else table["frequency"].eq(frequency).fillna(False)
+        rows = table[same & (table["swap_i"] == i) & (table["swap_j"] == j)].sort_values("block")
+        for when in ("before", "after"):
+            (line,) = part(axes, when)
+            np.testing.assert_array_equal(line.get_xdata(), rows["block"])
+            np.testing.assert_array_equal(line.get_ydata(), rows[when])
+            assert line.get_ydata().max() < axes.get_ylim()[1]
+        bands = part(axes, "swapped block")
+        assert [band.get_x() + band.get_width() / 2 for band in bands] == pytest.approx([i, j])
+    assert len(figure.axes) == 6
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from exact_prompts import random_head, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,53 +25,25 @@ INDEX, RETRIEVAL, INDUCTION = (CanonicalTask(name) for name in ("index", "retrie
 SMALL = {name: CanonicalTask(name, 4, 3, 3) for name in ("index", "retrieval", "partial_induction")}
 
 
-def normal(seed, *shape):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
-
-
-def sampled(task, n, seed=0):
-    """Prompts [n, length + 1] with the query last, and where the answer is."""
-    batch = task.sample(n, torch.Generator().manual_seed(seed))
-    return torch.cat([batch.context, batch.query[:, None]], dim=1), batch.answer_position
-
-
-def random_head(seed, n_tokens, *, theta, n_pairs=2, equal_keys=False):
-    parts = [
-        torch.complex(normal(seed + i, n_tokens, n_pairs), normal(seed + i + 9, n_tokens, n_pairs)) for i in (0, 1)
-    ]
-    if equal_keys:
-        parts[1] = parts[1][:1].expand(n_tokens, -1)
-    return ExactHead(
-        parts[0], parts[1], torch.full((n_pairs,), theta, dtype=torch.float64) * torch.arange(1, n_pairs + 1)
-    )
-
-
-# --- positional and symbolic, exactly ---
-
-
 @pytest.mark.parametrize("as_printed", [False, True])
-def test_the_positional_head_is_positional_on_every_input(as_printed):
-    split = exclusion_split(positional_head(INDEX, as_printed=as_printed).logit_matrix(sampled(INDEX, 100)[0]))
+def test_the_positional_and_the_symbolic_head_are_that_on_every_input(as_printed):
+    split = exclusion_split(positional_head(INDEX, as_printed=as_printed).logit_matrix(sampled(INDEX, 50)[0]))
     assert (split.pos == 0).all()
     assert (split.index == 1).all()
-
-
-@pytest.mark.parametrize("as_printed", [False, True])
-def test_the_symbolic_head_is_symbolic_on_every_input(as_printed):
-    split = exclusion_split(symbolic_head(RETRIEVAL, as_printed=as_printed).logit_matrix(sampled(RETRIEVAL, 100)[0]))
+    split = exclusion_split(symbolic_head(RETRIEVAL, as_printed=as_printed).logit_matrix(sampled(RETRIEVAL, 50)[0]))
     assert (split.sym == 0).all()
     assert (split.index == 0).all()
 
 
 def test_a_turning_symbolic_head_and_the_mixed_head_are_neither():
     for head in (symbolic_head(RETRIEVAL, theta=math.pi / (16 * 31)), mixed_head(INDUCTION)):
-        split = exclusion_split(head.logit_matrix(sampled(INDUCTION, 100)[0]))
+        split = exclusion_split(head.logit_matrix(sampled(INDUCTION, 50)[0]))
         # Measured 2e-3 to .05: both move the logits far more than rounding does.
         assert ((split.index > 1e-5) & (split.index < 0.5)).all()
         assert (split.variance < split.pos + split.sym).all()
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(st.integers(0, 2**31), st.floats(0.01, 3))
 def test_heads_without_positions_are_symbolic_and_heads_with_equal_keys_are_positional(seed, theta):
     """PS section 3.1; with both, attention is uniform."""
@@ -85,21 +58,18 @@ def test_heads_without_positions_are_symbolic_and_heads_with_equal_keys_are_posi
     torch.testing.assert_close(both.attention(tokens), torch.full((5, 8), 1 / 8, dtype=torch.float64))
 
 
-# --- what no head can do ---
-
-
 def permuted(tokens):
     """The prompt under every permutation of its context, [permutations, pos]."""
     order = torch.tensor(list(itertools.permutations(range(len(tokens) - 1))))
     return torch.cat([tokens[order], tokens[-1:].expand(len(order), 1)], dim=1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_symbolic_heads_fail_index(seed):
     """PS Theorem 2 and Lemma 1: their output is the same for every order of the context."""
     task = SMALL["index"]
     for head in (random_head(seed, task.n_tokens, theta=0.0), symbolic_head(task)):
-        tokens, position = sampled(task, 20, seed)
+        tokens, position, _ = sampled(task, 20, seed)
         for prompt, j in zip(tokens, position, strict=True):
             orders = permuted(prompt)
             outputs = head.attended(orders)
@@ -111,13 +81,13 @@ def test_symbolic_heads_fail_index(seed):
                 assert (answers != orders[:, j]).any()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["retrieval", "partial_induction"])
 def test_positional_heads_fail_retrieval_and_partial_induction(name, seed):
     """PS Theorem 4 and Corollary 1: weights stay where they are, so some order of the context gets another answer."""
     task = SMALL[name]
     head = random_head(seed, task.n_tokens, theta=0.8, equal_keys=True)
-    tokens, position = sampled(task, 20, seed)
+    tokens, position, _ = sampled(task, 20, seed)
     for prompt, at in zip(tokens, position, strict=True):
         orders = permuted(prompt)
         weights = head.attention(orders)
@@ -128,19 +98,19 @@ def test_positional_heads_fail_retrieval_and_partial_induction(name, seed):
         assert (head.answer(orders) != right).any()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_symbolic_heads_fail_partial_induction(seed):
     """PS Corollary 1: exchanging the two occurrences changes the right answer and not the head's."""
     task = SMALL["partial_induction"]
+    tokens, last, _ = sampled(task, 50, seed)
+    rows, symbols = torch.arange(50), tokens[:, :-1] // task.n_integers
+    first = (symbols == symbols[rows, last][:, None]).long().argmax(1)
+    exchanged = tokens.clone()
+    exchanged[rows, first], exchanged[rows, last] = tokens[rows, last], tokens[rows, first]
+    assert (tokens[rows, last] != exchanged[rows, last]).all()
     for head in (random_head(seed, task.n_tokens, theta=0.0), symbolic_head(task)):
-        tokens, position = sampled(task, 50, seed)
-        for prompt, last in zip(tokens, position.tolist(), strict=True):
-            same = prompt[:-1] // task.n_integers == prompt[last] // task.n_integers
-            first = int(same.long().argmax())
-            exchanged = prompt.clone()
-            exchanged[[first, last]] = prompt[[last, first]]
-            torch.testing.assert_close(head.attended(prompt), head.attended(exchanged), rtol=0, atol=1e-14)
-            assert prompt[last] != exchanged[last]
+        # Sums in another order: rounding of float64.
+        torch.testing.assert_close(head.attended(tokens), head.attended(exchanged), rtol=0, atol=1e-14)
 
 
 def counterexample_head(task):
@@ -182,9 +152,6 @@ def test_an_mlp_after_a_positional_head_solves_retrieval():
     assert (head.answer(tokens) == answers).double().mean() == 0.5
 
 
-# --- where in the prompt the weight is lost ---
-
-
 def shape_of(weights):
     """Signs of the steps of log weights. Those below 1e-13, where rounding is 1e-15, are none; others exceed 3e-8."""
     steps = weights.log().diff()
@@ -197,10 +164,10 @@ def is_u_shaped(weights):
     return signs[0] == -1 and signs[-1] == 1 and (signs.diff() >= 0).all() and (signs == 0).sum() <= 1
 
 
-@pytest.mark.parametrize("of_half_a_lap", [0.01, 0.1, 0.5, 0.9, 1.0, 1.5, 1.99])
+@pytest.mark.parametrize("of_half_a_lap", [0.01, 0.5, 1.0, 1.99])
 def test_the_positional_head_loses_the_middle(of_half_a_lap):
-    """PS Theorem 7, for n = 5 .. 119."""
-    for n in range(5, 120):
+    """PS Theorem 7, for n = 5 .. 69."""
+    for n in range(5, 70):
         weights = positional_peak_weight(n, of_half_a_lap * math.pi / n)
         assert is_u_shaped(weights)
         assert (shape_of(weights) == 0).any() == (n % 2 == 0)
@@ -209,15 +176,15 @@ def test_the_positional_head_loses_the_middle(of_half_a_lap):
 def test_exceptions_to_the_u_shape():
     """n = 4 does not rise at the end, a whole lap is flat, and more than a lap is not a U."""
     assert shape_of(positional_peak_weight(4, math.pi / 4)).tolist() == [-1, 0]
-    for n in range(4, 120):
+    for n in range(4, 70):
         assert (shape_of(positional_peak_weight(n, 2 * math.pi / n)) == 0).all()
         for of_half_a_lap in (2.5, 3.0):
             assert not is_u_shaped(positional_peak_weight(n, of_half_a_lap * math.pi / n))
 
 
 def test_the_symbolic_head_loses_the_ends():
-    """PS Theorem 8, for n = 4 .. 299, even and odd, with or without the query among the keys (a logit of 0)."""
-    for n in range(4, 300):
+    """PS Theorem 8, for n = 4 .. 99, even and odd, with or without the query among the keys (a logit of 0)."""
+    for n in range(4, 100):
         weights = symbolic_peak_weight(n)
         for one in (weights, 1 / (1 / weights + (-torch.arange(1, n).mul(math.pi / n).sin()).exp())):
             assert is_u_shaped(1 / one.double())

@@ -18,7 +18,6 @@ from tlspectral.studies.positional_symbolic.canonical import (
     CanonicalRun,
     accuracy_by_position,
     answer_shape,
-    canonical_sweep,
     head_behaviour,
     saved_heads,
     train_canonical,
@@ -39,9 +38,6 @@ def enlarged(task=TASK, runs=RUNS):
         heads.W_Q *= 4
         heads.W_K *= 4
     return heads
-
-
-# --- behaviour ---
 
 
 @torch.no_grad()
@@ -112,9 +108,6 @@ def test_the_share_of_the_most_frequent_answer():
     assert shares == pytest.approx({"index": 0.151, "retrieval": 0.110}, abs=0.005)
 
 
-# --- files ---
-
-
 class Stopped(Exception):
     pass
 
@@ -183,23 +176,6 @@ def test_progress_counts_the_right_answers_of_every_logged_step():
         assert rows["correct"].tolist() == expected
         assert rows["n"].tolist() == torch.bincount(prompts.answer_position, minlength=6).tolist() * 2
     assert train_canonical(TASK, RUNS, SHORT).progress is None
-
-
-def test_a_sweep_keeps_the_heads_behind_its_tables(tmp_path):
-    sweep = canonical_sweep(
-        ("index",), preset=SHORT, angles=(0.0, 2.0), seeds=1, checkpoint_dir=tmp_path, show_progress=False
-    )
-    assert_described(sweep.progress)
-    assert sweep.progress["step"].unique().tolist() == [0, 5, 10, 12]
-    heads = saved_heads(tmp_path / "weights" / "index_1f_seed000.safetensors")
-    prompts = validation_prompts(heads.task, SHORT)
-    assert accuracy_by_position(heads, prompts)["correct"].tolist() == sweep.by_position["correct"].tolist()
-    last = sweep.progress[sweep.progress["step"] == 12]
-    assert last["correct"].tolist() == sweep.by_position["correct"].tolist()  # 500 prompts, all of them
-    assert sweep.accuracy["exclusion_index"].iloc[0] == 0
-
-
-# --- the shape over positions ---
 
 
 def test_ends_against_the_middle():

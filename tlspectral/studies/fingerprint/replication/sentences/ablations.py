@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tlspectral.studies.fingerprint.replication.causal_anatomy import NAMED_CIRCUIT
+from tlspectral.studies.fingerprint.replication.causal_anatomy import LISTED, NAMED_CIRCUIT, UNLISTED
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
 from tlspectral.studies.fingerprint.replication.phase_ablation import LOSSES
 from tlspectral.studies.fingerprint.replication.sentences.power import (
@@ -19,8 +19,6 @@ from tlspectral.studies.fingerprint.replication.sentences.sentence import Readin
 from tlspectral.studies.fingerprint.statistics import spearman_table
 
 _EFFECT = "induction loss"
-_LISTED = ("dir_frac", "D_head", "imag_mass")
-_UNLISTED = ("henrici", "content_pos_frac", "spectral_radius", "cond_eig")
 _NAMED = ("D_head", "dir_frac", "rope_imag_frac")
 _EVERY = (*_NAMED, "imag_mass", "henrici", "content_pos_frac", "freq_centroid", "hi_freq_dir", "spectral_radius")
 _PRINTED_RHO, _PRINTED_LOSS = 0.1, 0.02
@@ -33,9 +31,9 @@ _VOCABULARY = {"pythia-1.4b": 50304, "llama-3-8b": 128256}  # ln of it is the lo
 def no_scalar_predicts(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5: no spectral scalar predicts which heads need M_A."""
     heads = tables.heads["gpt2"]
-    table = spearman_table(heads, [*_LISTED, *_UNLISTED], "dICL_sym").set_index("column")
+    table = spearman_table(heads, [*LISTED, *UNLISTED], "dICL_sym").set_index("column")
     size, pvalues = table["statistic"].abs(), table["pvalue"]
-    largest = float(size[list(_LISTED)].max())
+    largest = float(size[list(LISTED)].max())
     found = significant(np.asarray(table["pvalue"]))
     others = ", ".join(
         f"{name} {table['statistic'][name]:+.2f} (p = {pvalues[name]:.2g})" for name in table.index[found]
@@ -51,8 +49,8 @@ def no_scalar_predicts(tables: PublishedTables) -> Iterator[Sentence]:
         Reading("|rho| of the three in the table is at most 0.1; largest", largest, largest <= _PRINTED_RHO),
         Reading(
             "none of the three is significant (Holm over 3); smallest p",
-            float(pvalues[list(_LISTED)].min()),
-            not significant(np.asarray(pvalues[list(_LISTED)])).any(),
+            float(pvalues[list(LISTED)].min()),
+            not significant(np.asarray(pvalues[list(LISTED)])).any(),
         ),
         f"of columns that the text does not list, significant (Holm over {len(table)}): {others or 'none'}; the "
         "norm of M_A needs the weights",

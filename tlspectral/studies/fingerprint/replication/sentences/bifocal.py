@@ -44,7 +44,6 @@ def frequencies() -> Float64[np.ndarray, "pairs"]:
 
 def symmetry_is_broken(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: the phases broke translational symmetry."""
-    del tables
     rng, query, key = _vectors()
     gain = np.exp(0.1 * rng.standard_normal(PAIRS))
     own, other = (rng.standard_normal(PAIRS) for _ in range(2))
@@ -68,7 +67,6 @@ def symmetry_is_broken(tables: PublishedTables) -> Iterator[Sentence]:
 
 def identity_at_the_start(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 3.1: identity with the baseline at the start, with noise on the phases."""
-    del tables
     rng, query, key = _vectors()
     none, one = np.zeros(PAIRS), np.ones(PAIRS)
     own, other = (NOISE * rng.standard_normal(PAIRS) for _ in range(2))
@@ -91,7 +89,6 @@ def identity_at_the_start(tables: PublishedTables) -> Iterator[Sentence]:
 
 def a_bridge_must_be_learned(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 2.2: standard frequencies are effectively random at a distance, cos(omega N) near 1 has to be learned."""
-    del tables
     angles = _GAP * frequencies()
     turning = angles >= math.pi
     every, fast = float(np.cos(angles).max()), float(np.cos(angles[turning]).max())
@@ -138,7 +135,6 @@ def attention_is_monotonic(tables: PublishedTables) -> Iterator[Sentence]:
 
 def phases_were_learned(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 5.1: learned phases with a mean shift of 7.6e-4, which is that of the initial noise."""
-    del tables
     draws = np.abs(NOISE * np.random.default_rng(0).standard_normal((_DRAWS, PAIRS))).mean(1)
     below = float((draws <= SHIFT).mean())
     pvalue = min(1.0, 2 * min(below, 1 - below))
@@ -158,7 +154,6 @@ def phases_were_learned(tables: PublishedTables) -> Iterator[Sentence]:
 
 def spectral_wins(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4.3: solves tasks where the standard baseline failed."""
-    del tables
     yield Sentence(
         "sentence/ba_solves",
         "BA, section 4.3",

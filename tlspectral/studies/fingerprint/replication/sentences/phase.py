@@ -7,12 +7,11 @@ import pandas as pd
 
 from tlspectral.stats import partial_spearman
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
-from tlspectral.studies.fingerprint.replication.positional_schemes import places_of_top
+from tlspectral.studies.fingerprint.replication.positional_schemes import ROTARY, places_of_top
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, models_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
 from tlspectral.studies.fingerprint.statistics import mann_whitney
 
-ROTARY = ("pythia-410m", "pythia-1.4b", "llama-3-8b")
 _WHERE = "FP, section 7"
 _NOTHING, _ALMOST_ENTIRELY = 0.05, 0.9  # attenuation
 _STRONG = 0.5  # prev of a positional-routing head

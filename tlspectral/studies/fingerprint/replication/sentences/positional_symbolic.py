@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tlspectral.studies.fingerprint.replication import exact_heads
 from tlspectral.studies.fingerprint.replication.claims import PublishedTables
-from tlspectral.studies.fingerprint.replication.sentences.phase import ROTARY
+from tlspectral.studies.fingerprint.replication.positional_schemes import ROTARY
 from tlspectral.studies.fingerprint.replication.sentences.power import correlations_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
 
@@ -38,7 +38,6 @@ def frequency_and_behaviour(tables: PublishedTables) -> Iterator[Sentence]:
 
 def scores_are_negatively_correlated(tables: PublishedTables) -> Iterator[Sentence]:
     """The correlation that is called strong support of Theorem 1."""
-    del tables
     yield Sentence(
         "sentence/ps_exclusion",
         "PS, section 3.3",
@@ -54,7 +53,6 @@ def scores_are_negatively_correlated(tables: PublishedTables) -> Iterator[Senten
 
 def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentence]:
     """The medians of footnote 2."""
-    del tables
     yield Sentence(
         "sentence/ps_medians",
         "PS, section 3.3, footnote 2",
@@ -72,7 +70,6 @@ def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentenc
 
 def wrong_frequencies_leave_shapes(tables: PublishedTables) -> Iterator[Sentence]:
     """Accuracy against the place of the answer: a statement about trained models."""
-    del tables
     yield Sentence(
         "sentence/ps_shapes",
         "PS, introduction and Figure 3A",
@@ -89,7 +86,6 @@ def wrong_frequencies_leave_shapes(tables: PublishedTables) -> Iterator[Sentence
 
 def one_angle_is_not_enough(tables: PublishedTables) -> Iterator[Sentence]:
     """Partial induction cannot be solved with one frequency: a statement about trained models."""
-    del tables
     yield Sentence(
         "sentence/ps_one_angle",
         "PS, section 4",
@@ -105,7 +101,6 @@ def one_angle_is_not_enough(tables: PublishedTables) -> Iterator[Sentence]:
 
 def angles_above_the_limit(tables: PublishedTables) -> Iterator[Sentence]:
     """Section 4: above 2 pi / n weights are not maximized in just one position."""
-    del tables
     length = exact_heads.INDEX.length
     several = [factor for factor in _FACTORS if not exact_heads.one_maximum(factor * math.pi / length)]
     listed = ", ".join(f"{factor:g}" for factor in several)

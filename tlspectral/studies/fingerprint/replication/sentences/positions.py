@@ -12,10 +12,11 @@ from tlspectral.studies.fingerprint.replication.positional_schemes import (
     NOT_ROPE,
     POSITIONS,
     ROPE,
+    ROTARY,
     places_of_top,
     scheme,
+    three_partials,
     top_percentiles,
-    with_layers,
 )
 from tlspectral.studies.fingerprint.replication.sentences.power import (
     correlations_power,
@@ -26,7 +27,6 @@ from tlspectral.studies.fingerprint.replication.sentences.sentence import LEVEL,
 from tlspectral.studies.fingerprint.statistics import top_k_sensitivity
 
 _WHERE = "FP, section 6"
-_ROPE = [name for name in POSITIONS if scheme(name) == ROPE]
 _OTHERS = [name for name in POSITIONS if scheme(name) == NOT_ROPE]
 _ABSOLUTE = [name for name, positions in POSITIONS.items() if positions == "absolute"]
 _TRIED, _EXAMINED = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50), (1, 3, 5, 10)
@@ -39,12 +39,12 @@ def strong_heads_rotate(tables: PublishedTables) -> Iterator[Sentence]:
     """The abstract's main sentence, head by head and model by model."""
     places = {name: top_head_percentile(heads).percentiles for name, heads in tables.heads.items()}
     right = {
-        name: sum((value > 0.5) == (name in _ROPE) for value in percentiles) for name, percentiles in places.items()
+        name: sum((value > 0.5) == (name in ROTARY) for value in percentiles) for name, percentiles in places.items()
     }
     heads = sum(map(len, places.values()))
     medians = {name: float(np.median(percentiles)) for name, percentiles in places.items()}
-    apart = sum(medians[name] > 0.5 for name in _ROPE) + sum(medians[name] < 0.5 for name in _OTHERS)
-    wrong = {name: [value for value in places[name] if (value > 0.5) != (name in _ROPE)] for name in places}
+    apart = sum(medians[name] > 0.5 for name in ROTARY) + sum(medians[name] < 0.5 for name in _OTHERS)
+    wrong = {name: [value for value in places[name] if (value > 0.5) != (name in ROTARY)] for name in places}
     listed = "; ".join(f"{name} {', '.join(f'{v:.2f}' for v in values)}" for name, values in wrong.items() if values)
     yield Sentence(
         "sentence/rotational",
@@ -86,7 +86,7 @@ def separation_at_every_k(tables: PublishedTables) -> Iterator[Sentence]:
 
 def increment_is_robust(tables: PublishedTables) -> Iterator[Sentence]:
     """D_head beyond dir_frac on RoPE models, with other estimators too."""
-    partials = {name: _three_partials(tables.heads[name]) for name in _ROPE}
+    partials = {name: three_partials(tables.heads[name]) for name in ROTARY}
     every = [partial for of_model in partials.values() for partial in of_model]
     robust = significant(np.array([partial.pvalue for partial in every]))
     hybrid = [of_model[0] for of_model in partials.values()]
@@ -114,7 +114,7 @@ def content_like_profiles(tables: PublishedTables) -> Iterator[Sentence]:
     """Content-like symmetric profiles under learned absolute positions."""
     content = {name: places_of_top(tables.heads[name], "content_pos_frac") for name in POSITIONS}
     medians = {name: float(np.median(content[name])) for name in _ABSOLUTE}
-    absolute, rope = (float(np.median(np.concatenate([content[n] for n in names]))) for names in (_ABSOLUTE, _ROPE))
+    absolute, rope = (float(np.median(np.concatenate([content[n] for n in names]))) for names in (_ABSOLUTE, ROTARY))
     tops = pd.concat([tables.heads[name].nlargest(5, "prev") for name in _ABSOLUTE])["dir_frac"]
     listed = ", ".join(f"{name} {value:.2f}" for name, value in medians.items())
     above = ", ".join(f"{value:.2f}" for value in tops[tops >= _RANDOM])
@@ -170,7 +170,7 @@ def head_dimension_is_excluded(tables: PublishedTables) -> Iterator[Sentence]:
 
 def no_gradation_within(tables: PublishedTables) -> Iterator[Sentence]:
     """No further gradation within confirmed previous-token heads."""
-    parts = {name: heads[heads["prev"] > 0.2] for name, heads in tables.heads.items() if name in _ROPE}
+    parts = {name: heads[heads["prev"] > 0.2] for name, heads in tables.heads.items() if name in ROTARY}
     partials = {name: partial_spearman(p["D_head"], p["prev"], p[["dir_frac"]]) for name, p in parts.items()}
     ends = [_largest_end(partial) for partial in partials.values()]
     pvalues = np.array([partial.pvalue for partial in partials.values()])
@@ -225,16 +225,6 @@ def other_metrics_agree(tables: PublishedTables) -> Iterator[Sentence]:
         Reading.every("the paper's own 14 have the sign; their number", right[hybrid]),
         f"not so: {fails or 'none'}",
     )
-
-
-def _three_partials(heads: pd.DataFrame) -> list[PartialCorrelation]:
-    """FP's partial correlation, the rank-based one, and FP's with layers as controls."""
-    x, y = heads["D_head"], heads["prev"]
-    return [
-        partial_spearman(x, y, heads[["dir_frac"]]),
-        partial_spearman(x, y, heads[["dir_frac"]], method="rank"),
-        partial_spearman(x, y, with_layers(heads)),
-    ]
 
 
 def _largest_end(partial: PartialCorrelation) -> float:

@@ -1,0 +1,94 @@
+"""What the view of a model tells: tokens, embeddings, learned positions, and how far rotary frequencies hold."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import zoo
+from attention_models import fresh
+from conformance.reading import standard_frequencies
+from zoo import shared
+
+from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
+
+
+@pytest.mark.parametrize(
+    ("ids", "start", "special"),
+    [
+        ({"bos_token_id": 5, "eos_token_id": 7, "all_special_ids": [9, 2, 10, 0, 57]}, 5, (0, 2, 9)),
+        ({"bos_token_id": 0, "eos_token_id": 7, "all_special_ids": None}, 0, ()),
+        ({"bos_token_id": None, "eos_token_id": 7}, 7, ()),
+        ({"bos_token_id": None, "eos_token_id": None}, 0, ()),
+        (None, 0, ()),
+    ],
+)
+def test_start_and_special_tokens(ids, start, special):
+    model = SimpleNamespace(tokenizer=None if ids is None else SimpleNamespace(**ids), cfg=SimpleNamespace())
+    view = AttentionView(model, "bridge", n_layers=1, d_model=4, d_vocab=10, n_ctx=8)
+    assert (view.start_token, view.special_tokens) == (start, special)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "LN"), ("llama", "RMS")])
+def test_sizes_and_embeddings(name, kind):
+    hf = zoo.hf_model(name)
+    view = attention_view(shared("bridge", name))
+    assert (view.n_layers, view.d_model, view.d_vocab, view.n_ctx) == (2, zoo.WIDTH, zoo.VOCABULARY, zoo.CONTEXT)
+    assert view.source["backend"] == view.backend == "bridge"
+    assert view.device == torch.device("cpu")
+    assert torch.equal(view.embedding(), hf.get_input_embeddings().weight)
+    unembedding, norm = view.unembedding()
+    assert torch.equal(unembedding, hf.get_output_embeddings().weight.T)
+    assert norm.kind == kind
+    assert torch.equal(norm.gain, hf.base_model.ln_f.weight if name == "gpt2" else hf.base_model.norm.weight)
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom"])
+def test_learned_positions(backend, name):
+    positions = attention_view(shared(backend, name)).position_embedding()
+    if name == "bloom":
+        assert positions is None
+        return
+    decoder = zoo.hf_model(name).base_model
+    # OPT's table has two rows of padding before the position 0.
+    expected = decoder.decoder.embed_positions.weight[2:] if name == "opt" else decoder.wpe.weight
+    # HookedTransformer centres what writes to the stream: rounding of the mean.
+    found = positions.detach() - positions.detach().mean(1, keepdim=True)
+    torch.testing.assert_close(found, (expected - expected.mean(1, keepdim=True)).detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_vocabulary_chunks_cover_the_embedding_once(axis):
+    weight = torch.randn(11, 7, generator=torch.Generator().manual_seed(0))
+    chunks = list(vocabulary_chunks(weight, axis=axis, size=4))
+    assert max(chunk.shape[axis] for chunk in chunks) <= 4
+    assert {chunk.dtype for chunk in chunks} == {torch.float64}
+    assert torch.equal(torch.cat(chunks, dim=axis), weight.double())
+
+
+# --- rotary frequencies ---
+
+
+def test_scaled_frequencies_are_not_the_unscaled_ones_and_gemma3_has_two_kinds():
+    # Without this the comparison with the config could pass on configs whose scaling does nothing.
+    for name, unscaled in (("llama3", standard_frequencies(500.0, 12)), ("yarn", standard_frequencies(10000.0, 12))):
+        rotary = attention_view(shared("bridge", name)).layer(0).rotary
+        assert float((rotary.theta / unscaled - 1).abs().max()) > 0.5
+        assert rotary.valid_up_to is None
+    view = attention_view(shared("bridge", "gemma3"))
+    theta = [view.layer(index).rotary.theta for index in range(2)]
+    assert float(theta[0][-1] / theta[1][-1]) > 10  # base 100 against 10000 and a factor of 2
+
+
+@pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
+def test_a_long_prompt_does_not_move_the_frequencies_that_are_read(name):
+    model = fresh("bridge", name)
+    view = attention_view(model)
+    before = view.layer(0).rotary
+    assert before.valid_up_to == 32
+    kept = model.rotary_emb.original_component.inv_freq.clone()
+    with torch.no_grad():
+        model(zoo.prompt(length=64))
+    # The module overwrote its own table, so that reading that one would show.
+    assert not torch.equal(model.rotary_emb.original_component.inv_freq, kept)
+    assert torch.equal(view.layer(0).rotary.theta, before.theta)

@@ -1,0 +1,142 @@
+"""What histories refuse, before anything is loaded where that can be known: the call and the words."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+import zoo
+
+import tlspectral as tls
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.history import folder_checkpoints, hub_checkpoints
+from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral.studies.common.checkpoints import training_checkpoints
+
+WEIGHTS = {"null_draws": 2, "detectors": False, "show_progress": False}
+
+
+def history(checkpoints, **options):
+    return tls.head_history(checkpoints, **WEIGHTS | options)
+
+
+def refuse():
+    raise AssertionError("loaded although the input is wrong")
+
+
+def steps(*labels):
+    return history([(label, refuse) for label in labels])
+
+
+@functools.cache
+def folder(*names):
+    """A folder with empty folders of these names, or with a model where a name has one."""
+    made = Path(tempfile.mkdtemp(prefix="history_"))
+    for name in names:
+        step, _, model = name.partition(":")
+        zoo.save_folder(model, made / step) if model else (made / step).mkdir()
+    return made
+
+
+@functools.cache
+def run_without_checkpoints():
+    settings = TrainingSettings(steps=1, batch_size=2, evaluation_sequences=2, warmup_steps=1)
+    return train(TransformerConfig(d_vocab=8, n_ctx=16), RandomMapTask(vocabulary=8, length=16), settings)
+
+
+REFUSED = {
+    # Labels.
+    "none": (lambda: history([]), "no checkpoints"),
+    "a step twice": (lambda: steps(0, 2, 2), "step 2 comes twice"),
+    "a step that falls": (lambda: steps(0, 4, 2), "step 2 comes after step 4"),
+    "a generator of falling steps": (
+        lambda: history((step, zoo.shared("bridge", "llama")) for step in (2, 1)),
+        "step 1 comes after step 2",
+    ),
+    "a negative step": (lambda: steps(0, -1), "-1 is no training step"),
+    "half a step": (lambda: steps(0.5), "0.5 is no training step"),
+    "a flag": (lambda: steps(True), "True is no training step"),
+    "a number as text": (lambda: steps("8"), "'8' is no training step: give whole numbers .* or names"),
+    "a name twice": (lambda: history(["a", "a"]), "'a' comes twice: give .label, checkpoint. pairs"),
+    "a step in two folders": (lambda: history(["run/step8", "other/step8"]), "step 8 comes twice"),
+    "a name and a step": (lambda: history(["run/step8", "run/final"]), "'run/final' is a name and 8 a training step"),
+    # Models.
+    "no model": (lambda: history([(5, 3)]), "step 5: .*neither a model nor its name"),
+    "a function of no model": (lambda: history([(5, lambda: 3)]), "step 5: .*neither a TransformerBridge"),
+    "another width": (
+        lambda: history([(0, zoo.shared("bridge", "llama")), (1, tls.load_model("tiny-rope"))]),
+        "step 1 is of another architecture than step 0: d_model 64, there 48",
+    ),
+    "other kind of positions": (
+        lambda: history([(0, tls.load_model("tiny-rope")), (1, tls.load_model("tiny-ape"))]),
+        r"rotary \[False, False\], there \[True, True\]",
+    ),
+    "another architecture in files": (
+        lambda: history(folder("step0:llama", "step1:gpt2")),
+        "step 1 is of another architecture than step 0: ",
+    ),
+    "a source above its target": (
+        lambda: history([(0, refuse)], pairs=[((1, 0), (1, 1))]),
+        r"\(\(1, 0\), \(1, 1\)\) cannot compose",
+    ),
+    "a track without detectors": (lambda: history([zoo.shared("bridge", "llama")]).track(), "detectors were not run"),
+    # Names, folders and revisions.
+    "revisions of a list": (lambda: history(["a/b"], revisions="step{step}"), "one hub model"),
+    "steps of a list": (lambda: history(["a/b"], steps=[0]), "one hub model"),
+    "revisions of a folder": (lambda: history(folder("step0"), revisions="step{step}"), "leave revisions= out"),
+    "steps nobody knows": (lambda: history("maker/model"), r"maker/model .* revisions=.*'step\{step\}'"),
+    "revisions of a packaged model": (lambda: history("tiny-rope", revisions="step{step}"), "is no hub model"),
+    "a step not in a folder": (
+        lambda: folder_checkpoints(folder("step0", "checkpoint-9"), [0, 7, 8]),
+        r"no checkpoint of steps \[7, 8\]; it has steps 0, 9",
+    ),
+    "an empty folder": (lambda: folder_checkpoints(folder()), "holds no checkpoints"),
+    "a step in a folder twice": (
+        lambda: folder_checkpoints(folder("step5", "checkpoint-5")),
+        "step 5 twice, as checkpoint-5 and step5",
+    ),
+    **{
+        f"step {step} of pythia": (
+            lambda step=step: hub_checkpoints("EleutherAI/pythia-70m-deduped", [0, step]),
+            rf"steps \[{step}\].*powers of two from 1 to 512.*1000 to 143000",
+        )
+        for step in (3, 1024, 1500, 144_000, -1)
+    },
+    "a step that is not on the hub": (
+        lambda: hub_checkpoints("EleutherAI/pythia-70m", [512])[0][1](),
+        "EleutherAI/pythia-70m.*step512",
+    ),
+    "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.usefixtures("no_network")
+def test_a_history_that_cannot_be_is_refused(case):
+    call, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: history({0: "a"}), TypeError, "found int among the checkpoints: give names, folders, models"),
+        (lambda: history([lambda: None]), TypeError, "found function among the checkpoints"),
+        (lambda: history(["/nowhere/step5"]), FileNotFoundError, "no folder or file /nowhere/step5"),
+        (lambda: folder_checkpoints("/nowhere"), FileNotFoundError, "no folder"),
+        (lambda: history(folder("step3:bert")), UnsupportedArchitecture, "^step 3: .*not read layer by layer"),
+        (lambda: history([zoo.shared("bridge", "llama")]).track((1, 7)), BadHead, "no head 7 in layer 1"),
+        *(
+            (
+                lambda pair=pair: history([(0, zoo.shared("bridge", "llama"))], pairs=[pair]),
+                BadHead,
+                r"no head|does not exist",
+            )
+            for pair in (((0, 5), (1, 0)), ((0, 0), (1, 5)), ((0, 0), (2, 0)))
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_by_its_kind(call, error, said):
+    with pytest.raises(error, match=said):
+        call()

@@ -1,0 +1,495 @@
+"""What load_model and tables from files refuse: the error, and the words that say what is wrong and what to do."""
+
+import json
+import time
+
+import pytest
+import torch
+import transformers
+import zoo
+from checkpoint_folders import ROADS, sharded, tensors_of, with_config, with_files, with_tensors
+
+import tlspectral as tls
+from tlspectral.errors import BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
+
+pytestmark = pytest.mark.usefixtures("no_network")
+
+load = tls.load_model
+
+
+# --- names and arguments ---
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("./nowhere", {}, FileNotFoundError, "no folder or file ./nowhere"),
+        ("nowhere/at/all", {}, FileNotFoundError, "no folder or file"),
+        ("nowhere.gguf", {}, FileNotFoundError, "no file nowhere.gguf"),
+        ("not a name!", {}, ValueError, "neither a path on this machine nor a hub id"),
+        ("nobody/nothing", {}, ValueError, "not a folder, a .gguf file or a cached hub model"),
+        ("nobody/nothing", {"revision": "x"}, ValueError, "'nobody/nothing' at revision 'x' is not"),
+        ("nobody/nothing", {"checkpoint": 3}, ValueError, "not known how nobody/nothing names its training steps"),
+        ("EleutherAI/pythia-70m", {"checkpoint": 3, "revision": "step3"}, ValueError, "give one of them"),
+        ("EleutherAI/pythia-70m", {"checkpoint": -1}, ValueError, "checkpoint=-1 is not a training step"),
+        ("EleutherAI/pythia-70m", {"checkpoint": True}, ValueError, "checkpoint=True is not a training step"),
+        ("gpt2", {"backend": "tensor"}, ValueError, "backend='tensor' is none of 'auto', 'bridge', 'hooked'"),
+        ("tiny-rop", {}, ValueError, "; did you mean 'tiny-rope'?"),
+        ("smollm2", {}, ValueError, "; did you mean 'smollm2-135m'?"),
+        ("tiny rope", {}, ValueError, "; did you mean 'tiny-rope'?"),
+        ("tiny-rope", {"revision": "v2"}, ValueError, "no revision or checkpoint to choose"),
+        ("tiny-rope", {"device": "abacus"}, ValueError, "device='abacus' cannot be used here"),
+        ("gpt2", {"dtype": "int8"}, ValueError, "dtype='int8' is not a floating-point type"),
+    ],
+)
+def test_wrong_arguments(name, options, error, words):
+    with pytest.raises(error) as raised:
+        load(name, **options)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_and_folders_that_are_no_checkpoint(folder, tmp_path):
+    fake = tmp_path / "fake.gguf"
+    fake.write_bytes(b"GGUF and then nothing")
+    (tmp_path / "other.gguf").write_bytes(b"GGML....")
+    for call, error, words in (
+        (lambda: load(folder("llama") / "model.safetensors"), ValueError, r"is a file but not a \.gguf file"),
+        (lambda: load(folder("llama"), revision="v2"), ValueError, "local folder, which has no revision='v2'"),
+        (lambda: ROADS["streamed"](folder("llama"), revision="v2"), ValueError, "which has no revision='v2'"),
+        (lambda: ROADS["streamed"]("tiny-rope", revision="v2"), ValueError, "tiny-rope is one packaged set of weights"),
+        (lambda: load(fake, checkpoint=1), ValueError, "no revision or checkpoint to choose"),
+        (lambda: load(tmp_path / "other.gguf"), ValueError, "does not begin as a GGUF file does"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+
+
+# --- objects ---
+
+
+def llama(change=lambda model: None):
+    model = zoo.hf_model("llama")
+    change(model)
+    return model
+
+
+def stated_as_quantised(model):
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+def packed(model):
+    projection = model.model.layers[1].self_attn.k_proj
+    projection.weight = torch.nn.Parameter(projection.weight.to(torch.uint8), requires_grad=False)
+
+
+def moved_by_accelerate(model):
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(model.model.layers[0], hooks.AlignDevicesHook("cpu"))
+
+
+OBJECTS = {
+    "a revision": (
+        lambda: load(llama(), revision="main"),
+        ValueError,
+        "LlamaForCausalLM is loaded; it has no revision",
+    ),
+    "a step": (lambda: load(llama(), checkpoint=3), ValueError, "it has no revision or checkpoint"),
+    "a name as tokenizer": (lambda: load(llama(), tokenizer="gpt2"), TypeError, "tokenizer of transformers, .* str"),
+    "text of a tiny model": (lambda: load("tiny-rope", tokenizer=zoo._tokenizer()), ValueError, "rope knows no text"),
+    "a revision of a loaded model": (
+        lambda: tls.analyze_heads(zoo.shared("bridge", "llama"), revision="main"),
+        ValueError,
+        "nothing to choose",
+    ),
+    "a bridge": (lambda: load(zoo.shared("bridge", "llama")), TypeError, "it is a TransformerLens model already"),
+    "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found Linear; give one of these"),
+    "a body without head": (lambda: load(llama().model), UnsupportedArchitecture, "LlamaModel is no causal language"),
+    "an encoder": (
+        lambda: load(zoo.hf_model("bert")),
+        UnsupportedArchitecture,
+        "BertForMaskedLM is no causal language",
+    ),
+    "quantised by its config": (
+        lambda: load(llama(stated_as_quantised)),
+        BadWeights,
+        r"quantised weights \(bitsandbytes\).*made from, without quantization_config",
+    ),
+    "quantised": (lambda: load(llama(packed)), BadWeights, r"layers\.1\.self_attn\.k_proj\.weight of .* torch\.uint8"),
+    "without values": (lambda: load(llama().to("meta")), BadWeights, "on the meta device, without values"),
+    "spread over devices": (
+        lambda: load(llama(moved_by_accelerate)),
+        UnsupportedArchitecture,
+        r"\(model\.layers\.0 is moved by accelerate\); load it onto one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "words"), OBJECTS.values(), ids=OBJECTS)
+def test_objects(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+# --- HookedTransformer ---
+
+
+def with_a_window(path):
+    return with_config(path, use_sliding_window=True, sliding_window=64, layer_types=["sliding_attention"] * 2)
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("yarn", 'ignores the yarn rope scaling .* use backend="bridge"'),
+        ("phi3_longrope", "ignores the longrope rope scaling"),
+        ("dynamic", "ignores the dynamic rope scaling"),
+        ("gemma2", r'has no HookedTransformer of .* Use backend="bridge"'),
+        ("smollm3", "has no HookedTransformer of"),
+        ("mamba", "has no HookedTransformer of"),
+        ("deepseek_v3", "has no HookedTransformer of"),
+        ("qwen2", "ignores the sliding window of 64 tokens"),
+    ],
+)
+def test_what_hooked_transformer_does_not_compute(copied, name, words):
+    path = with_a_window(copied(name)) if name == "qwen2" else copied(name)
+    with pytest.raises(UnsupportedArchitecture, match=words):
+        load(path, backend="hooked")
+
+
+@zoo.needs_hooked
+def test_what_no_rule_names_is_caught_by_comparing_with_the_checkpoint(folder, monkeypatch):
+    monkeypatch.setattr("tlspectral.models.loading.hooked._check_rope", lambda *_: None)
+    with pytest.raises(UnsupportedArchitecture, match=r"does not compute what the checkpoint does \(log-prob"):
+        load(folder("yarn"), backend="hooked")
+
+
+@pytest.mark.skipif(zoo.HAS_HOOKED, reason="TransformerLens 3 has HookedTransformer")
+def test_hooked_on_transformer_lens_4(folder):
+    with pytest.raises(ImportError, match=r'removed in TransformerLens 4: use backend="bridge", or .*lens<4'):
+        load(folder("llama"), backend="hooked")
+
+
+# --- folders ---
+
+
+def refused(change, error=BadWeights, *, loaded=None, streamed=None, both=None, name="llama"):
+    """A change of a folder, and the error and its words on each road; a road may have an error of its own."""
+    words = {"loaded": loaded or both, "streamed": streamed or both}
+    said = {road: word if isinstance(word, tuple) else (error, word) for road, word in words.items() if word}
+    return name, change, said
+
+
+def cut(size):
+    def change(path):
+        file = path / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:size])
+
+    return change
+
+
+def without(file):
+    return lambda path: (path / file).unlink()
+
+
+def configured(**changes):
+    return lambda path: with_config(path, **changes)
+
+
+def quantised(**settings):
+    return configured(quantization_config=settings)
+
+
+def tensors(**changes):
+    """Change tensors of layer 1 by functions, and take out those that are None."""
+
+    def change(path):
+        held = tensors_of(path)
+        names = {kind: f"model.layers.1.{kind.replace('__', '.')}.weight" for kind in changes}
+        with_tensors(path, {names[kind]: made and made(held[names[kind]]) for kind, made in changes.items()})
+
+    return change
+
+
+def with_a_nan(value):
+    value = value.clone()
+    value[3, 4] = torch.nan
+    return value
+
+
+def beside(kind):
+    def change(path):
+        name = "model.layers.1.self_attn.q_proj"
+        with_tensors(path, {f"{name}.{kind}": torch.ones(4), **({f"{name}.weight": None} if kind == "qweight" else {})})
+
+    return change
+
+
+def code_beside(path):
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    with_config(path, model_type="own", auto_map=classes)
+    (path / "own.py").write_text("raise SystemExit('run')\n")
+
+
+def index_outside(kind):
+    def change(path):
+        index = sharded(path, kind)
+        with_files(index, lambda name, file: f"../{file}" if name == "model.norm.weight" else file)
+
+    return change
+
+
+def index_of(text):
+    return lambda path: sharded(path).write_text(text)
+
+
+def index_of_pickles(path):
+    index = sharded(path)
+    with_files(index, lambda name, file: file.replace(".safetensors", ".bin"))
+
+
+def index_of_too_much(path):
+    index = sharded(path)
+    file_of = json.loads(index.read_text())["weight_map"]
+    other, promised = file_of["model.layers.0.self_attn.q_proj.weight"], "model.layers.1.self_attn.k_proj.weight"
+    with_files(index, lambda name, file: other if name == promised else file)
+
+
+def a_shard(change):
+    def changed(path):
+        files = json.loads(sharded(path).read_text())["weight_map"]
+        change(path / files["model.layers.1.self_attn.q_proj.weight"])
+
+    return changed
+
+
+def adapter_beside(path):
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+
+def same(path):
+    pass
+
+
+NO_INDEX = r"model\.safetensors\.index\.json is no index of safetensors files"
+CUT = r"\.safetensors cannot be read as safetensors .*; fetch it again"
+OTHER_SHAPES = r"do not have the shapes that its config\.json asks for"
+FOLDERS = {
+    "no config": refused(without("config.json"), FileNotFoundError, both=r"no config\.json"),
+    "a damaged config": refused(
+        lambda path: (path / "config.json").write_text("{"),
+        loaded=r"config\.json is no JSON",
+        streamed=(UnsupportedArchitecture, r"config\.json is not understood"),
+    ),
+    "no weights": refused(
+        without("model.safetensors"), FileNotFoundError, loaded="cannot be loaded", streamed="holds no weights"
+    ),
+    "pickles": refused(
+        lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
+        streamed=r"no safetensors \(its weights are in pytorch_model\.bin, a pickle\)",
+    ),
+    "nothing of the file": refused(cut(0), both=CUT),
+    "an end that is cut off": refused(cut(-100), both=CUT),
+    "a weight that is missing": refused(
+        tensors(self_attn__q_proj=None),
+        loaded=r"lacks 1 of the weights .* model\.layers\.1\.self_attn\.q_proj\.weight",
+        streamed=r"layer 1: .*lacks 1 of its weights, such as model\.layers\.1\.self_attn\.q_proj",
+    ),
+    "a norm that is missing": refused(
+        tensors(input_layernorm=None), streamed=r"layer 1: .*such as model\.layers\.1\.input_layernorm\.weight"
+    ),
+    "a weight of another shape": refused(
+        tensors(self_attn__k_proj=lambda value: value[:16].clone()),
+        loaded=OTHER_SHAPES,
+        streamed=r"layer 1: .*k_proj\.weight .*has shape \(16, 48\).*asks for \(24, 48\)",
+    ),
+    "a config of other shapes": refused(
+        configured(hidden_size=64),
+        loaded=OTHER_SHAPES,
+        streamed=r"layer 0: .*has shape \(.*\), and config\.json asks for",
+    ),
+    "more layers than there are": refused(
+        configured(num_hidden_layers=3), loaded="lacks", streamed="layer 2: .*hold no tensors of this layer"
+    ),
+    "a weight that is no number": refused(
+        tensors(self_attn__k_proj=with_a_nan),
+        loaded=r"layers\.1\.self_attn\.k_proj\.weight of .*: 1 of \d+ values are NaN or infinite",
+        streamed="layer 1, W_K: 1 of",
+    ),
+    "GPTQ": refused(quantised(quant_method="gptq"), both=r"\(gptq\), .*; load the model that they were made from"),
+    "bitsandbytes": refused(
+        quantised(quant_method="bitsandbytes", load_in_4bit=True),
+        both=r"\(bitsandbytes\), .*without quantization_config; if .* model\.dequantize\(\)",
+    ),
+    "an old config of bitsandbytes": refused(quantised(load_in_8bit=True), both=r"\(bitsandbytes\), which cannot"),
+    "packed weights without a word in the config": refused(
+        beside("qweight"), both=r"quantised weights \(.*q_proj\.qweight .*config\.json does not say so"
+    ),
+    "scales without a word in the config": refused(
+        beside("SCB"), both=r"quantised weights \(.*q_proj\.SCB .*config\.json does not say so"
+    ),
+    "bytes": refused(
+        tensors(self_attn__q_proj=lambda value: value.to(torch.int8)),
+        streamed=r"layer 1: .*q_proj\.weight is stored as I8, a quantised format",
+    ),
+    "a whole model beside an adapter": refused(
+        adapter_beside, both=r"holds an adapter \(adapter_config\.json\) and a whole model"
+    ),
+    "code of its own, which is not run": refused(
+        code_beside,
+        UnsupportedArchitecture,
+        loaded="transformers does not load",
+        streamed=r"is not understood.*model\.layers\.N\.self_attn",
+    ),
+    "an encoder": refused(
+        same, UnsupportedArchitecture, both=r"not a causal language model \(model type bert\)", name="bert"
+    ),
+    "an encoder-decoder": refused(
+        lambda path: transformers.T5Config().save_pretrained(path),
+        UnsupportedArchitecture,
+        both=r"encoder-decoder model \(model type t5\)",
+    ),
+    "no attention": refused(
+        same,
+        UnsupportedArchitecture,
+        streamed=r"model type is mamba.*backbone\.layers\.N\.mixer\.x_proj\.weight.*pass a loaded",
+        name="mamba",
+    ),
+    "linear attention": refused(same, UnsupportedArchitecture, streamed="layer 0: ", name="qwen3_next"),
+    "a softcap that transformers ignores": refused(
+        same,
+        UnsupportedArchitecture,
+        loaded="does not compute what the checkpoint does",
+        streamed="layer 0: Gemma 3 with attn_logit_softcapping",
+        name="gemma3_with_softcap",
+    ),
+    "an index that leads out of the folder": refused(
+        index_outside("safetensors"),
+        both=r"names \.\./.*, which is no safetensors file beside it; only these are opened",
+    ),
+    "an index of pickles that leads out of the folder": refused(
+        index_outside("pickles"), loaded=r"names \.\./.*, which is no PyTorch file beside it"
+    ),
+    "an index that names pickles": refused(index_of_pickles, both=r"\.bin, which is no safetensors file beside it"),
+    "a number for the files": refused(index_of('{"weight_map": 3}'), both=NO_INDEX),
+    "an index of nothing": refused(index_of("{}"), both=NO_INDEX),
+    "an index that promises too much": refused(
+        index_of_too_much, streamed=r"does not hold model\.layers\.1\.self_attn\.k_proj\.weight"
+    ),
+    "a shard that is not there": refused(
+        a_shard(lambda file: file.unlink()),
+        loaded=r"\.safetensors cannot be read as safetensors",
+        streamed=r"\.safetensors.*is not there",
+    ),
+    "a shard that is cut off": refused(a_shard(lambda file: file.write_bytes(file.read_bytes()[:-10])), both=CUT),
+}
+
+
+# What only shows once a layer's numbers are read; the rest is refused before the first layer.
+AS_NUMBERS = ("a weight that is no number", "linear attention", "a softcap that transformers ignores")
+
+
+@pytest.mark.parametrize(
+    ("what", "road"), [(what, road) for what, (_, _, by_road) in FOLDERS.items() for road in by_road]
+)
+def test_folders(copied, monkeypatch, tmp_path, what, road):
+    name, change, by_road = FOLDERS[what]
+    path, options = copied(name), {}
+    change(path)
+    if road == "streamed":
+        monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("a pickle was opened"))
+        options = {"checkpoint_dir": tmp_path / "parts"}
+    error, words = by_road[road]
+    with pytest.raises(error, match=words):
+        ROADS[road](path, **options)
+    assert what in AS_NUMBERS or not (tmp_path / "parts").exists()
+
+
+@pytest.mark.skipif(not zoo.READ_WRONG, reason="right on TransformerLens 4")
+def test_a_bridge_with_other_logits(folder):
+    with pytest.raises(UnsupportedArchitecture, match=r"^the bridge that TransformerLens 3\.\S+ makes of .*cohere"):
+        load(folder("cohere"))
+    with pytest.raises(ScoreMismatch, match="no table is returned"):
+        ROADS["streamed"](folder("cohere"))
+
+
+def test_a_form_that_the_bridge_cannot_hold(folder, monkeypatch):
+    """TransformerLens by itself splits Falcon's grouped keys in the wrong places."""
+    monkeypatch.setattr("tlspectral.models.loading.building.correct_packed", lambda adapter, config: None)
+    for road, words in (("streamed", "layer 0: the bridge of "), ("loaded", "^the bridge of ")):
+        with pytest.raises(UnsupportedArchitecture, match=f"{words}TransformerLens cannot hold this falcon"):
+            ROADS[road](folder("falcon_grouped"))
+
+
+def test_alibi_of_falcon(folder):
+    with pytest.raises(UnsupportedArchitecture, match="layer 0: Falcon with ALiBi; under eager attention"):
+        tls.verify_scores(load(folder("falcon_alibi")))
+
+
+def test_a_missing_layer_does_not_stop_the_others(copied):
+    path = copied("gemma2")
+    with_tensors(path, {"model.layers.3.self_attn.q_proj.weight": None})
+    assert len(ROADS["streamed"](path, layers=[0, 1])) == 8
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("llama", "num_hidden_layers", 10**12),
+        ("llama", "num_hidden_layers", 90_000),
+        ("llama", "hidden_size", 2**40),
+        ("llama", "vocab_size", 2**40),
+        ("llama", "num_attention_heads", 0),
+        ("gpt2", "n_positions", 2**30),
+        ("gpt2", "n_layer", -1),
+    ],
+)
+def test_a_config_that_asks_for_terabytes_is_refused_before_they_are_allocated(copied, road, name, key, value):
+    path = with_config(copied(name), **{key: value})
+    start = time.perf_counter()
+    if road == "streamed" and key == "vocab_size":
+        ROADS[road](path)  # a vocabulary is not read there
+    else:
+        with pytest.raises((BadWeights, UnsupportedArchitecture), match=r"config\.json"):
+            ROADS[road](path)
+    assert time.perf_counter() - start < 60
+
+
+# --- numbers and types ---
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+def test_weights_that_are_no_numbers_are_named_in_16_bits_too(copied, backend):
+    path, name = copied("llama"), "model.layers.1.self_attn.k_proj.weight"
+    weight = tensors_of(path)[name]
+    weight[3, 4] = torch.inf
+    with_tensors(path, {name: weight})
+    for dtype in ("bfloat16", "float32"):
+        with pytest.raises(BadWeights, match=rf"{name} of .*: 1 of \d+ values are NaN or infinite; load the"):
+            load(path, backend=backend, dtype=dtype)
+
+
+def test_log_probabilities_that_are_no_numbers_are_not_blamed_on_the_bridge(copied, monkeypatch):
+    whole = transformers.LlamaForCausalLM.forward
+
+    def forward(self, *arguments, **options):
+        output = whole(self, *arguments, **options)
+        output.logits = output.logits * torch.nan
+        return output
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
+    with pytest.raises(BadWeights, match="are NaN although all of its weights are numbers, in transformers' own model"):
+        load(copied("llama"))
+
+
+def test_a_model_that_float64_cannot_run_is_not_blamed_on_its_config():
+    """GPT-OSS multiplies by its experts with a kernel of torch that has no float64."""
+    from family_configs import tiny_config
+
+    model = transformers.GptOssForCausalLM(tiny_config("gpt_oss"))
+    with pytest.raises(UnsupportedArchitecture, match=r"^GptOssForCausalLM does not run in float64 .*dtype='float32'"):
+        load(model, dtype="float64")
+    assert attention_view(load(model, dtype="float32")).n_layers == 2

@@ -1,0 +1,408 @@
+"""Every function that keeps its parts in a folder: stopped, continued, shared out, and refused where it is other work.
+
+A row of `ROWS` is one function. Kills, damaged files and jobs that meet in one folder are tests of the engine
+(test_work, test_parts, test_shared_folders).
+"""
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pandas as pd
+import pytest
+import torch
+import zoo
+from block_marks import Marks
+from positional_measurements import block_prompt
+from zoo import shared
+
+import tlspectral as tls
+from tlspectral.detectors import repeated_sequences
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.heads import analyze_models
+from tlspectral.models.attention import attention_view
+from tlspectral.positional import BlockPrompt
+from tlspectral.tables import PartFolder, read_table
+from tlspectral.tasks import induction
+
+HEADS = ["L0H1", "L1H2"]
+QUIET = {"show_progress": False}
+MARKS = Marks()
+BLOCKS = BlockPrompt(torch.arange(1, 3), torch.arange(3, 12).split(3), torch.arange(12, 14))
+FEW_DRAWS = {"null_draws": 3, "detectors": False, **QUIET}
+
+
+@functools.cache
+def drawn(count=3):
+    return repeated_sequences(attention_view(shared("bridge", "llama")), count, 8, seed=1)
+
+
+@functools.cache
+def saved(name, seed=0):
+    """A model of the zoo in a folder. Not to be changed."""
+    return zoo.save_folder(name, Path(tempfile.mkdtemp(prefix="saved_")) / f"{name}_{seed}", seed=seed)
+
+
+@functools.cache
+def with_one_other_weight(name, layer):
+    """The folder of `saved` with one number changed in the middle of one matrix."""
+    model = zoo.hf_model(name, 0)
+    with torch.no_grad():
+        model.model.layers[layer].self_attn.k_proj.weight[7, 20] += 1e-3
+    path = Path(tempfile.mkdtemp(prefix="saved_")) / f"{name}_changed"
+    model.save_pretrained(path)
+    return path
+
+
+class OtherMarks(Marks):
+    """The same task by another name."""
+
+
+class ShiftedMarks(Marks):
+    """Other tokens by the same name."""
+
+    name = MARKS.name
+
+    def draw(self, seed):
+        return super().draw(seed + 1)
+
+
+def renamed():
+    """The task of a sweep by another name."""
+    return replace(induction(tokens=drawn()), name="another")
+
+
+def margin(prompts, answers=(2, 5)):
+    return tls.logit_difference(prompts, list(answers), 7)
+
+
+# --- what is called ---
+
+
+def swept(folder, part="symmetric", model=None, **options):
+    model = shared("bridge", "llama") if model is None else model
+    options = {"heads": HEADS, "tokens": drawn(), **options}
+    return {"sweep": tls.ablation_sweep(model, part, checkpoint_dir=folder, **QUIET, **options)}
+
+
+def edges(folder, model=None, targets=("L1H0", "L1H1"), **options):
+    model = shared("bridge", "gemma2") if model is None else model
+    options = {"tokens": drawn(), "control": "random", "sources": ["L0H3", "L0H0"], "draws": 3, **options}
+    return {"edges": tls.edge_effects(model, [*targets, "L2H1"], checkpoint_dir=folder, **QUIET, **options)}
+
+
+def profiled(folder, model=None, task=MARKS, **options):
+    options = {"n_blocks": 4, "queries": 2, "draws": 2, "seed": 5, **options}
+    model = shared("bridge", "llama") if model is None else model
+    return tls.positional_symbolic_profile(model, task, checkpoint_dir=folder, **QUIET, **options).tables
+
+
+def streamed(folder, path=None, name="llama", **options):
+    path = saved(name) if path is None else path
+    return {"heads": tls.analyze_heads(path, checkpoint_dir=folder, **FEW_DRAWS | options)}
+
+
+def history(folder, checkpoints=(("one", "tiny-rope-sym"), ("two", "tiny-rope")), **options):
+    found = tls.head_history(list(checkpoints), folder=folder, **FEW_DRAWS | options)
+    return {name: table for name, table in vars(found).items() if table is not None}
+
+
+def many(folder, models=("llama", "gpt2"), **options):
+    folder = Path(tempfile.mkdtemp(prefix="many_")) if folder is None else folder
+    failures = analyze_models([saved(name) for name in models], folder, **FEW_DRAWS | options)
+    assert failures.empty
+    assert not list((folder / "layers").iterdir())
+    return {file.name: read_table(file) for file in sorted((folder / "heads").iterdir())}
+
+
+# --- the rows ---
+
+
+def other(settings):
+    """What a refusal says where these settings differ and no others."""
+    return rf"made with other {settings} \("
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function, and how it keeps its work.
+
+    Attributes:
+        measure: called with a folder or None and options; returns tables by name.
+        parts: number of files that the whole work writes.
+        stop: how many of them are written when it is stopped.
+        options: of every call.
+        foreign: a word of the refusal, by the options of work that must not continue in the folder.
+        served: number of parts that are made anew, by the options of work that may share the folder.
+
+    An option that is a `partial` is made when the function is called.
+    """
+
+    measure: Callable[..., dict[str, pd.DataFrame]]
+    parts: int
+    stop: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    foreign: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    served: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, folder, **options):
+        given = self.options | options
+        made = {name: value() if isinstance(value, partial) else value for name, value in given.items()}
+        return self.measure(folder, **made)
+
+
+ROWS = {
+    "sweep": Row(
+        swept,
+        2,
+        options={"control": "random"},
+        foreign=[
+            (other("seed"), {"seed": 1}),
+            (other("tokens"), {"tokens": partial(drawn, 4)}),
+            (other("control"), {"control": None}),
+            (other("draws") + "draws: null there, 19 now", {"draws": 19}),
+            (other("screen"), {"screen": "gradient"}),
+            (other("heads"), {"heads": HEADS[:1]}),
+            (other("heads"), {"heads": None}),
+            (other("task"), {"task": partial(renamed), "tokens": None}),
+            (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
+        ],
+        served=[(2, {"part": "output"})],
+    ),
+    "screened sweep": Row(
+        swept, 3, 2, {"screen": "gradient", "heads": None}
+    ),
+    "sweep of a window": Row(
+        swept,
+        2,
+        options={"part": "long_range", "window": 2, "sinks": 1},
+        foreign=[(other("window"), {"window": 3}), (other("sinks"), {"sinks": 0})],
+    ),
+    "sweep of means": Row(
+        swept,
+        2,
+        options={"part": "output", "replace": "mean"},
+        foreign=[
+            (other("replace"), {"replace": "resample"}),
+            (other("reference_sha256"), {"reference": partial(drawn, 4)}),
+            (other("reference_sha256, replace"), {"replace": "zero"}),
+        ],
+        served=[(0, {"reference": partial(drawn)})],
+    ),
+    "sweep of blocks": Row(
+        swept,
+        2,
+        options={"part": "content", "blocks": block_prompt((3, 3, 3)), "task": "language", "tokens": zoo.prompt(2, 15)},
+        foreign=[
+            (other("block_starts"), {"blocks": block_prompt((3, 3, 3), prefix=2, suffix=4)}),
+            (other("block_starts, block_width"), {"blocks": block_prompt((4, 4, 4), prefix=1, suffix=2)}),
+        ],
+    ),
+    "edges": Row(
+        edges,
+        2,
+        foreign=[
+            (other("seed"), {"seed": 1}),
+            (other("tokens"), {"tokens": partial(drawn, 4)}),
+            (other("task"), {"task": partial(renamed), "tokens": None}),
+            (other("sources"), {"sources": ["L0H3"]}),
+            (other("targets"), {"targets": ["L1H0"]}),
+            (other("score"), {"score": "dup"}),
+            (other("control, draws"), {"control": None}),
+            (other("draws"), {"draws": 4}),
+            (other("input"), {"input": "q"}),
+            (other("replace"), {"replace": "zero"}),
+            (other("effect"), {"effect": "task"}),
+            (other("weights"), {"model": partial(zoo.bridge, "gemma2", seed=1)}),
+        ],
+    ),
+    "profile by key": Row(
+        profiled,
+        2,
+        options={"mode": "key", "per_frequency": True},
+        foreign=[
+            (other("seed, tokens"), {"seed": 6}),
+            (other("exclude_first_block"), {"exclude_first_block": False}),
+            (other("per_frequency"), {"per_frequency": False}),
+            ("queries", {"queries": 1}),
+            (other("blocks"), {"n_blocks": 3}),
+            (other("swaps"), {"swaps": "all"}),
+            (other("logit_scale"), {"logit_scale": 2.0}),
+            (other("heads"), {"heads": "L0H1"}),
+            (other("tokens"), {"task": ShiftedMarks()}),
+            (other("task"), {"task": OtherMarks()}),
+            (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
+        ],
+        served=[(1, {"draws": 3}), (0, {"tau": 0.02}), (4, {"mode": "prompt"})],
+    ),
+    "profile by prompt": Row(
+        profiled,
+        4,
+        2,
+        {"mode": "prompt", "draws": 1, "n_blocks": 5, "swaps": "all"},
+    ),
+    "head table from files": Row(
+        streamed,
+        2,
+        foreign=[
+            (other("null_draws"), {"null_draws": 4}),
+            (other("seed"), {"seed": 1}),
+            (other("null_blocks"), {"null_blocks": "fresh"}),
+            (other("null_dtype"), {"null_dtype": "float64"}),
+            (other("extras"), {"extras": ["position_share"]}),
+            (other("heads"), {"heads": ["L0H1"]}),
+            (other("config_sha256"), {"path": partial(saved, "qwen3")}),
+            ("made from other weights of layer 1", {"path": partial(with_one_other_weight, "llama", 1)}),
+        ],
+        served=[(0, {"layers": [0], "path": partial(with_one_other_weight, "llama", 1)})],
+    ),
+    "head table from files, shares of positions": Row(
+        streamed, 2, options={"name": "gpt2", "extras": ["position_share"]}
+    ),
+    "chosen heads from files": Row(
+        streamed,
+        2,
+        options={"heads": HEADS},
+        foreign=[(other("heads"), {"heads": HEADS[:1]}), (other("heads"), {"heads": None})],
+        served=[(0, {"heads": HEADS[::-1]})],
+    ),
+    "history": Row(
+        history,
+        2,
+        options={"pairs": [((0, 1), (1, 2))], "task": margin([[1, 2, 3, 1], [4, 5, 4, 9]]), "blocks": BLOCKS},
+        foreign=[
+            (other("null_draws"), {"null_draws": 4}),
+            (other("null_dtype"), {"null_dtype": "float64"}),
+            (other("seed"), {"seed": 1}),
+            (other("detectors"), {"detectors": True}),
+            (other("pairs"), {"pairs": []}),
+            (other("task"), {"task": margin([[1, 2, 3, 1], [4, 5, 6, 9]])}),
+            (other("task"), {"task": None}),
+            (other("blocks"), {"blocks": BLOCKS.swapped(0, 1)}),
+            (other("blocks"), {"blocks": None}),
+            ("holds 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
+        ],
+        served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
+    ),
+    "many models": Row(
+        many,
+        6,
+        4,
+        foreign=[
+            (other("null_draws"), {"null_draws": 4}),
+            (other("seed"), {"seed": 1}),
+            (other("null_blocks"), {"null_blocks": "fresh"}),
+            (other("null_dtype"), {"null_dtype": "float64"}),
+            (other("backend"), {"backend": "bridge"}),
+            (other("detectors"), {"detectors": True}),
+        ],
+    ),
+}  # fmt: skip
+
+
+# --- what is asked of every row ---
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The parts that are written; the work is stopped before part `written.stop`."""
+
+    class Written(list):
+        stop = None
+
+    real, seen = PartFolder.write, Written()
+
+    def write(self, name, table):
+        if len(seen) == seen.stop:
+            raise KeyboardInterrupt
+        seen.append(self.path / name)
+        return real(self, name, table)
+
+    monkeypatch.setattr(PartFolder, "write", write)
+    return seen
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, table in expected.items():
+        pd.testing.assert_frame_equal(found[name], table, check_exact=True)
+        assert found[name].attrs == table.attrs
+
+
+@functools.cache
+def finished(name):
+    """A folder with the whole work of a row, and its tables."""
+    folder = Path(tempfile.mkdtemp(prefix="finished_"))
+    return folder, ROWS[name](folder)
+
+
+every_row = pytest.mark.parametrize("name", ROWS)
+
+
+@every_row
+def test_stopped_work_continues_to_the_same_table(name, tmp_path, written):
+    """A finished part is not made again, and a finished work makes none."""
+    row, folder = ROWS[name], tmp_path / "new"
+    _, expected = finished(name)
+    written.clear()
+    written.stop = row.stop
+    with pytest.raises(KeyboardInterrupt):
+        row(folder)
+    assert len(written) == row.stop
+    written.stop = None
+    assert_same(row(folder), expected)
+    assert len(written) == len(set(written)) == row.parts
+    written.clear()
+    assert_same(row(folder), expected)
+    assert written == []
+    assert not list(folder.glob(".*"))
+
+
+@every_row
+def test_two_workers_give_the_same_table_without_a_folder(name):
+    with joblib.parallel_config(backend="threading"):  # the code path of processes
+        assert_same(ROWS[name](None, n_jobs=2), finished(name)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "options"),
+    [
+        pytest.param(name, said, options, id=f"{name}-{number}-{next(iter(options))}")
+        for name, row in ROWS.items()
+        for number, (said, options) in enumerate(row.foreign)
+    ],
+)
+def test_other_work_is_refused(name, said, options):
+    with pytest.raises(IncompatibleCheckpoint, match=f"{said}.*[Cc]hoose another folder"):
+        ROWS[name](finished(name)[0], **options)
+
+
+@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("profile by key", "llama")])
+def test_other_hooks_on_the_model_are_refused(name, model):
+    folder, _ = finished(name)
+    first_layer = tls.ablate(shared("bridge", model), [(0, head) for head in range(4)], "output")
+    with first_layer, pytest.raises(IncompatibleCheckpoint, match="hooks on the model"):
+        ROWS[name](folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "options"),
+    [
+        pytest.param(name, new, options, id=f"{name}-{next(iter(options))}")
+        for name, row in ROWS.items()
+        for new, options in row.served
+    ],
+)
+def test_what_may_share_a_folder_does(name, new, options, tmp_path, written):
+    """The table is that of a measurement without a folder, and of the parts that it needs the missing ones are made."""
+    expected = ROWS[name](None, **options)
+    folder = shutil.copytree(finished(name)[0], tmp_path / "copy")
+    written.clear()
+    assert_same(ROWS[name](folder, **options), expected)
+    assert len(written) == new

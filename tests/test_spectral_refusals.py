@@ -1,0 +1,231 @@
+"""What spectral rotary positions refuse: choices, models and files that do not fit, each by name."""
+
+import functools
+import importlib
+import inspect
+import json
+
+import pytest
+import torch
+import zoo
+from safetensors import safe_open
+from safetensors.torch import load, save_file
+from spectral_zoo import NO_ROPE, base, move
+from test_spectral_module import module
+
+from tlspectral.errors import (
+    BadHead,
+    EditNotHonored,
+    IncompatibleCheckpoint,
+    ScoreMismatch,
+    TlspectralError,
+    UnsupportedArchitecture,
+)
+from tlspectral.spectral_rope import (
+    SpectralHookedTransformer,
+    load_spectral,
+    merge,
+    omega_shift,
+    parameter_groups,
+    save_spectral,
+    to_spectral,
+)
+from tlspectral.spectral_rope import model as spectral_model
+from tlspectral.spectral_rope import module as spectral_module
+
+
+def spectral(name="llama", **options):
+    return to_spectral(base("bridge", name), **options)
+
+
+def with_omega_moved(parameter):
+    changed = spectral(log_omega=parameter != "omega")
+    with torch.no_grad():
+        getattr(changed.spectral["1"], parameter)[1, 2] += 1e-3
+    return changed
+
+
+def merged_object(name, scope, only):
+    return merge(move(to_spectral(zoo.hf_model(name), scope=scope), only=only))
+
+
+def groups_of_a_frozen_model():
+    frozen = spectral()
+    frozen.spectral.requires_grad_(False)
+    return parameter_groups(frozen, 1e-3)
+
+
+def unknown_scope():
+    check = inspect.unwrap(spectral_module._check_shape)  # without the type checks of tests, which come first
+    check(4, 4, 2, "heads", 0.0)
+
+
+def turned(heads, side):
+    return module()(torch.zeros(1, 2, heads, 8), torch.arange(2), side)
+
+
+NOISE = "standard deviation"
+SHIFT = ("log_omega_shift",)
+REFUSED = {
+    # heads, pairs and scopes of a module
+    "noise": (lambda: module(phase_noise=-1.0), ValueError, NOISE),
+    "noise that is no number": (lambda: module(phase_noise=float("nan")), ValueError, NOISE),
+    "head": (lambda: module(heads=[4]), ValueError, "head 4 does not exist: heads are 0 to 3"),
+    "negative head": (lambda: module(heads=[-1]), ValueError, "head -1 does not exist"),
+    "no head": (lambda: module(heads=[]), ValueError, "no head is chosen"),
+    "torn group": (lambda: module(heads=[0, 1, 3]), ValueError, r"\[2, 3\] share key/value head 1, .* only \[3\]"),
+    "no pair": (lambda: module(frequencies=[]), ValueError, "no frequency is chosen"),
+    "pair": (lambda: module(frequencies=[4]), ValueError, r"frequencies are 0 to 3, found \[4\]"),
+    "negative pair": (lambda: module(frequencies=[-1]), ValueError, "frequencies are 0 to 3"),
+    "half a pair": (lambda: module(frequencies=[0.5]), ValueError, "indices of pairs or a boolean mask"),
+    "short mask": (lambda: module(frequencies=[True, False]), ValueError, "2 entries for 4 rotary pairs"),
+    "empty mask": (lambda: module(frequencies=[False] * 4), ValueError, "no frequency is chosen"),
+    "scope": (unknown_scope, ValueError, "scope must be one of .*; not 'heads'"),
+    "keys that do not divide": (lambda: module((8, 8, 4, 3)), ValueError, "4 query heads cannot share 3"),
+    "no pairs at all": (lambda: module((8, 0, 4, 2)), ValueError, "no rotary pairs"),
+    "queries of keys": (lambda: turned(2, "query"), ValueError, "query tensor of 2 heads"),
+    "queries of another model": (lambda: turned(3, "query"), ValueError, "query tensor of 3 heads"),
+    "keys of another model": (lambda: turned(3, "key"), ValueError, "key tensor of 3 heads; .* rotates 2 or 4"),
+    # of a model
+    "layer": (lambda: spectral(heads=[(2, 0)]), BadHead, "L2H0 does not exist"),
+    "head of a layer": (lambda: spectral(heads=[(0, 4)]), BadHead, "L0H4 does not exist"),
+    "no head of any layer": (lambda: spectral(heads=[]), ValueError, "no head is chosen"),
+    "group of a layer": (lambda: spectral(heads=[(0, 0), (0, 1), (1, 2)]), ValueError, "layer 1: .* share key/value"),
+    "pair of a layer": (lambda: spectral(frequencies=[6]), ValueError, "layer 0: frequencies are 0 to 5"),
+    "one omega for two bases": (lambda: spectral("gemma3", scope="model"), ValueError, "layers 0 and 1 have different"),
+    "layer that does not turn": (
+        lambda: spectral("smollm3", heads=[(0, 0), (0, 1), (1, 0), (1, 1)]),
+        UnsupportedArchitecture,
+        "layer 1 has no rotary positions",
+    ),
+    **{
+        f"no rotary positions, {name}": (
+            functools.partial(spectral, name), UnsupportedArchitecture, "none of the 2 layers has rotary",
+        )
+        for name in NO_ROPE
+    },
+    "spectral again": (lambda: to_spectral(spectral()), ValueError, "spectral already"),
+    "another module": (lambda: to_spectral(torch.nn.Linear(2, 2)), TypeError, "neither a TransformerBridge nor"),
+    # merging
+    "omega moved": (lambda: merge(with_omega_moved("omega")), ValueError, r"layer 1: .*most in head 2, pair 2"),
+    "log omega moved": (lambda: merge(with_omega_moved(*SHIFT)), ValueError, r"layer 1: .*most in head 2, pair 2"),
+    "gain behind a norm": (lambda: merge(move(spectral("qwen3"), only=("gain",))), TlspectralError, "a query norm"),
+    "phase behind a norm": (lambda: merge(move(spectral("qwen3"), only=("phase",))), TlspectralError, "a query norm"),
+    "merge of a plain model": (lambda: merge(base("bridge", "llama")), TypeError, "not a spectral model"),
+    "config, by layer": (lambda: merged_object("llama", "layer", SHIFT), ValueError, "layer 1 has frequencies of its"),
+    "config, by head": (lambda: merged_object("llama", "head", SHIFT), ValueError, "layer 0 .* or its heads have"),
+    "config of two bases": (lambda: merged_object("gemma3", "layer", SHIFT), ValueError, "frequencies of its own"),
+    "config, norm": (lambda: merged_object("qwen3", "model", ("phase",)), UnsupportedArchitecture, "a query norm"),
+    # rates, the meter
+    "rates of a plain model": (lambda: parameter_groups(base("bridge", "llama"), 1e-3), ValueError, "to_spectral"),
+    "rates of a frozen one": (groups_of_a_frozen_model, ValueError, "no spectral parameter .* asks for a gradient"),
+    "meter of a plain model": (lambda: omega_shift(zoo.hf_model("llama"), 10), TypeError, "not a spectral model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused(what):
+    call, error, said = REFUSED[what]
+    with pytest.raises(error, match=said):
+        call()
+
+
+@zoo.needs_hooked
+def test_a_hooked_transformer_has_to_turn_and_is_spectral_already():
+    from test_spectral_hooked import config
+
+    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers"):
+        SpectralHookedTransformer(config(positional_embedding_type="standard", rotary_dim=None))
+    with pytest.raises(ValueError, match="spectral already"):
+        to_spectral(SpectralHookedTransformer(config()))
+
+
+# --- what the library itself would have done wrong ---
+
+
+def test_a_hook_point_that_never_fires_is_refused(monkeypatch):
+    monkeypatch.setattr(spectral_model, "place", lambda view, layers: None)
+    with pytest.raises(EditNotHonored, match="layer 0: the model does not use a query"):
+        spectral("neox")
+
+
+def test_a_start_that_is_not_the_model_is_refused(monkeypatch):
+    def off(*given, **options):
+        layers = build(*given, **options)
+        with torch.no_grad():
+            layers["1"].gain[0, 0] += 1e-3
+        return layers
+
+    build = spectral_model.spectral_layers
+    monkeypatch.setattr(spectral_model, "spectral_layers", off)
+    with pytest.raises(ScoreMismatch, match="at the start differ"):
+        spectral()
+
+
+def test_a_merge_that_does_not_reach_the_model_is_refused(monkeypatch):
+    merging = importlib.import_module("tlspectral.spectral_rope.merge")  # as an attribute this is the function
+    monkeypatch.setattr(merging, "with_gain_and_phase", lambda weight, geometry: weight)
+    with pytest.raises(UnsupportedArchitecture, match="merged model's logits differ"):
+        merge(move(spectral(), only=("phase",)))
+
+
+# --- files ---
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file of the spectral parameters of `llama`, as they start."""
+    save_spectral(spectral(log_omega=False), tmp_path / "spectral.safetensors")
+    return tmp_path / "spectral.safetensors"
+
+
+def refused(path, said, model=None):
+    with pytest.raises(IncompatibleCheckpoint, match=said):
+        load_spectral(model or base("bridge", "llama"), path)
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "spectral.safetensors"
+    with pytest.raises(FileNotFoundError):
+        load_spectral(base("bridge", "llama"), path)
+    path.write_bytes(b"not safetensors at all")
+    refused(path, "not a safetensors file")
+    save_file({"w": torch.zeros(1)}, path)
+    refused(path, "format None")
+    with pytest.raises(TypeError, match="not a spectral model"):
+        save_spectral(base("bridge", "llama"), path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        save_spectral(spectral(), tmp_path / "none" / "spectral.safetensors")
+
+
+CHANGED = {  # tensors and record of a file, and what is said of it
+    "one row": (lambda held, _: held.update({"1.omega": held["1.omega"][:1].clone()}), r"1\.omega is \(1, 6\)"),
+    "three pairs": (lambda held, _: held.update({"1.omega": held["1.omega"][:, :3].clone()}), r"1\.omega is \(2, 3\)"),
+    "not finite": (lambda held, _: held["1.omega"].fill_(torch.inf), r"1\.omega has values that are not finite"),
+    "missing": (lambda held, _: held.pop("1.phase"), r"missing \['1.phase'\], unknown nothing"),
+    "unknown": (lambda held, _: held.update({"1.x": torch.zeros(1)}), r"missing nothing, unknown \['1.x'\]"),
+    "no theta": (lambda held, _: held.pop("0.theta"), "layer 0: no theta"),
+    "other base": (lambda held, _: held["1.theta"].pow_(1.01), "layer 1: made for other inverse frequencies"),
+    "other pairs": (lambda held, _: held.update({"1.theta": held["1.theta"][:4].clone()}), r"theta of shape \(4,\)"),
+    "more layers": (lambda _, record: record.update(n_layers=4), "is of a model of 4 layers, this one has 2"),
+    "more heads": (lambda _, record: record["n_heads"].update({"0": 8}), "layer 0: n_heads is 8, but 4"),
+    "more keys": (lambda _, record: record["n_kv_heads"].update({"1": 4}), "layer 1: n_kv_heads is 4, but 2"),
+    "unknown head": (lambda _, record: record.update(heads=[[1, 7]]), "does not fit this model: L1H7 does not exist"),
+    "unknown pair": (lambda _, record: record.update(frequencies=[99]), "layer 0: frequencies are 0 to 5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_files_that_do_not_fit_are_refused(path, what):
+    change, said = CHANGED[what]
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors, record = load(path.read_bytes()), json.loads(metadata["spectral"])
+    change(tensors, record)
+    save_file(tensors, path, metadata={**metadata, "spectral": json.dumps(record)})
+    refused(path, said)
+
+
+def test_a_file_of_another_model_is_refused(path):
+    refused(path, "n_kv_heads is 2, but 4", base("bridge", "gpt2"))
+    refused(path, "other inverse frequencies", base("bridge", "llama3"))
