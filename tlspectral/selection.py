@@ -236,4 +236,6 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
 
 
 def _refuse(given: Any) -> NoReturn:
+    if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
+        raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -135,8 +136,8 @@ class Band(QueryKeyPart):
 
 def _listed(frequencies: Any) -> Any:
     """Frequencies that can be read twice and stored; what is no list of numbers stays, to be refused with its layer."""
-    if isinstance(frequencies, Tensor):
-        return tuple(frequencies.flatten().tolist())
+    if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
+        frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
     return tuple(frequencies) if isinstance(frequencies, Iterable) else frequencies
 
 
