@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 
+from tlspectral import parts
 from tlspectral.models.attention import attention_view
 
 DELEGATED = ("gptj", "opt", "gptneo")
@@ -16,6 +17,14 @@ SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwe
 ROUTES = [("bridge", "llama"), SCORES[-1], ("bridge", "gptj"), ("bridge", "gptneo")]
 some_models = pytest.mark.parametrize(("backend", "name"), ROUTES)
 rotary_parts = ("rope_phase", "rotary_band")
+block_parts = ("content", "position", "interaction")
+
+
+def one_of_each(prompt):
+    """A part of every kind, by name; those in blocks of the prompt."""
+    plain = [parts.Symmetric(), parts.Antisymmetric(), parts.RopePhase(), parts.Output()]
+    of_blocks = [kind(prompt) for kind in (parts.Content, parts.Position, parts.Interaction)]
+    return {part.name: part for part in [*plain, parts.Band([0]), parts.LongRange(3, sinks=1), *of_blocks]}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ POINTS = {"q": "query", "k": "key", "v": "value"}
 
 
 def edge_of(view):
-    """Two source heads, of two layers where there are more than two, target layer and target head."""
+    """Two senders, of two layers where there are more than two, and layer and head of the receiver."""
     second = 1 if view.n_layers > 2 and view.rotary(1) is not None else 0
     return [(0, 1), (second, 2)], view.n_layers - 1, 1
 
@@ -22,14 +22,14 @@ def run_with(model, hooks, tokens=None):
         return logits(model, tokens)
 
 
-def removed_from_stream(model, backend, sources, part, tokens=None, **options):
-    """What the sources write less what they write without the part, the norm behind at the intact run's scale."""
+def removed_from_stream(model, senders, part, tokens=None):
+    """What the senders write less what they write without the part, the norm behind at the intact run's scale."""
     view = attention_view(model)
     total = 0.0
-    for layer in sorted({layer for layer, _ in sources}):
+    for layer in sorted({layer for layer, _ in senders}):
         names = view.hook_names(layer)
         intact = recorded(model, ("z", "attention_out"), tokens, [layer])
-        with ablate(model, [source for source in sources if source[0] == layer], part, **options):
+        with ablate(model, [sender for sender in senders if sender[0] == layer], part):
             z = recorded(model, ("z",), tokens, [layer])[layer, "z"]
         block = model.blocks[layer]
         behind = block._modules.get("ln1_post") or (block.ln1 if name_of(model) == "olmo2" else None)
@@ -61,13 +61,13 @@ def read_from(model, layer, what, removed, tokens=None):
     return found["value"]
 
 
-def columns_of(view, layer, target, what, captured):
-    """Heads of a captured tensor that the target reads: itself, or the key/value head of its group."""
+def columns_of(view, layer, head, what, captured):
+    """Heads of a captured tensor that the head reads: itself, or the key/value head of its group."""
     if what == "q":
-        return [target]
+        return [head]
     raw = view.raw(layer)
     assert captured.shape[2] == len(raw.w_k)
-    return [target // (len(raw.w_q) // len(raw.w_k))]
+    return [head // (len(raw.w_q) // len(raw.w_k))]
 
 
 def patched(model, layer, what, columns, values, tokens=None, keep=()):
@@ -79,12 +79,12 @@ def patched(model, layer, what, columns, values, tokens=None, keep=()):
     return run_with(model, [(attention_view(model).hook_names(layer)[POINTS[what]], patch), *keep], tokens)
 
 
-def recomputed(model, backend, sources, part, layer, target, what, tokens=None, **options):
-    """Logits of a run in which the target reads the stream without what the sources write of the part."""
+def recomputed(model, senders, part, layer, head, what, tokens=None):
+    """Logits of a run in which the head reads the stream without what the senders write of the part."""
     view = attention_view(model)
-    removed = removed_from_stream(model, backend, sources, part, tokens, **options)
+    removed = removed_from_stream(model, senders, part, tokens)
     values = read_from(model, layer, what, removed, tokens)
-    return patched(model, layer, what, columns_of(view, layer, target, what, values), values, tokens)
+    return patched(model, layer, what, columns_of(view, layer, head, what, values), values, tokens)
 
 
 def repeated(view):
@@ -99,10 +99,10 @@ def grabbed(view, tokens, names, edits=()):
     return logits, found
 
 
-def cut_by_hand(view, backend, tokens, source, target, what, *, zero):
-    """Logits and pattern of the target with one edge cut by the model's own modules: the stream edited for one read."""
-    layer, head = target
-    write = removed_from_stream(view.model, backend, [source], "output", tokens)
+def cut_by_hand(view, tokens, sender, receiver, what, *, zero):
+    """Logits and pattern of the receiver with one edge cut by the model's own modules: the stream edited for a read."""
+    layer, head = receiver
+    write = removed_from_stream(view.model, [sender], "output", tokens)
     if not zero:
         write = write - write.mean((0, 1))
     values = read_from(view.model, layer, what, write, tokens)

@@ -3,6 +3,7 @@
 import torch
 from ablation_runs import allowed_keys, applicable, delegated, recorded, rotary_parts
 
+from tlspectral import parts
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.alibi import alibi_slopes
@@ -15,7 +16,7 @@ CASES = [
     ("rope_phase", None, False),
     ("rope_phase", "first", True),
     ("rotary_band", "last", False),
-    ("rotary_band", "mask", True),
+    ("rotary_band", "mask", False),
 ]
 
 
@@ -95,8 +96,19 @@ def explicit_pattern(view, name, index, seen, case, heads):
     return torch.stack(patterns, 1)
 
 
+def part_of_case(case, geometry):
+    """The part, and its pairs as a mask."""
+    name, which, include_bias = case
+    frequencies, mask = chosen_pairs(geometry, which)
+    kinds = {kind.name: kind for kind in (parts.Symmetric, parts.Antisymmetric, parts.RopePhase)}
+    if name == "rotary_band":
+        return parts.Band(frequencies), mask
+    given = {} if frequencies is None else {"frequencies": frequencies}
+    return kinds[name](include_bias=include_bias, **given), mask
+
+
 def chosen_pairs(geometry, which):
-    """Frequencies as they are given to `ablate`, and as a mask."""
+    """Frequencies as they are given to a part, and as a mask."""
     if which is None or geometry is None:
         return None, None
     mask = torch.zeros(geometry.n_pairs, dtype=torch.bool)
@@ -112,13 +124,12 @@ def chosen_pairs(geometry, which):
 
 def run_ablated(model, case, points, tokens=None):
     """(layers, heads, mask of pairs, activations) of a run with a part removed from two heads of every layer."""
-    part, which, include_bias = case
     view = attention_view(model)
-    layers = applicable(view, part)
-    frequencies, mask = chosen_pairs(view.rotary(layers[0]), which)
+    layers = applicable(view, case[0])
+    part, mask = part_of_case(case, view.rotary(layers[0]))
     heads = [1, view.n_heads(0) - 1]
     chosen = [(layer, head) for layer in layers for head in heads]
-    with ablate(model, chosen, part, frequencies=frequencies, include_bias=include_bias):
+    with ablate(model, chosen, part):
         return layers, heads, mask, recorded(model, points, tokens)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import zoo
 
-from tlspectral.hooks.parts import Rotation, project, whole_scores
 from tlspectral.models.attention.writes import head_writes, z_of
+from tlspectral.parts.scores import Rotation, project, whole_scores
 from tlspectral.rotary import in_float64, per_pair, with_gain_and_phase
 
 PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]

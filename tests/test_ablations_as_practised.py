@@ -9,8 +9,9 @@ from ablation_runs import ROUTES, SCORES, intact, left_padded, logits, recorded,
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.hooks.replacement import drawn_donors
 from tlspectral.models.attention import attention_view
+from tlspectral.parts import LongRange, Output
+from tlspectral.parts.output import drawn_donors
 
 BOTH = [("bridge", "llama"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 both_backends = pytest.mark.parametrize(("backend", "name"), BOTH)
@@ -48,7 +49,7 @@ def z_of(model, tokens):
 def test_a_mean_is_a_plain_hook_with_the_mean_of_the_reference(backend, name):
     model = shared(backend, name)
     z = z_of(model, REFERENCE)
-    with tls.ablate(model, HEADS, "output", replace="mean", reference=REFERENCE):
+    with tls.ablate(model, HEADS, Output("mean", REFERENCE)):
         found, shorter = logits(model), logits(model, zoo.prompt(length=9))
     # Means summed in another order: measured 1e-7 on logits of size 1.
     by_position = with_z(model, {head: value.mean(0) for head, value in z.items()})
@@ -63,11 +64,11 @@ def test_other_sequences_are_those_of_the_reference(backend, name):
     model, tokens = shared(backend, name), zoo.prompt(batch=4)
     donors = drawn_donors(4, 5, seed=7)
     expected = with_z(model, {head: value[donors] for head, value in z_of(model, REFERENCE).items()}, tokens)
-    with tls.ablate(model, HEADS, "output", replace="resample", reference=REFERENCE, seed=7):
+    with tls.ablate(model, HEADS, Output("resample", REFERENCE, seed=7)):
         torch.testing.assert_close(logits(model, tokens), expected, atol=NOISE, rtol=0)
         with pytest.raises(ValueError, match="this run has 9 positions and the reference 24"):
             logits(model, zoo.prompt(length=9))
-    with tls.ablate(model, HEADS, "output", replace="resample", reference=REFERENCE, seed=8):
+    with tls.ablate(model, HEADS, Output("resample", REFERENCE, seed=8)):
         assert not torch.allclose(logits(model, tokens), expected, atol=1e-3)
 
 
@@ -79,7 +80,7 @@ def test_without_a_reference_the_sequences_of_the_run_are_it(replace):
     # Heads of one layer: those of a later one would see what the earlier ones lost.
     heads = HEADS[:2]
     expected = {head: z[head].mean(0) if replace == "mean" else z[head][donors] for head in heads}
-    with tls.ablate(model, heads, "output", replace=replace):
+    with tls.ablate(model, heads, Output(replace)):
         torch.testing.assert_close(logits(model, tokens), with_z(model, expected, tokens), atol=NOISE, rtol=0)
         with pytest.raises(ValueError, match="this run has one: run several at once, or give reference="):
             logits(model, tokens[:1])
@@ -98,7 +99,7 @@ def test_hooks_of_the_user_act_in_the_reference_too():
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: 2 * x)]):
         z = z_of(model, REFERENCE)
         expected = with_z(model, {head: value.mean(0) for head, value in z.items()})
-        with tls.ablate(model, HEADS, "output", replace="mean", reference=REFERENCE):
+        with tls.ablate(model, HEADS, Output("mean", REFERENCE)):
             torch.testing.assert_close(logits(model), expected, atol=NOISE, rtol=0)
 
 
@@ -117,7 +118,7 @@ def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, 
     head, tokens = 2, zoo.prompt()
     seen_pairs = explicit_reach(tokens.shape[1], window, sinks)
     before = recorded(model, ("pattern", "z", "value"))
-    with tls.ablate(model, [(0, head)], "long_range", window=window, sinks=sinks):
+    with tls.ablate(model, [(0, head)], LongRange(window, sinks)):
         during = recorded(model, ("pattern", "z"))
     # The softmax over fewer keys is the old one, cut off and normalised.
     pattern = before[0, "pattern"][:, head] * seen_pairs
@@ -136,16 +137,16 @@ def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, 
 @pytest.mark.parametrize(("backend", "name"), ROUTES[1:3])
 def test_a_window_that_holds_the_prompt_changes_nothing_to_the_bit(backend, name):
     model, heads = shared(backend, name), [(layer, head) for layer in range(2) for head in range(4)]
-    with tls.ablate(model, heads, "long_range", window=zoo.PROMPT_LENGTH):
+    with tls.ablate(model, heads, LongRange(zoo.PROMPT_LENGTH)):
         assert torch.equal(logits(model), intact(backend, name))
-    with tls.ablate(model, heads, "long_range", window=1, sinks=zoo.PROMPT_LENGTH):
+    with tls.ablate(model, heads, LongRange(1, zoo.PROMPT_LENGTH)):
         assert torch.equal(logits(model), intact(backend, name))
 
 
 @pytest.mark.parametrize(("backend", "name"), SCORES[1:])
 def test_padding_is_no_first_token(backend, name):
     model, (tokens, padded, mask) = shared(backend, name), left_padded()
-    with tls.ablate(model, [(0, 1), (1, 2)], "long_range", window=3, sinks=2):
+    with tls.ablate(model, [(0, 1), (1, 2)], LongRange(3, sinks=2)):
         expected, found = logits(model, tokens), logits(model, padded, attention_mask=mask)[:, -tokens.shape[1] :]
     # Rotations by shifted positions round differently: measured 2e-6. Other first tokens move logits by tenths.
     torch.testing.assert_close(found, expected, atol=NOISE, rtol=0)

@@ -17,6 +17,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
+from tlspectral.parts import Band
 from tlspectral.tasks import Task, evaluate, induction_loss
 
 effects = functools.partial(band_effects, show_progress=False)
@@ -34,7 +35,7 @@ def thirds(name, layer):
 
 
 def measured_rms(model, tokens, layer, head, pairs):
-    """RMS of what `rotary_band` removes, read from the hook that removes it."""
+    """RMS of what `Band` removes, read from the hook that removes it."""
     view = attention_view(model)
     found = []
 
@@ -43,9 +44,8 @@ def measured_rms(model, tokens, layer, head, pairs):
         found.append(root_mean_square(removal.difference, allowed))
         return removal.difference
 
-    mask = torch.zeros(view.rotary(layer).n_pairs, dtype=torch.bool)
-    mask[pairs] = True
-    hooks = LayerAblation(view, view.layer(layer), [head], "rotary_band", mask, alter=alter).hooks()
+    bound = Band(pairs).on(view, {layer: [head]})[layer]
+    hooks = LayerAblation(view, view.layer(layer), [head], bound, alter=alter).hooks()
     view.run(tokens, hooks, last=view.hook_names(layer)["z"])
     return float(torch.cat(found).double().square().mean().sqrt())
 
@@ -67,7 +67,7 @@ def test_a_band_is_one_ablated_forward(name):
     assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=1e-6)
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]
-        with ablate(model, [(row.layer, row.head)], "rotary_band", frequencies=band):
+        with ablate(model, [(row.layer, row.head)], Band(band)):
             ablated = induction_loss(model, tokens=tokens)
         # Noise: 4e-7 (float32 batches of another size); the bands of these models move the loss by 1e-4 to 1.
         assert row.delta == pytest.approx(ablated.value - intact.value, abs=3e-6)
@@ -118,7 +118,7 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     mask = np.array([True, False, False, True, False, False])
     monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
     table = effects(model, [(1, 0)], tokens=tokens)
-    with ablate(model, [(1, 0)], "rotary_band", frequencies=[0, 3]):
+    with ablate(model, [(1, 0)], Band([0, 3])):
         delta = induction_loss(model, tokens=tokens).value - table.attrs["intact_value"]
     # As above: noise 4e-7.
     for name in ("random_delta", "random_delta_min", "random_delta_max"):
@@ -156,7 +156,7 @@ def test_rows_by_label_are_means_over_the_sequences_that_have_it():
             assert rows[column].mean() == pytest.approx(every[column], rel=1e-12)
         assert rows["score_rms"].tolist() == [every["score_rms"]] * 2
         for row in rows.itertuples():
-            with ablate(model, [(1, 2)], "rotary_band", frequencies=thirds("llama", 1)[BANDS.index(band)]):
+            with ablate(model, [(1, 2)], Band(thirds("llama", 1)[BANDS.index(band)])):
                 ablated = evaluate(model, task)
             difference = ablated.per_sequence - evaluate(model, task).per_sequence
             chosen = difference[(labels["answer"] == row.label).to_numpy()]

@@ -41,7 +41,7 @@ def test_keys_are_masked_that_the_query_does_not_attend_to(dtype):
 def test_a_window_is_an_explicit_mask():
     model = shared(*CODEGEN)
     before = recorded(model, ("pattern",))[0, "pattern"]
-    with ablate(model, "L0H2", "long_range", window=3, sinks=1):
+    with ablate(model, "L0H2", tls.parts.LongRange(3, sinks=1)):
         during = recorded(model, ("pattern",))[0, "pattern"]
     query, key = torch.arange(24)[:, None], torch.arange(24)
     expected = before[:, 2] * ((query - key < 3) | (key < 1))

@@ -19,6 +19,7 @@ from tlspectral.ablation.effects import head_sets
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead
 from tlspectral.models.attention import attention_view
+from tlspectral.parts import LongRange, Output
 from tlspectral.tasks import control_test, score
 
 sweep = functools.partial(ablation_sweep, control="random", show_progress=False)
@@ -83,18 +84,11 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     assert (tables[None]["control_excess"] > 0).any()
 
 
-OTHERS = [
-    ("output", {}),
-    ("output", {"replace": "resample"}),
-    ("long_range", {"window": 3, "sinks": 1}),
-]
-
-
-@pytest.mark.parametrize(("part", "options"), OTHERS, ids=str)
-def test_a_head_is_compared_with_the_other_heads_of_its_layer(part, options):
+@pytest.mark.parametrize("part", [Output(), Output("resample"), LongRange(3, sinks=1)], ids=str)
+def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     model = shared("bridge", "llama")
-    plain = ablation_sweep(model, part, tokens=drawn(), show_progress=False, **options)
-    table = sweep(model, part, tokens=drawn(), **options)
+    plain = ablation_sweep(model, part, tokens=drawn(), show_progress=False)
+    table = sweep(model, part, tokens=drawn())
     assert_described(table, plain.assign(estimate=0.0, measured="top"))
     pd.testing.assert_frame_equal(table[list(plain)], plain, check_exact=True)
     assert table.attrs["draws"] == 3
@@ -105,7 +99,7 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part, options):
     # A head drawn at random has each rank as often as any other.
     for _, rows in table.groupby("layer"):
         assert sorted(rows["control_p"]) == [0.25, 0.5, 0.75, 1.0]
-    one = sweep(model, part, tokens=drawn(), heads="L1H2", **options)
+    one = sweep(model, part, tokens=drawn(), heads="L1H2")
     # Runs in batches of other sizes: measured 1e-7; effects are 1e-3.
     pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
 
@@ -196,11 +190,16 @@ def test_sets_that_cannot_be_drawn_are_refused():
 
 
 @pytest.mark.parametrize("draws", [1, 7])
-def test_an_edge_is_compared_with_draws_of_its_own_source(draws, monkeypatch):
-    kept, real = [], edges_module._target_table
-    monkeypatch.setattr(edges_module, "_target_table", lambda *given: kept.append(given[5]) or real(*given))
+def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
+    kept, real = [], edges_module._end_table
+    monkeypatch.setattr(edges_module, "_end_table", lambda *given: kept.append(given[5]) or real(*given))
     table = tls.edge_effects(
-        tls.load_model("tiny-rope"), ["L1H0", "L1H1"], control="random", draws=draws, show_progress=False
+        tls.load_model("tiny-rope"),
+        ["L1H0.k", "L1H1.k"],
+        measure="ind",
+        control="random",
+        draws=draws,
+        show_progress=False,
     )
     assert table.attrs["draws"] == draws
     drawn_deltas = np.concatenate([deltas.mean(2).T for deltas in kept])  # [edges, 1 + draws]
@@ -209,7 +208,7 @@ def test_an_edge_is_compared_with_draws_of_its_own_source(draws, monkeypatch):
         assert len(random) == draws
         assert (row.control_excess, row.control_p) == pytest.approx(by_hand(delta, random), rel=1e-12)
     # The previous-token head does more than any random write of its size; the other three heads do less.
-    first = table["source"] == "L0H3"
+    first = table["sender"] == "L0H3"
     assert (table.loc[first, "control_p"] == 1 / (1 + draws)).all()
     assert (table["control_excess"] > 0).tolist() == first.tolist()
-    assert table["control_delta_stderr"].isna().all() == (draws == 1)
+    assert table["control_delta_se"].isna().all() == (draws == 1)

@@ -61,19 +61,20 @@ def assert_same_on_two_devices(name):
     places = {str(parameter.device) for parameter in model.parameters()}
     assert places == {DEVICE, SECOND_DEVICE}
     last = attention_view(cpu).n_layers - 1
-    parts = ["symmetric", "antisymmetric", "output"] + (["rope_phase", "rotary_band"] if name != "gptneo" else [])
+    parts = ["symmetric", "antisymmetric", "output"] + (
+        ["rope_phase", tls.parts.Band([0, 1])] if name != "gptneo" else []
+    )
     heads = [(0, 1), (last, 0), (last, 2)]
     for part in parts:
-        options = {"frequencies": [0, 1]} if part == "rotary_band" else {}
         logits = []
         for one in (cpu, model):
-            with torch.no_grad(), tls.ablate(one, heads, part, **options):
+            with torch.no_grad(), tls.ablate(one, heads, part):
                 logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
         assert torch.equal(*logits), part
     for what in ("q", "k", "v"):
         logits = []
         for one in (cpu, model):
-            with torch.no_grad(), tls.ablate(one, (0, 1), "output", into=(last, 1), input=what):
+            with torch.no_grad(), tls.ablate(one, (0, 1), "output", into=f"L{last}H1.{what}"):
                 logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
         assert torch.equal(*logits), what
     induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)

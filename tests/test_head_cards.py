@@ -37,7 +37,7 @@ def composition():
 
 @functools.cache
 def edges():
-    return tls.edge_effects(model(), "L1H0", show_progress=False)
+    return tls.edge_effects(model(), "L1H0.k", show_progress=False)
 
 
 def sweep_of(**columns):
@@ -80,7 +80,7 @@ def test_every_table_given_is_a_section_and_no_other():
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
         assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
-    assert section(card, "Edges in").text.splitlines()[1].startswith(strongest["source"])
+    assert section(card, "Edges in").text.splitlines()[1].startswith(strongest["sender"])
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
     assert "predicted" in section(card, "By distance").body
     assert section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out").text.splitlines()[1].startswith("L1H0")
@@ -162,8 +162,8 @@ def hostile():
                            "qvalue": 0.01, "word": INK, "loading": 1.0}])  # fmt: skip
     sweep = pd.DataFrame([{"layer": 0, "head": 1, "part": INK, "delta": 1.0}])
     sweep.attrs["task"] = INK
-    edge = pd.DataFrame([{"layer": 0, "head": 0, "source": INK, "target": INK, "target_layer": 0, "target_head": 1,
-                          "input": INK, "delta": 1.0}])  # fmt: skip
+    edge = pd.DataFrame([{"layer": 0, "head": 0, "sender": INK, "receiver": INK, "receiver_layer": 0,
+                          "receiver_head": 1, "delta": 1.0}])  # fmt: skip
     return {"sweep": sweep, "edges": edge, "directions": words}
 
 

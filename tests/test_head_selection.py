@@ -12,13 +12,12 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.history.recording import _checked_pairs
 from tlspectral.history.result import HeadHistory
-from tlspectral.hooks.ablation import PARTS
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import chosen_layers, chosen_part, head_pair
 from tlspectral.spectral_rope.module import _chosen_heads
 
-FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, a list of them'
+FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, "L5" for all'
 TABLE = pd.DataFrame({"head": [2, 3], "layer": [1, 0], "name": ["L1H2", "L0H3"]})
 # In every place where one head is given.
 NO_HEAD = [
@@ -140,7 +139,7 @@ def test_parts_are_given_by_the_symbol_of_what_is_removed():
     assert [chosen_part(symbol, known) for symbol in ("M_S", "M_A", "Im(M_t)", "rope_phase")] == [*known, "rope_phase"]
     for given, near in (("symetric", "symmetric"), ("M_s", "M_S"), ("rope-phase", "rope_phase")):
         with pytest.raises(ValueError, match=f"not '{given}'; did you mean '{near}'"):
-            chosen_part(given, PARTS)
+            chosen_part(given, known)
 
 
 def test_heads_of_a_spectral_layer_are_whole_numbers():

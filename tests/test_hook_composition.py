@@ -10,8 +10,9 @@ from score_terms import projections
 from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.hooks.parts import removal, whole_scores
 from tlspectral.models.attention import attention_view, softcapped
+from tlspectral.parts import part_of
+from tlspectral.parts.scores import whole_scores
 
 
 @some_models
@@ -35,8 +36,9 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     captured = {names[point]: value for (_, point), value in edited.items()}
     folded, query, key, rotation = projections(view, 0, head, captured)
     scores = whole_scores(query, key, rotation, folded.score_scale)
-    scores = scores + removal(part, query, key, rotation, folded, pairs=None, include_bias=False)
-    masked = softcapped(scores, folded.softcap).masked_fill(~allowed_keys(name, 0, scores.shape[-1]), -torch.inf)
+    bound, allowed = part_of(part).on(view, {0: [head]})[0], allowed_keys(name, 0, scores.shape[-1])
+    scores = scores + bound.of(query, key, rotation, [head], allowed)[0]
+    masked = softcapped(scores, folded.softcap).masked_fill(~allowed, -torch.inf)
     assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 
 

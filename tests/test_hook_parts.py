@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.hooks.parts import Projection, Rotation, project, removal, whole_scores
 from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
+from tlspectral.parts import Antisymmetric, Band, RopePhase, Symmetric
+from tlspectral.parts.query_key import ScoreRemoval
+from tlspectral.parts.scores import Projection, Rotation, project, whole_scores
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 invariant = settings(max_examples=30, derandomize=True)
@@ -64,10 +66,18 @@ class Case:
         )  # fmt: skip
 
     def removal(self, part, pairs=None, include_bias=False):
-        pairs = None if pairs is None else torch.as_tensor(pairs)
-        return removal(
-            part, self.query, self.key, self.rotation, self.layer(), pairs=pairs, include_bias=include_bias
-        ).numpy()
+        kinds = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase)}
+        value = Band(()) if part == "rotary_band" else kinds[part](include_bias=include_bias)
+        return added(value, self.layer(), self.query, self.key, self.rotation, pairs).numpy()
+
+
+def added(part, layer, query, key, rotation, pairs=None):
+    """What removing a part adds to the scores of every pair of tokens."""
+    pairs = None if pairs is None else torch.as_tensor(pairs)
+    heads, allowed = list(range(query.whole.shape[1])), torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    difference, meant = ScoreRemoval(part, layer, pairs).of(query, key, rotation, heads, allowed)
+    assert torch.equal(meant, allowed)
+    return difference
 
 
 def close(found, expected):
@@ -112,11 +122,11 @@ def test_content_is_even_and_phase_odd_in_the_offset(seed, shape, norm, bias):
 def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias):
     case = Case(seed, shape, norm=norm)
     group = np.random.default_rng(seed).integers(0, 3, case.geometry.n_pairs)
-    for part in ("rotary_band", "rope_phase"):
-        close(sum(case.removal(part, group == g, bias) for g in range(3)), case.removal(part, None, bias))
-    queries, keys = (at.whole if bias else at.content for at in (case.query, case.key))
-    product = case.rotation.product(queries, keys, direction=1)
-    close(case.removal("rotary_band", None, bias), -case.scale * product.numpy())
+    for part, with_bias in (("rotary_band", False), ("rope_phase", bias)):
+        whole = case.removal(part, None, with_bias)
+        close(sum(case.removal(part, group == g, with_bias) for g in range(3)), whole)
+    product = case.rotation.product(case.query.content, case.key.content, direction=1)
+    close(case.removal("rotary_band"), -case.scale * product.numpy())
     assert case.rotation.still_columns().tolist() == case.still
 
 
@@ -204,12 +214,11 @@ def test_parts_are_differentiable():
     layer = case.layer()
     stream = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, TOKENS, HEADS, 4, dtype=torch.float64, generator=stream) for _ in range(2)]
-    for part in (*CONTENT, "rope_phase", "rotary_band"):
+    for part in (Symmetric(), Antisymmetric(), RopePhase(), Band(())):
 
         def total(q, k, part=part):
             query = project(q, layer.b_q, layer.q_norm)
             key = project(k, layer.b_k, layer.k_norm)
-            change = removal(part, query, key, case.rotation, layer, pairs=None, include_bias=False)
-            return change.square().sum()
+            return added(part, layer, query, key, case.rotation).square().sum()
 
         assert torch.autograd.gradcheck(total, tuple(x.requires_grad_() for x in inputs), fast_mode=True)

@@ -6,36 +6,41 @@ Left padding, which such a layer does not show, is refused.
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, a_part, in_dtype, intact, logits, recorded, recording
+from ablation_runs import (
+    DELEGATED,
+    a_part,
+    block_parts,
+    in_dtype,
+    intact,
+    logits,
+    one_of_each,
+    recorded,
+    recording,
+    rotary_parts,
+)
 from positional_measurements import block_prompt
 from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
-from tlspectral.hooks.ablation import PARTS
 from tlspectral.models.attention import attention_view
 
 every_delegated = pytest.mark.parametrize("name", DELEGATED)
 HEADS = [(0, 1), (0, 2), (1, 3)]
-
-
-def options_of(part):
-    if part in ("content", "position", "interaction"):
-        return {"blocks": block_prompt((3, 3, 3))}
-    return {"rotary_band": {"frequencies": [0]}, "long_range": {"window": 3, "sinks": 1}}.get(part, {})
+PARTS = one_of_each(block_prompt((3, 3, 3)))
 
 
 @every_delegated
 @pytest.mark.parametrize("part", PARTS)
 def test_z_is_the_pattern_times_the_values(name, part):
-    if part in ("rope_phase", "rotary_band") and name != "gptj":
+    if part in rotary_parts and name != "gptj":
         pytest.skip("no RoPE")
     model = shared("bridge", name)
     # In GPT-Neo's second layer a window hides the blocks.
-    heads = HEADS[:2] if part in ("content", "position", "interaction") else HEADS
+    heads = HEADS[:2] if part in block_parts else HEADS
     before = recorded(model, ("pattern",))
-    with ablate(model, heads, part, **options_of(part)):
+    with ablate(model, heads, PARTS[part]):
         seen = recorded(model, ("pattern", "value", "z"))
     for layer in range(2):
         chosen = [head for index, head in heads if index == layer]
@@ -77,10 +82,10 @@ def test_numbers_of_the_intact_head_are_refused(name):
     model, ids = shared("bridge", name), zoo.prompt(batch=1)
     with ablate(model, "L1H1", "symmetric"):
         with pytest.raises(ScoreMismatch, match="L1H1"):
-            tls.edge_effects(model, "L1H1", task=None, show_progress=False)
+            tls.edge_effects(model, "L1H1.k", show_progress=False)
         with pytest.raises(ScoreMismatch, match="differs from the model's own attention"):
             tls.qk_attribution(model, ids, "L1H1", query=9, key=8)
-        tls.edge_effects(model, "L1H0", show_progress=False)
+        tls.edge_effects(model, "L1H0.k", show_progress=False)
 
 
 @every_delegated

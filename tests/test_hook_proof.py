@@ -13,6 +13,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention import bridge as bridge_reader
+from tlspectral.parts import RopePhase
 
 
 def make_deaf(model, name):
@@ -60,9 +61,9 @@ def test_the_probe_runs_once_per_layer_and_route(monkeypatch):
 
     monkeypatch.setattr(AttentionView, "logits", counted)
 
-    def probes(model, heads, part, **options):
+    def probes(model, heads, part):
         runs.clear()
-        ablation_hooks(model, heads, part, **options)
+        ablation_hooks(model, heads, part)
         assert all(found is model for found in runs)
         return len(runs)
 
@@ -75,7 +76,7 @@ def test_the_probe_runs_once_per_layer_and_route(monkeypatch):
     assert probes(model, [(0, 3)], "output") == 0
     assert probes(other, [(0, 0)], "symmetric") == each
     assert probes(model, [], "symmetric") == 0
-    assert probes(zoo.bridge("llama"), [(0, 0)], "rope_phase", frequencies=[]) == 0
+    assert probes(zoo.bridge("llama"), [(0, 0)], RopePhase([])) == 0
 
 
 def test_the_probe_keeps_no_model_alive():

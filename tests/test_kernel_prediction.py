@@ -127,7 +127,7 @@ def test_hooks_on_queries_reach_the_prediction_and_ablations_do_not():
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_q", lambda q, hook: 2 * q)]):
         doubled = relative_position_kernel(model, [(0, 1)], tokens)
     np.testing.assert_allclose(doubled["predicted"], 2 * intact["predicted"], rtol=1e-6)
-    with tls.ablate(model, [(0, 1)], "rotary_band", frequencies=[0]):
+    with tls.ablate(model, [(0, 1)], tls.parts.Band([0])):
         ablated = relative_position_kernel(model, [(0, 1)], tokens)
     np.testing.assert_array_equal(ablated["predicted"], intact["predicted"])
     assert (ablated["score"] - intact["score"]).abs().max() > 0.01
@@ -161,7 +161,7 @@ def test_the_band_is_that_of_the_only_frequencies_left():
 
         with model.hooks(fwd_hooks=[("blocks.0.attn.hook_q", keep)]):
             row = kernel_prediction(model, [(0, 1)], one_token()).iloc[0]
-            with tls.ablate(model, row, "rotary_band", frequencies=range(row["first"], row["last"] + 1)):
+            with tls.ablate(model, row, tls.parts.Band(range(row["first"], row["last"] + 1))):
                 flat = relative_position_kernel(model, row, one_token())["score"]
         assert (row["band"], row["first"], row["last"]) == (band, third[0], third[-1])
         assert row[f"share_{band}"] == pytest.approx(1, abs=1e-12)

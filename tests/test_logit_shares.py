@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ablation_runs import intact, logits, recorded
+from ablation_runs import block_parts, intact, logits, one_of_each, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, components, hidden, tables_of, tiny
@@ -11,11 +11,10 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.ablation.effects import layer_effects
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.hooks.blocks import block_places
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
+from tlspectral.parts import Content, Interaction
 from tlspectral.positional import exclusion_split, logit_shares, split_logits
-from tlspectral.selection import BLOCK_PARTS
 from tlspectral.tasks import intact_values, scored_sequences
 
 PROMPT = EQUAL_BLOCKS
@@ -35,7 +34,7 @@ def test_squares_add_up_and_an_additive_head_has_its_index_as_position(seed, n):
     # Sums of squares of size 10: measured 1e-14.
     torch.testing.assert_close(split.total, about_mean.square().sum((-2, -1)), rtol=0, atol=1e-11)
     torch.testing.assert_close(split.shares().sum(0), torch.ones(2).double(), rtol=0, atol=1e-12)
-    for part, each in zip(BLOCK_PARTS, split, strict=True):
+    for part, each in zip(block_parts, split, strict=True):
         torch.testing.assert_close(each, components(table)[part].square().sum((-2, -1)), rtol=0, atol=1e-11)
     torch.testing.assert_close(split_logits(table.mT), type(split)(split[1], split[0], split[2]), rtol=0, atol=1e-11)
     additive = table[:, :, :1] + table[:, :1, :]
@@ -65,7 +64,7 @@ def test_some_heads_and_windows():
 def test_only_keys_in_blocks_and_queries_behind_them_are_edited():
     model, tokens = shared("bridge", "llama"), PROMPT.tokens()[None]
     before = recorded(model, ("scores",), tokens, [1])[1, "scores"]
-    with tls.ablate(model, [(1, 2)], "content", blocks=PROMPT):
+    with tls.ablate(model, [(1, 2)], Content(PROMPT)):
         after = recorded(model, ("scores",), tokens, [1])[1, "scores"]
     changed = (before != after)[0]
     assert not changed[[0, 1, 3]].any()
@@ -79,11 +78,11 @@ def test_a_part_that_is_zero_keeps_the_scores_to_the_bit():
     tokens = PROMPT.tokens()[None]
     for part in ("position", "interaction"):
         model = shared("bridge", "gpt2")  # no rotary positions: all is content
-        with tls.ablate(model, [(0, 1), (1, 2)], part, blocks=PROMPT):
+        with tls.ablate(model, [(0, 1), (1, 2)], one_of_each(PROMPT)[part]):
             edited = logits(model, tokens)
         assert torch.equal(edited, logits(model, tokens))
     model = shared("bridge", "llama")
-    with tls.ablate(model, [], "content", blocks=PROMPT):
+    with tls.ablate(model, [], Content(PROMPT)):
         assert torch.equal(logits(model), intact("bridge", "llama"))
 
 
@@ -92,7 +91,7 @@ def test_blocks_of_other_runs_and_longer_ones():
     model = shared("bridge", "llama")
     other = torch.cat([PROMPT.tokens().flip(0), torch.tensor([5, 6])])[None]
     plain = recorded(model, ("scores",), other, [1])[1, "scores"]
-    with tls.ablate(model, [(1, 2)], "content", blocks=PROMPT):
+    with tls.ablate(model, [(1, 2)], Content(PROMPT)):
         longer = recorded(model, ("scores",), other, [1])[1, "scores"]
         assert (longer != plain).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
         with pytest.raises(ValueError, match="the blocks end at token 15, and this run has 15"):
@@ -104,7 +103,7 @@ def test_padding_in_front_is_refused():
     mask = torch.ones_like(tokens)
     mask[1, 0] = 0
     with (
-        tls.ablate(model, [(1, 2)], "content", blocks=PROMPT),
+        tls.ablate(model, [(1, 2)], Content(PROMPT)),
         pytest.raises(ValueError, match="so pad at its end"),
         torch.no_grad(),
     ):
@@ -112,26 +111,25 @@ def test_padding_in_front_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("part", "options", "message"),
+    ("part", "message"),
     [
-        ("content", {}, "'content' needs blocks"),
-        ("symmetric", {"blocks": PROMPT}, "blocks go with 'content', 'position', 'interaction', not with 'symmetric'"),
-        ("position", {"blocks": PROMPT, "include_bias": True}, "not for 'position'"),
-        ("interaction", {"blocks": block_prompt((3, 4, 3))}, "blocks of 3 to 4 tokens"),
-        ("content", {"blocks": PROMPT.tokens()}, "blocks is a BlockPrompt"),
+        (Interaction(block_prompt((3, 4, 3))), "blocks of 3 to 4 tokens"),
+        (Content(PROMPT.tokens()), "blocks are those of a BlockPrompt, the keys; found Tensor"),
     ],
 )
-def test_arguments_that_make_no_sense(part, options, message):
+def test_prompts_without_equal_blocks_are_refused(part, message):
     model = shared("bridge", "llama")
-    with pytest.raises(ValueError, match=message), tls.ablate(model, [(0, 0)], part, **options):
+    with pytest.raises(ValueError, match=message), tls.ablate(model, [(0, 0)], part):
         pytest.fail("entered")
+    with pytest.raises(ValueError, match=message):
+        tls.ablation_sweep(model, part, task=blocks_task(model), **quiet)
 
 
-def test_an_edge_loses_the_part_only_in_what_its_target_reads():
+def test_an_edge_loses_the_part_only_in_what_its_receiver_reads():
     model, tokens = tiny("tiny-rope"), PROMPT.tokens()[None] % 32
     prompt = tls.BlockPrompt(*(lambda p: (p[0], p[1:-1], p[-1]))(tokens[0].split([3, 3, 3, 3, 3, 3])))
     before = recorded(model, ("pattern", "query"), tokens)
-    with tls.ablate(model, "L0H3", "content", blocks=prompt, into="L1H0", input="q"):
+    with tls.ablate(model, "L0H3", Content(prompt), into="L1H0.q"):
         after = recorded(model, ("pattern", "query"), tokens)
     assert torch.equal(before[0, "pattern"], after[0, "pattern"])
     changed = (before[1, "query"] != after[1, "query"])[0].any(-1)  # pos heads
@@ -154,26 +152,25 @@ def blocks_task(model, n=6):
     return tls.Task(prompts, metric, predict=-1, name="blocks")
 
 
-@pytest.mark.parametrize("part", BLOCK_PARTS)
+@pytest.mark.parametrize("part", block_parts)
 def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     model = shared("bridge", "llama")
     task = blocks_task(model)
-    options = {"heads": ["L0H1", "L1H2"], "task": task, "blocks": PROMPT, **quiet}
+    options = {"heads": ["L0H1", "L1H2"], "task": task, **quiet}
+    part, other = one_of_each(PROMPT)[part], one_of_each(block_prompt((2, 2, 2, 2)))[part]
     sweep = tls.ablation_sweep(model, part, control="random", checkpoint_dir=tmp_path, **options)
     assert (sweep["score_rms"] > 0).all()
     for row in sweep.itertuples():
-        with tls.ablate(model, [(row.layer, row.head)], part, blocks=PROMPT):
+        with tls.ablate(model, [(row.layer, row.head)], part):
             plain = tls.evaluate(model, task)
         # float32 in other batches: measured 2e-7; effects are hundredths.
         assert row.value == pytest.approx(float(plain), abs=1e-5)
     assert sweep.attrs["block_starts"] == [3, 6, 9, 12]
     assert sweep["control_delta"].abs().min() > 1e-6
     with pytest.raises(IncompatibleCheckpoint):
-        tls.ablation_sweep(model, part, checkpoint_dir=tmp_path, **{**options, "blocks": block_prompt((2, 2, 2, 2))})
+        tls.ablation_sweep(model, other, checkpoint_dir=tmp_path, **options)
     with pytest.raises(ValueError, match="parts without blocks"):
         tls.ablation_sweep(model, part, screen="gradient", **options)
-    with pytest.raises(ValueError, match="needs blocks"):
-        tls.ablation_sweep(model, part, task=task, **quiet)
 
 
 def test_a_control_takes_the_same_numbers_from_other_blocks():
@@ -198,7 +195,8 @@ def test_the_size_of_what_is_removed_is_that_over_the_blocks():
     sequences = scored_sequences(view, task)
     run, _ = intact_values(view, sequences, [1])
     assert isinstance(run, IntactRun)
-    effects = layer_effects(run, sequences, 1, [2], "content", blocks=block_places(model, PROMPT))
+    part = Content(PROMPT).on(view, {1: [2]})[1]
+    effects = layer_effects(run, sequences, 1, [2], part)
     squares = []
     for tokens in task.prompts:
         for query in range(PLACES.stop, 18):

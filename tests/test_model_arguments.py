@@ -16,7 +16,7 @@ MORE = {
     "ablation_sweep": ("symmetric",),
     "band_effects": ("L0H1",),
     "evaluate": ("induction",),
-    "edge_effects": ("L1H1",),
+    "edge_effects": ("L1H1.k",),
     "head_directions": ("L0H1",),
     "k_composition": ((1, 0),),
     "positional_symbolic": (PROMPT,),

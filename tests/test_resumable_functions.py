@@ -27,6 +27,7 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
 from tlspectral.models.attention import attention_view
+from tlspectral.parts import Content, LongRange, Output
 from tlspectral.positional import BlockPrompt
 from tlspectral.tables import PartFolder, read_table
 from tlspectral.tasks import induction
@@ -60,6 +61,11 @@ def with_one_other_weight(name, layer):
     return path
 
 
+def means_of(count=3):
+    """The mean of sequences of its own."""
+    return Output("mean", drawn(count))
+
+
 class OtherMarks(Marks):
     """The same task by another name."""
 
@@ -91,10 +97,21 @@ def swept(folder, part="symmetric", model=None, **options):
     return {"sweep": tls.ablation_sweep(model, part, checkpoint_dir=folder, **QUIET, **options)}
 
 
-def edges(folder, model=None, targets=("L1H0", "L1H1"), **options):
+def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
     model = shared("bridge", "gemma2") if model is None else model
-    options = {"tokens": drawn(), "control": "random", "sources": ["L0H3", "L0H0"], "draws": 3, **options}
-    return {"edges": tls.edge_effects(model, [*targets, "L2H1"], checkpoint_dir=folder, **QUIET, **options)}
+    options = {
+        "task": induction(tokens=drawn()),
+        "control": "random",
+        "senders": ["L0H3", "L0H0"],
+        "draws": 3,
+        **options,
+    }
+    options.setdefault("measure", "ind")
+    return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **QUIET, **options)}
+
+
+def tokens_of_edges(count):
+    return induction(tokens=drawn(count))
 
 
 def profiled(folder, model=None, task=MARKS, **options):
@@ -181,27 +198,27 @@ ROWS = {
     "sweep of a window": Row(
         swept,
         2,
-        options={"part": "long_range", "window": 2, "sinks": 1},
-        foreign=[(other("window"), {"window": 3}), (other("sinks"), {"sinks": 0})],
+        options={"part": LongRange(2, sinks=1)},
+        foreign=[(other("window"), {"part": LongRange(3, sinks=1)}), (other("sinks"), {"part": LongRange(2)})],
     ),
     "sweep of means": Row(
         swept,
         2,
-        options={"part": "output", "replace": "mean"},
+        options={"part": Output("mean")},
         foreign=[
-            (other("replace"), {"replace": "resample"}),
-            (other("reference_sha256"), {"reference": partial(drawn, 4)}),
-            (other("reference_sha256, replace"), {"replace": "zero"}),
+            (other("replace"), {"part": Output("resample")}),
+            (other("reference_sha256"), {"part": partial(means_of, 4)}),
+            (other("reference_sha256, replace"), {"part": Output()}),
         ],
-        served=[(0, {"reference": partial(drawn)})],
+        served=[(0, {"part": partial(means_of)})],
     ),
     "sweep of blocks": Row(
         swept,
         2,
-        options={"part": "content", "blocks": block_prompt((3, 3, 3)), "task": "language", "tokens": zoo.prompt(2, 15)},
+        options={"part": Content(block_prompt((3, 3, 3))), "task": "language", "tokens": zoo.prompt(2, 15)},
         foreign=[
-            (other("block_starts"), {"blocks": block_prompt((3, 3, 3), prefix=2, suffix=4)}),
-            (other("block_starts, block_width"), {"blocks": block_prompt((4, 4, 4), prefix=1, suffix=2)}),
+            (other("block_starts"), {"part": Content(block_prompt((3, 3, 3), prefix=2, suffix=4))}),
+            (other("block_starts, block_width"), {"part": Content(block_prompt((4, 4, 4), prefix=1, suffix=2))}),
         ],
     ),
     "edges": Row(
@@ -209,16 +226,16 @@ ROWS = {
         2,
         foreign=[
             (other("seed"), {"seed": 1}),
-            (other("tokens"), {"tokens": partial(drawn, 4)}),
-            (other("task"), {"task": partial(renamed), "tokens": None}),
-            (other("sources"), {"sources": ["L0H3"]}),
-            (other("targets"), {"targets": ["L1H0"]}),
-            (other("score"), {"score": "dup"}),
+            (other("tokens"), {"task": partial(tokens_of_edges, 4)}),
+            (other("task"), {"task": partial(renamed)}),
+            (other("senders"), {"senders": ["L0H3"]}),
+            (other("receivers"), {"receivers": ["L1H0.k"]}),
+            (other("receivers"), {"receivers": ["L1H0.q", "L1H1.k"]}),
+            (other("measure"), {"measure": "dup"}),
             (other("control, draws"), {"control": None}),
             (other("draws"), {"draws": 4}),
-            (other("input"), {"input": "q"}),
             (other("replace"), {"replace": "zero"}),
-            (other("effect"), {"effect": "task"}),
+            (other("measure"), {"measure": "task"}),
             (other("weights"), {"model": partial(zoo.bridge, "gemma2", seed=1)}),
         ],
     ),

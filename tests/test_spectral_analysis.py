@@ -21,6 +21,7 @@ from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view, layer_digest
 from tlspectral.models.loading import load_model
 from tlspectral.operators import qk_operators, verify_scores
+from tlspectral.parts import Band
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
@@ -205,8 +206,8 @@ def test_ablated_scores_are_the_parts_of_what_acts(backend, name):
     for part, wanted in expected.items():
         if name in ("qwen3", "olmo2") and "symmetric" in part:
             continue  # its transpose leaves the loudness of tokens where it is
-        options = {"frequencies": [0]} if part == "rotary_band" else {}
-        with torch.no_grad(), ablate(spectral, [(1, head) for head in heads], part, **options):
+        removed = Band([0]) if part == "rotary_band" else part
+        with torch.no_grad(), ablate(spectral, [(1, head) for head in heads], removed):
             _, cache = spectral.run_with_cache(zoo.prompt())
         found = cache[names["scores"]].double().numpy()
         # float32 noise of scores up to 20, measured 1e-5; without gain, phase or the residual angles off by units.
@@ -258,7 +259,7 @@ def test_bands_are_of_each_heads_own_frequencies():
         for row, third in zip(
             rows.itertuples(), theta.argsort(descending=True, stable=True).tensor_split(3), strict=True
         ):
-            with ablate(spectral, [(layer, head)], "rotary_band", frequencies=third.tolist()):
+            with ablate(spectral, [(layer, head)], Band(third.tolist())):
                 plain = induction_loss(spectral, tokens=tokens).value
             assert row.delta == pytest.approx(plain - intact, abs=1e-5)
 

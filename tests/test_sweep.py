@@ -20,6 +20,7 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.parts import Antisymmetric, LongRange, Output, Symmetric
 from tlspectral.tasks import induction_loss, language_loss, paired_effect
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}
@@ -141,6 +142,7 @@ def test_score_rms_of_a_delegating_bridge_is_that_of_the_other_backend():
 def test_a_random_part_is_as_large_as_the_one_removed(name):
     model, seen = shared("bridge", name), []
     view = attention_view(model)
+    bound = Symmetric().on(view, {1: [2]})[1]
 
     def alter(removal):
         frames = random_frames(0, 1, [(2, 0), (2, 1)], removal.d_head)
@@ -156,7 +158,7 @@ def test_a_random_part_is_as_large_as_the_one_removed(name):
 
     with (
         torch.no_grad(),
-        model.hooks(fwd_hooks=LayerAblation(view, view.layer(1), [2], "symmetric", alter=alter).hooks()),
+        model.hooks(fwd_hooks=LayerAblation(view, view.layer(1), [2], bound, alter=alter).hooks()),
     ):
         model(drawn())
     assert seen == [(5, 2, 21, 21)]
@@ -184,23 +186,23 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(("backend", "name"), [*MODELS[1:3], HOOKED[0]])
-@pytest.mark.parametrize("part", ["antisymmetric", "output", "long_range"])
+@pytest.mark.parametrize("part", [Antisymmetric(), Output(), LongRange(3, sinks=1)], ids=str)
 def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
     """Against a small step: the loss with a hundredth of the part removed, or of what losing far keys does to z."""
     model, tokens = shared(backend, name), drawn()
     view, step = attention_view(model), 1e-2
-    far = {"window": 3, "sinks": 1} if part == "long_range" else {}
-    table = sweep(model, part, tokens=tokens, screen="gradient", heads=[(0, 1), (1, 0)], **far)
-    assert table["score_rms"].isna().all() == (part != "antisymmetric")
+    table = sweep(model, part, tokens=tokens, screen="gradient", heads=[(0, 1), (1, 0)])
+    assert table["score_rms"].isna().all() == (part.name != "antisymmetric")
 
     def stepped(layer, head, size):
-        if not far:
+        if part.acts_on != "mask":
             alter = lambda removal: size * removal.difference  # noqa: E731
-            return LayerAblation(view, view.layer(layer), [head], part, alter=alter).hooks()
+            bound = part.on(view, {layer: [head]})[layer]
+            return LayerAblation(view, view.layer(layer), [head], bound, alter=alter).hooks()
         point = view.hook_names(layer)["z"]
         kept = []
         for heads in ([], [(layer, head)]):
-            with ablate(model, heads, part, **far):
+            with ablate(model, heads, part):
                 kept.append(model.run_with_cache(tokens)[1][point])
         change = kept[1] - kept[0]
         assert change.abs().max() > 1e-2

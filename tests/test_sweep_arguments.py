@@ -15,6 +15,7 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
+from tlspectral.parts import Band, LongRange, Output, RopePhase
 from tlspectral.tasks import induction_loss, task_of
 
 sweep = functools.partial(ablation_sweep, show_progress=False)
@@ -42,9 +43,9 @@ def test_the_table_says_how_it_was_made():
     assert table.attrs["seed"] == 4
     assert table.attrs["n_sequences"] == 5
     np.testing.assert_allclose(np.mean(table.attrs["sums_per_sequence"]["delta"]), table["delta"].sum())
-    near = sweep(model, "long_range", tokens=tokens, heads="L0H0", window=2, sinks=1)
+    near = sweep(model, LongRange(2, sinks=1), tokens=tokens, heads="L0H0")
     assert (near.attrs["window"], near.attrs["sinks"]) == (2, 1)
-    mean = sweep(model, "output", tokens=tokens, heads="L0H0", replace="mean")
+    mean = sweep(model, Output("mean"), tokens=tokens, heads="L0H0")
     assert mean.attrs["replace"] == "mean"
     assert len(mean.attrs["reference_sha256"]) == 64
 
@@ -70,18 +71,18 @@ def test_layers_without_positions_are_left_out_of_a_phase_sweep():
 
 FOUR, ONE, UNEQUAL = [[1, 4, 9, 3], [1, 5, 2, 7]], [[1, 4, 9, 3]], [[1, 4, 9], [1, 5, 2, 7, 8]]
 REFUSED = [
-    ("rotary_band", {}, "use ablate"),
+    (Band([]), {}, "no frequencies were given, so there is nothing to sweep"),
+    (RopePhase([]), {}, "no frequencies were given"),
+    (Band([0, 6]), {}, r"layer 0: frequencies are 0 to 5, found \[0, 6\]"),
     ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
     ("symmetric", {"tokens": torch.zeros(2, 6, dtype=torch.long)}, r"\[BOS, r, r\]"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
     ("symmetric", {"task": margin(FOUR), "tokens": torch.tensor(ONE)}, "a Task has its own"),
-    ("long_range", {}, "long_range needs window"),
-    ("symmetric", {"replace": "mean"}, "goes with 'output'"),
-    ("output", {"replace": "mean", "task": margin(ONE)}, "the task has one sequence"),
-    ("output", {"replace": "resample", "task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),
-    ("output", {"replace": "resample", "task": margin(FOUR), "reference": zoo.prompt()}, "these have 4 to 24 tokens"),
-    ("output", {"replace": "mean", "screen": "gradient"}, "screen='gradient' is for replace='zero'"),
+    (Output("mean"), {"task": margin(ONE)}, "the task has one sequence"),
+    (Output("resample"), {"task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),
+    (Output("resample", zoo.prompt()), {"task": margin(FOUR)}, "these have 4 to 24 tokens"),
+    (Output("mean"), {"screen": "gradient"}, "screen='gradient' is for replace='zero'"),
     (
         "symmetric",
         {"task": tls.Task(FOUR, accuracy, predict=-1, name="accuracy"), "screen": "gradient"},
@@ -96,13 +97,13 @@ def test_arguments_without_meaning_are_refused(part, options, said):
         sweep(shared("bridge", "llama"), part, **options)
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("place", [1, 2])
 def test_words_that_it_does_not_know_are_refused(place):
     # Called within: while tests run, the annotations of the public function refuse them first.
-    given = ["symmetric", None, None]
+    given = [Output(), None, None]
     given[place] = "other"
     with pytest.raises(ValueError, match=f"{('part', 'control', 'screen')[place]} must be .*not 'other'"):
-        sweep_module._checked_part(*given)
+        sweep_module._check(*given)
 
 
 def test_names_that_do_not_exist_are_refused():

@@ -56,7 +56,7 @@ def bands(model):
 
 
 def edges(model):
-    return tls.edge_effects(model, "L1H1", tokens=repeated(attention_view(model)), **QUIET)
+    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=repeated(attention_view(model))), **QUIET)
 
 
 def profile(model):
@@ -104,7 +104,7 @@ ROWS = [
     ("copying_scores", tls.heads.copying_scores, None, None),
     ("ablation_sweep", sweep, None, None),
     ("band_effects", bands, None, None),
-    ("edge_effects", edges, None, "those of a source"),
+    ("edge_effects", edges, None, "those of a sender"),
 ]
 # Tables of several models, of none that is loaded, and those of studies.
 WITHOUT = ("compare_heads", "analyze_models.", "head_history.", "published_", "scheme_contrast.", "beside_published.",

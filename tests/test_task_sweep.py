@@ -9,6 +9,7 @@ from ablation_runs import recorded
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral.parts import Band, LongRange, Output, RopePhase, Symmetric
 
 UNEQUAL = [[1, 4, 9, 3], [1, 5, 2], [1, 8, 2, 6, 7], [1, 3, 3, 9]]
 EQUAL = [[1, 4, 9, 3], [1, 5, 2, 7], [1, 8, 2, 6], [1, 3, 3, 9]]
@@ -30,35 +31,37 @@ def sweep(model, part="symmetric", task=None, **options):
 
 
 REFERENCE = zoo.prompt(batch=5, seed=3)[:, :4]
-FAR = {"window": 2, "sinks": 1}
 LOOPS = [
-    (UNEQUAL, "symmetric", {}),
-    (UNEQUAL, "output", {}),
-    (EQUAL, "output", {"replace": "mean"}),
-    (EQUAL, "output", {"replace": "resample", "reference": REFERENCE, "seed": 2}),
-    (EQUAL, "long_range", FAR),
+    (UNEQUAL, Symmetric(), None),
+    (UNEQUAL, Output(), None),
+    (EQUAL, Output("mean"), Output("mean", torch.tensor(EQUAL))),
+    (EQUAL, Output("resample", REFERENCE, seed=2), None),
+    (EQUAL, LongRange(2, sinks=1), None),
+    (UNEQUAL, Band([0, 2]), None),
+    (UNEQUAL, RopePhase(range(3), include_bias=True), None),
 ]
+IDS = ["symmetric", "zero", "mean", "resample", "far", "band", "phase"]
 
 
 @pytest.mark.parametrize(
     ("backend", "name"),
     [("bridge", "llama"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)],
 )
-@pytest.mark.parametrize(("prompts", "part", "options"), LOOPS, ids=["symmetric", "zero", "mean", "resample", "far"])
-def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, options):
+@pytest.mark.parametrize(("prompts", "part", "ablated_part"), LOOPS, ids=IDS)
+def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, ablated_part):
+    """`ablated_part`: the part with the reference that a sweep takes from its task, where that is another value."""
     model, task = shared(backend, name), margin_task(prompts)
     intact = tls.evaluate(model, task)
-    table = sweep(model, part, task, **options)
-    reference = {"reference": torch.tensor(prompts)} if options.get("replace") == "mean" else {}
+    table = sweep(model, part, task)
     for row in table.sample(3, random_state=0).itertuples():
-        with tls.ablate(model, row, part, **{**options, **reference}):
+        with tls.ablate(model, row, ablated_part or part):
             ablated = tls.evaluate(model, task)
         effect = ablated - intact
         assert row.value == pytest.approx(ablated.value, abs=NOISE)
         assert row.delta == pytest.approx(effect.value, abs=NOISE)
         assert row.delta_stderr == pytest.approx(effect.stderr, abs=NOISE)
     assert table["delta"].abs().max() > 1e-2
-    assert table["score_rms"].isna().all() == (part != "symmetric")
+    assert table["score_rms"].isna().all() == (part.acts_on != "scores")
     assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=NOISE)
     assert (table.attrs["task"], table.attrs["higher_is_better"]) == ("logit difference", True)
 
@@ -67,8 +70,8 @@ def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, 
     ("part", "options"),
     [
         ("symmetric", {"control": "random"}),
-        ("output", {"replace": "resample", "task": margin_task(EQUAL)}),
-        ("long_range", FAR),
+        (Output("resample"), {"task": margin_task(EQUAL)}),
+        (LongRange(2, sinks=1), {}),
     ],
     ids=["control", "resample", "far"],
 )
@@ -76,14 +79,14 @@ def test_batches_do_not_change_a_sweep(part, options, monkeypatch):
     model = shared("bridge", "llama")
     whole = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 10)  # two prompts at a time
-    monkeypatch.setattr("tlspectral.hooks.replacement._TOKENS", 8)
+    monkeypatch.setattr("tlspectral.parts.output._TOKENS", 8)
     found = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     pd.testing.assert_frame_equal(found, whole, atol=NOISE, rtol=0)
 
 
 def test_means_of_prompts_of_unequal_length_are_over_real_tokens():
     model = shared("bridge", "llama")
-    value = sweep(model, "output", heads="L1H2", replace="mean")["value"].item()
+    value = sweep(model, Output("mean"), heads="L1H2")["value"].item()
     seen = [recorded(model, ("z",), torch.tensor([prompt]))[1, "z"][0, :, 2] for prompt in UNEQUAL]
     mean = torch.cat(seen).mean(0)
 
@@ -98,7 +101,7 @@ def test_means_of_prompts_of_unequal_length_are_over_real_tokens():
 
 def test_one_prompt_has_a_reference_of_its_own():
     task = tls.logit_difference(EQUAL[:1], 3, 7)
-    table = sweep(shared("bridge", "llama"), "output", task, heads="L0H0", replace="mean", reference=REFERENCE)
+    table = sweep(shared("bridge", "llama"), Output("mean", REFERENCE), task, heads="L0H0")
     assert np.isfinite(table["value"].item())
 
 
@@ -143,7 +146,7 @@ def test_bands_take_a_task():
     order = np.argsort(-np.abs(tls.qk_operators(model)["L1H2"].rotary.theta.flatten().numpy()), kind="stable")
     band = table[table["band"] == "high"].iloc[0]
     chosen = order[int(band["first"]) : int(band["last"]) + 1].tolist()
-    with tls.ablate(model, "L1H2", "rotary_band", frequencies=chosen):
+    with tls.ablate(model, "L1H2", Band(chosen)):
         ablated = tls.evaluate(model, task)
     assert band["delta"] == pytest.approx((ablated - tls.evaluate(model, task)).value, abs=NOISE)
     assert table.attrs["higher_is_better"] is True

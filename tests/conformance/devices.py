@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from ablation_runs import block_parts, one_of_each, rotary_parts
 from explicit_patterns import CASES, worst_error
 from positional_measurements import block_prompt
 from spectral_zoo import move
@@ -28,7 +29,6 @@ from tlspectral.ablation.bands import band_effects
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import attention_view
-from tlspectral.selection import BLOCK_PARTS
 from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spectral
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
@@ -121,7 +121,7 @@ class PlacedRow(Row):
     def parts(self) -> list[str]:
         """Parts that every layer has: without rotary positions, what blocks add to a score is content."""
         missing = {"rope_phase", "rotary_band", "interaction"} | (set() if self.name == "bloom" else {"position"})
-        return [part for part in tls.hooks.PARTS if self.rotary or part not in missing]
+        return [part for part in one_of_each(BLOCKS) if self.rotary or part not in missing]
 
     def agree(self, expected: torch.Tensor, found: torch.Tensor, said: str = "") -> None:
         assert found.device.type == torch.device(self.place.device).type, said
@@ -216,19 +216,16 @@ def a_penalty_and_its_gradients_stay_on_the_device(row, part):
 # --- hooks ---
 
 
-def ablated(model, part, tokens, *, bias=False, mask=None):
-    rotary = part in ("rope_phase", "rotary_band")
+def ablated(model, part, tokens, *, mask=None):
+    rotary = part.name in rotary_parts
     heads = [
         (layer, head)
         for layer in range(model.cfg.n_layers)
         if not rotary or attention_view(model).rotary(layer) is not None
         for head in (1, 2)
     ]
-    options = {"rotary_band": {"frequencies": [0, 1]}, "long_range": {"window": 3, "sinks": 1}}.get(part, {})
-    options |= {"blocks": BLOCKS} if part in BLOCK_PARTS else {}
-    options |= {"include_bias": bias} if part not in ("output", "long_range", *BLOCK_PARTS) else {}
     masked = {} if mask is None else {"attention_mask": on(model, mask)}
-    with torch.no_grad(), tls.ablate(model, heads, part, **options):
+    with torch.no_grad(), tls.ablate(model, heads, part):
         return model(on(model, tokens), return_type="logits", **masked)
 
 
@@ -236,7 +233,7 @@ def ablated(model, part, tokens, *, bias=False, mask=None):
 def every_part_is_removed_on_the_device(row):
     tokens = zoo.prompt()
     for part in row.parts:
-        here, there = (ablated(model, part, tokens) for model in row.both)
+        here, there = (ablated(model, one_of_each(BLOCKS)[part], tokens) for model in row.both)
         row.agree(here, there, part)
         with torch.no_grad():
             assert not torch.equal(here, row.on_cpu(tokens, return_type="logits")), part
@@ -247,8 +244,8 @@ def outputs_are_replaced_on_the_device(row, replace):
     for reference in (None, zoo.prompt(3)):
         logits = []
         for model in row.both:
-            given = None if reference is None else on(model, reference)
-            with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], "output", replace=replace, reference=given):
+            part = tls.parts.Output(replace, None if reference is None else on(model, reference))
+            with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], part):
                 logits.append(model(on(model, zoo.prompt()), return_type="logits"))
         row.agree(*logits)
 
@@ -259,7 +256,7 @@ def edges_are_taken_out_on_the_device(row, what):
     for part in ("output", "symmetric"):
         logits = []
         for model in row.both:
-            with torch.no_grad(), tls.ablate(model, "L0H1", part, into="L1H1", input=what):
+            with torch.no_grad(), tls.ablate(model, "L0H1", part, into=f"L1H1.{what}"):
                 logits.append(model(on(model, zoo.prompt()), return_type="logits"))
         row.agree(*logits, part)
 
@@ -268,9 +265,12 @@ def edges_are_taken_out_on_the_device(row, what):
 def bias_and_padding_on_the_device(row):
     tokens = torch.cat([torch.zeros(2, 3, dtype=torch.long), zoo.prompt(length=19)], 1)
     mask = (tokens != 0).long()
-    for part in ("rope_phase", "rotary_band", "symmetric") if row.rotary else ("symmetric",):
-        here, there = (ablated(model, part, tokens, bias=True, mask=mask)[:, 3:] for model in row.both)
-        row.agree(here, there, part)
+    biased = [tls.parts.Symmetric(include_bias=True)]
+    if row.rotary:
+        biased.append(tls.parts.RopePhase(include_bias=True))
+    for part in biased:
+        here, there = (ablated(model, part, tokens, mask=mask)[:, 3:] for model in row.both)
+        row.agree(here, there, part.name)
 
 
 @asked(lambda row: row.name != "gptj")
@@ -323,7 +323,7 @@ def sweeps_are_those_of_the_cpu(row):
     mask = (text != 0).long()
     heads = [(0, 1), (1, 0), (1, 3)]
     for part in row.parts:
-        if part in ("rotary_band", "long_range", *BLOCK_PARTS):
+        if part in ("rotary_band", "long_range", *block_parts):
             continue
         ways = [
             {"tokens": induction, "control": None if part == "output" else "random"},
@@ -348,12 +348,9 @@ def sweeps_are_those_of_the_cpu(row):
                 np.testing.assert_allclose(other, one, rtol=0, atol=max(1e-4, row.place.gradients) * one.abs().max())
             row.tables_agree(here, there)
     row.tables_agree(*(band_effects(model, heads[:2], tokens=induction, draws=2, **quiet) for model in row.both))
-    for part, options in (
-        ("long_range", {"window": 3, "sinks": 1}),
-        ("output", {"replace": "mean"}),
-        ("output", {"replace": "resample", "reference": zoo.prompt(4, 13)}),
-    ):
-        row.tables_agree(*(tls.ablation_sweep(model, part, tokens=induction, **options, **quiet) for model in row.both))
+    output = tls.parts.Output
+    for part in (tls.parts.LongRange(3, sinks=1), output("mean"), output("resample", zoo.prompt(4, 13))):
+        row.tables_agree(*(tls.ablation_sweep(model, part, tokens=induction, **quiet) for model in row.both))
     here, there = (tls.tasks.induction_loss(model, n_sequences=4).value for model in row.both)
     assert there == pytest.approx(here, abs=row.place.logits)
 

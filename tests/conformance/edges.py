@@ -1,4 +1,4 @@
-"""One source taken out of what one head reads, and one score as a sum over sources, beside runs with edited streams."""
+"""One sender taken out of what one head reads, and one score as a sum over sources, beside runs with edited streams."""
 
 import functools
 
@@ -19,7 +19,8 @@ from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch, UnsupportedArchitecture
 from tlspectral.hooks import ablate
-from tlspectral.hooks.parts import removal
+from tlspectral.parts import part_of
+from tlspectral.parts.query_key import ScoreRemoval
 from tlspectral.rotary import in_float64
 
 from .rows import asked, right
@@ -30,17 +31,17 @@ from .rows import asked, right
 @asked(every=4, what=("q", "k", "v"), kind=("output", "scores"))
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 def an_edge_is_what_plain_recomputation_gives(row, what, kind):
-    sources, layer, target = edge_of(row.view)
+    senders, layer, head = edge_of(row.view)
     part = "output" if kind == "output" else a_part(row.name)
-    edge = {"into": (layer, target), "input": what}
+    into = f"L{layer}H{head}.{what}"
     if part == "rope_phase" and not row.read_right:
         message = "the model's scores are not those of"
-        with pytest.raises(EditNotHonored, match=message), ablate(row.model, sources, part, **edge):
+        with pytest.raises(EditNotHonored, match=message), ablate(row.model, senders, part, into=into):
             logits(row.model)
         return
-    with ablate(row.model, sources, part, **edge):
+    with ablate(row.model, senders, part, into=into):
         found = logits(row.model)
-    expected = recomputed(row.model, row.backend, sources, part, layer, target, what)
+    expected = recomputed(row.model, senders, part, layer, head, what)
     # Logits of size 2 in float32. Measured over the zoo, on TransformerLens 3.9 and 4.3: at most 9e-7. The edge moves
     # them by a thousandth at least (median 0.1).
     assert float((found - expected).abs().max()) < 1e-5
@@ -50,29 +51,34 @@ def an_edge_is_what_plain_recomputation_gives(row, what, kind):
 # --- edge_effects ---
 
 
-def edges_of(row, what, effect, replace):
-    options = {"input": what, "effect": effect, "replace": replace, "tokens": repeated(row.view)}
-    return tls.edge_effects(row.model, [(1, 1), (1, 2)], show_progress=False, **options)
+def edges_of(row, what, measure, replace):
+    options = {"measure": measure, "replace": replace, "task": tls.tasks.induction(tokens=repeated(row.view))}
+    return tls.edge_effects(row.model, tls.receivers([(1, 1), (1, 2)], what), show_progress=False, **options)
 
 
-def row_of(table, source, target):
-    return table.query("layer == @source[0] and head == @source[1] and target_head == @target[1]").iloc[0]
+def row_of(table, sender, receiver):
+    """The row of an edge into a head, of a table that counts a head to each of its receivers."""
+    of_receiver = table["reached"].str.split(", ").map(lambda heads: f"L{receiver[0]}H{receiver[1]}" in heads)
+    if table.attrs["measure"] != "task":
+        of_receiver = table["receiver_head"] == receiver[1]
+    (found,) = table[of_receiver & (table["sender"] == f"L{sender[0]}H{sender[1]}")].itertuples()
+    return found
 
 
 @asked(right, every=3, what=("k", "q"))
 def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
     replace, tokens = {"k": "mean", "q": "zero"}[what], repeated(row.view)
-    table = edges_of(row, what, "attention", replace)
+    table = edges_of(row, what, "ind", replace)
     queries = torch.arange(LENGTH + 1, 2 * LENGTH + 1)
     _, intact = grabbed(row.view, tokens, [row.view.hook_names(layer)["pattern"] for layer in (0, 1)])
-    for target, source in (((1, 1), (0, 1)), ((1, 1), (0, 0)), ((1, 2), (0, 2))):
-        found = row_of(table, source, target)
-        _, pattern = cut_by_hand(row.view, row.backend, tokens, source, target, what, zero=replace == "zero")
-        before = intact[row.view.hook_names(target[0])["pattern"]][:, target[1]]
+    for receiver, sender in (((1, 1), (0, 1)), ((1, 1), (0, 0)), ((1, 2), (0, 2))):
+        found = row_of(table, sender, receiver)
+        _, pattern = cut_by_hand(row.view, tokens, sender, receiver, what, zero=replace == "zero")
+        before = intact[row.view.hook_names(receiver[0])["pattern"]][:, receiver[1]]
         expected, plain = (float(p[:, queries, queries - LENGTH + 1].double().mean()) for p in (pattern, before))
         # Measured over the zoo: 4e-7, the model's own float32. A frozen norm or another group's keys are off by 1e-3.
-        assert found["attention"] == pytest.approx(plain, abs=2e-6)
-        assert found["delta"] == pytest.approx(expected - plain, abs=2e-6)
+        assert found.attention == pytest.approx(plain, abs=2e-6)
+        assert found.delta == pytest.approx(expected - plain, abs=2e-6)
     # Measured: .0009 (BLOOM) to .1, so that a wrong edge is seen.
     assert table["delta"].abs().max() > 5e-4
 
@@ -82,12 +88,12 @@ def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row
     tokens = repeated(row.view)
     table = edges_of(row, what, "task", "mean")
     intact = float(tls.evaluate(row.model, tls.tasks.induction(tokens=tokens)))
-    for target, source in (((1, 1), (0, 1)), ((1, 2), (0, 2))):
-        cut, _ = cut_by_hand(row.view, row.backend, tokens, source, target, what, zero=False)
+    for receiver, sender in (((1, 1), (0, 1)), ((1, 2), (0, 2))):
+        cut, _ = cut_by_hand(row.view, tokens, sender, receiver, what, zero=False)
         scored = cut[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)
         expected = float(torch.nn.functional.cross_entropy(scored, tokens[:, LENGTH + 2 :].flatten()))
         # Measured over the zoo: 3e-7 nats. The largest effects are 6e-5 (NeoX) to 1e-2.
-        assert row_of(table, source, target)["delta"] == pytest.approx(expected - intact, abs=2e-6)
+        assert row_of(table, sender, receiver).delta == pytest.approx(expected - intact, abs=2e-6)
     assert table["delta"].abs().max() > 4e-5
 
 
@@ -148,10 +154,11 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             if rotation is None and part == "phase":
                 assert not table["phase"].any()
                 continue
-            expected = -removal(removed, query, key, rotation, folded, pairs=None, include_bias=False)
+            removal = ScoreRemoval(part_of(removed), folded, None)
+            added, _ = removal.of(query, key, rotation, [head], torch.ones(2 * [PROMPT.shape[1]]).bool())
             # Measured: 1.2e-6, by the float32 rounding of queries and keys. The plain transpose, without
             # the factors of a query/key norm, is off by tenths.
-            assert table[part].sum() == pytest.approx(float(expected[0, 0, QUERY, KEY]), abs=1e-5), part
+            assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part
 
 
 @asked(right, every=3)
@@ -177,9 +184,10 @@ def frequencies_of_a_term_sum_to_its_row(row):
     pair = view.rotary(layer).n_pairs - 1
     folded, query, key, rotation = projections(view, layer, 1, last_layer_of(row))
     chosen = torch.arange(pair + 1) == pair
-    expected = -removal("rotary_band", query, key, rotation, folded, pairs=chosen, include_bias=True)[0, 0, QUERY, KEY]
+    products = folded.score_scale * rotation.product(query.whole, key.whole, direction=1, pairs=chosen)
     # Measured: 1.2e-6, as for parts.
-    assert table.loc[table["frequency"] == pair, "total"].sum() == pytest.approx(float(expected), abs=1e-5)
+    expected = float(products[0, 0, QUERY, KEY])
+    assert table.loc[table["frequency"] == pair, "total"].sum() == pytest.approx(expected, abs=1e-5)
 
 
 @asked(right, every=2)

@@ -6,8 +6,9 @@ import zoo
 from ablation_runs import a_part, applicable, in_dtype, logits, recorded, rotary_layers, rotary_parts
 from explicit_patterns import CASES, explicit_pattern, run_ablated, worst_error
 
+from tlspectral import parts
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks import PARTS, ablate
+from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
 from .rows import asked, right
@@ -29,11 +30,10 @@ def in_double(row, case):
     return explicit(row, case) and (row.backend == "hooked" or row.name in IN_ITS_OWN_PRECISION)
 
 
-@asked(editable, every=3, part=PARTS[:4])
+@asked(editable, every=3, part=("symmetric", "antisymmetric", *rotary_parts))
 def other_heads_and_earlier_layers_are_as_they_were_to_the_bit(row, part):
     layer, head = applicable(row.view, part)[-1], 1
-    options = {"frequencies": [0]} if part == "rotary_band" else {}
-    with ablate(row.model, [(layer, head)], part, **options):
+    with ablate(row.model, [(layer, head)], parts.Band([0]) if part == "rotary_band" else part):
         during = recorded(row.model, ("pattern", "z"))
     for (index, point), found in during.items():
         if index > layer:
@@ -66,9 +66,9 @@ def nothing_asked_is_nothing_changed_to_the_bit(row):
         return
     heads = [(layer, head) for layer in rotary_layers(row.view) for head in range(row.view.n_heads(layer))]
     nothing = torch.zeros(row.view.rotary(heads[0][0]).n_pairs, dtype=torch.bool)
-    for part in rotary_parts:
+    for part in (parts.RopePhase, parts.Band):
         for frequencies in ([], nothing, nothing.tolist()):
-            with ablate(row.model, heads, part, frequencies=frequencies):
+            with ablate(row.model, heads, part(frequencies)):
                 assert torch.equal(logits(row.model), row.logits)
 
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from ablation_runs import logits, recorded
+from ablation_runs import block_parts, logits, one_of_each, recorded
 from described import assert_described
 from positional_measurements import (
     EQUAL_BLOCKS,
@@ -26,7 +26,6 @@ import tlspectral as tls
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import logit_shares, split_logits
 from tlspectral.positional.exclusion import exclusion_split
-from tlspectral.selection import BLOCK_PARTS
 
 from .rows import asked, right, rotating_right
 
@@ -141,27 +140,27 @@ def shares_are_those_of_every_content_rotated_to_every_place(row):
         expected = split_logits(table)
         shares = torch.stack([part.sum(-1) for part in expected]) / expected.total.sum(-1)
         if hidden(row.model, layer):
-            assert rows[list(BLOCK_PARTS)].isna().all(axis=None)
+            assert rows[list(block_parts)].isna().all(axis=None)
             continue
         # float64 by two routes: measured 1e-13; shares of heads differ by tenths.
-        np.testing.assert_allclose(rows[list(BLOCK_PARTS)].to_numpy().T, shares.numpy(), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(rows[list(block_parts)].to_numpy().T, shares.numpy(), rtol=0, atol=1e-10)
         std = (expected.total.sum(-1) / (3 * 16)).sqrt()
         np.testing.assert_allclose(rows["table_std"], std.numpy(), rtol=1e-9)
         if row.name in LEARNED_POSITIONS:
             assert rows[["position", "interaction"]].to_numpy().max() < 1e-20
 
 
-@asked(right, every=3, part=BLOCK_PARTS)
+@asked(right, every=3, part=block_parts)
 def what_is_left_is_the_softmax_of_the_scores_less_the_part(row, part):
     layer, heads, tokens = row.layers[-1], [1, 2], EQUAL_BLOCKS.tokens()
     if hidden(row.model, layer):
         with (
             pytest.raises(ValueError, match="does not see all of them"),
-            tls.ablate(row.model, [(layer, 1)], part, blocks=EQUAL_BLOCKS),
+            tls.ablate(row.model, [(layer, 1)], one_of_each(EQUAL_BLOCKS)[part]),
         ):
             logits(row.model, tokens[None])
         return
-    with tls.ablate(row.model, [(layer, head) for head in heads], part, blocks=EQUAL_BLOCKS):
+    with tls.ablate(row.model, [(layer, head) for head in heads], one_of_each(EQUAL_BLOCKS)[part]):
         seen = recorded(row.model, ("pattern", "z", "value"), tokens[None], [layer])
     for query in (len(tokens) - 1, PLACES.stop):  # the last query and the first one behind the blocks
         table, keys, cap = tables_of(row.model, layer, tokens[: query + 1])
