@@ -15,16 +15,22 @@ from measuring import peak as memory_peak
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.ablation.effects import layer_effects
+from tlspectral.ablation.effects import LayerEffects, layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.hooks import ablation_hooks
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.models.attention.replay import IntactRun, intact_run, logits_at
 from tlspectral.models.attention.threads import hooks_on
+from tlspectral.parts import RopePhase
 from tlspectral.tasks import ScoredSequences, Task, induction, intact_values, next_token_loss, scored_sequences
 
-PART = "rope_phase"
+PART = RopePhase()
+
+
+def effects_of(intact: IntactRun, task: ScoredSequences, layer: int, heads: list[int]) -> LayerEffects:
+    """Ablate heads of a layer in turn."""
+    return layer_effects(intact, task, layer, heads, PART.on(intact.view, {layer: heads})[layer])
 
 
 def plain_head(view: AttentionView, task: ScoredSequences, points: Any, hooks: list[Any]) -> None:
@@ -101,7 +107,7 @@ def cost_of_a_metric(view: AttentionView, repeats: int) -> None:
     runs = [intact_values(view, task, [layer])[0] for task in (loss, own)]
     for _ in range(repeats + 1):
         times = [
-            seconds(lambda run=run, task=task: layer_effects(run, task, layer, [0, 1], PART))
+            seconds(lambda run=run, task=task: effects_of(run, task, layer, [0, 1]))
             for run, task in zip(runs, (loss, own), strict=True)
         ]
         ratios.append(times[1] / times[0])
@@ -135,7 +141,7 @@ def main(sequences: int = 4, heads: int = 3, repeats: int = 3, threads: int = 1)
         hooks, times = ablation_hooks(view.model, [(layer, 0)], PART), []
         for _ in range(repeats):
             plain = seconds(lambda hooks=hooks: plain_head(view, task, points, hooks))
-            replayed = seconds(lambda layer=layer: layer_effects(intact, task, layer, list(range(heads)), PART))
+            replayed = seconds(lambda layer=layer: effects_of(intact, task, layer, list(range(heads))))
             times.append((plain, replayed / heads))
         plains += [plain for plain, _ in times]
         costs[layer] = statistics.median(head_seconds for _, head_seconds in times)

@@ -43,7 +43,7 @@ def bands_dropped(model, heads: pd.DataFrame) -> None:
             (row["band"], range(row["first"], row["last"] + 1)),
             (BANDS[smallest], thirds[smallest].tolist()),
         ):
-            with tls.ablate(model, [head], "rotary_band", frequencies=pairs):
+            with tls.ablate(model, [head], tls.parts.Band(pairs)):
                 offset, lead = peak(model, head)
                 scores = tls.detect_heads(model, n_sequences=20).set_index(["layer", "head"])
             text += f"; without {band} (share {row['share_' + band]:.3f}): peak {offset}, lead {lead:.2f}, "

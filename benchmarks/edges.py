@@ -2,8 +2,8 @@
 
 Run `python benchmarks/edges.py`; some two minutes of one core. The sequences are four of `[BOS, r, r]` with segments of
 64 tokens. The other route is a HookedTransformer after `set_ungroup_grouped_query_attention(True)` and
-`set_use_split_qkv_input(True)`, on which a hook takes the source's write out of the key input of the heads that share
-the target's keys, one forward pass per edge. Both cut the same edges, and their effects on the induction loss are
+`set_use_split_qkv_input(True)`, on which a hook takes the sender's write out of the key input of the heads that share
+the receiver's keys, one forward pass per edge. Both cut the same edges, and their effects on the induction loss are
 compared. Costs are CPU seconds (process_time) of one run.
 """
 
@@ -19,32 +19,32 @@ from tlspectral.detectors.sequences import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import head_pair
 
-TARGET = "L18H6"
-SOURCES = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]
+HEAD = "L18H6"
+SENDERS = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]
 
 
 def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> None:
     """Print the time of an edge into one head, and of all edges into the heads of some layers."""
-    one = {}
+    one, task = {}, tls.tasks.induction(tokens=tokens)
 
     def into_one() -> None:
-        one["table"] = tls.edge_effects(model, TARGET, tokens=tokens, show_progress=False)
+        one["table"] = tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task, show_progress=False)
 
     into_one()  # the first call reads the weights from disk
     spent = seconds(into_one)
     n_edges = len(one["table"])
-    typer.echo(
-        f"effect='attention', keys of {TARGET}: {n_edges} edges in {spent:.1f} s, {1000 * spent / n_edges:.1f} ms each"
+    typer.echo(f"attention, keys of {HEAD}: {n_edges} edges in {spent:.1f} s, {1000 * spent / n_edges:.1f} ms each")
+    keys = tls.receivers(
+        [(layer, head) for layer in layers for head in range(attention_view(model).n_heads(layer))], "k"
     )
-    heads = [(layer, head) for layer in layers for head in range(attention_view(model).n_heads(layer))]
 
     def into_all() -> None:
-        one["table"] = tls.edge_effects(model, heads, tokens=tokens, show_progress=False)
+        one["table"] = tls.edge_effects(model, keys, measure="ind", task=task, show_progress=False)
 
     spent = seconds(into_all)
     n_edges = len(one["table"])
     each, span = 1000 * spent / n_edges, f"{layers[0]} to {layers[-1]}"
-    typer.echo(f"effect='attention', keys of layers {span}: {n_edges} edges in {spent:.0f} s, {each:.1f} ms each")
+    typer.echo(f"attention, keys of layers {span}: {n_edges} edges in {spent:.0f} s, {each:.1f} ms each")
     view = attention_view(model)
     names = [name for layer in range(view.n_layers) for name in view.hook_names(layer).values()]
     cache = view.capture(tokens, [name for name in names if not name.endswith("resid_post")], last=names[-1])
@@ -55,7 +55,7 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
 
 def by_forward_passes(hooked: Any, tokens: torch.Tensor, writes: dict[str, torch.Tensor]) -> list[float]:
     """Return the induction loss with each edge cut, by one forward pass per edge of the ungrouped model."""
-    layer, head = head_pair(TARGET)
+    layer, head = head_pair(HEAD)
     group = [head // 3 * 3 + i for i in range(3)]
     length = (tokens.shape[1] - 1) // 2
     losses = []
@@ -75,34 +75,33 @@ def by_forward_passes(hooked: Any, tokens: torch.Tensor, writes: dict[str, torch
 
 def edges_by_task(model: Any, tokens: torch.Tensor) -> None:
     """Print both routes' times and how far their effects differ."""
-    hooked = tls.load_model("smollm2-135m", backend="hooked")
+    hooked, task = tls.load_model("smollm2-135m", backend="hooked"), tls.tasks.induction(tokens=tokens)
     hooked.set_ungroup_grouped_query_attention(True)
     hooked.set_use_split_qkv_input(True)
     results: dict[str, Any] = {}
 
     def ours() -> None:
         results["ours"] = tls.edge_effects(
-            model, TARGET, sources=SOURCES, tokens=tokens, effect="task", replace="zero", show_progress=False
+            model, f"{HEAD}.k", senders=SENDERS, task=task, measure="task", replace="zero", show_progress=False
         )
 
     def theirs() -> None:
-        names = {source: f"blocks.{head_pair(source)[0]}.attn.hook_z" for source in SOURCES}
+        names = {sender: f"blocks.{head_pair(sender)[0]}.attn.hook_z" for sender in SENDERS}
         with torch.no_grad():
             _, cache = hooked.run_with_cache(tokens, names_filter=lambda name: name in set(names.values()))
         writes = {
-            source: cache[names[source]][:, :, head_pair(source)[1]] @ hooked.W_O[head_pair(source)]
-            for source in SOURCES
+            sender: cache[names[sender]][:, :, head_pair(sender)[1]] @ hooked.W_O[head_pair(sender)]
+            for sender in SENDERS
         }
         results["theirs"] = by_forward_passes(hooked, tokens, writes)
 
-    task = tls.tasks.induction(tokens=tokens)
     intact = float(tls.evaluate(model, task))
     times = {"ours": seconds(ours), "theirs": seconds(theirs)}
     delta = results["ours"]["delta"].to_numpy()
     off = float(np.abs(delta - (np.array(results["theirs"]) - intact)).max())
-    each = {name: 1000 * spent / len(SOURCES) for name, spent in times.items()}
+    each = {name: 1000 * spent / len(SENDERS) for name, spent in times.items()}
     typer.echo(
-        f"effect='task', {len(SOURCES)} key edges into {TARGET}: {each['ours']:.0f} ms each; a forward pass per edge "
+        f"task, {len(SENDERS)} key edges into {HEAD}: {each['ours']:.0f} ms each; a forward pass per edge "
         f"takes {each['theirs']:.0f} ms, {times['theirs'] / times['ours']:.1f} times as long; effects differ by at "
         f"most {off:.1e} nats of {np.abs(delta).max():.2f}"
     )

@@ -292,8 +292,8 @@ def edges(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """`edge_effects(control="random")` of fresh models, whose heads write in random directions: eight edges a model."""
     found = []
     for seed in rng.integers(2**31, size=tables // 8):
-        given = {"control": "random", "seed": int(seed), "show_progress": False}
-        found.append(edge_effects(fresh_model(int(seed)), [(1, 0), (1, 3)], **given))
+        given = {"measure": "ind", "control": "random", "seed": int(seed), "show_progress": False}
+        found.append(edge_effects(fresh_model(int(seed)), ["L1H0.k", "L1H3.k"], **given))
     edges_of_all = pd.concat(found)
     for name in ("pvalue", "control_p"):
         wrong = edges_of_all[name] <= LEVEL

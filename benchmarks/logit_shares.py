@@ -25,13 +25,14 @@ import torch
 import typer
 
 import tlspectral as tls
-from tlspectral.hooks.blocks import block_places
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.parts import Content, Interaction, Position
+from tlspectral.parts.blocks import block_places
 
-PARTS = ("content", "position", "interaction")
-SHARES = (*PARTS, "table_std")
+PARTS = (Content, Position, Interaction)
+SHARES = (*(part.name for part in PARTS), "table_std")
 DRAWS = 3
 
 
@@ -90,13 +91,13 @@ def answered(view: AttentionView, task: Retrieval, hooks: Iterable[Any] = ()) ->
 
 def hooks_without(view: AttentionView, task: Retrieval, heads: Any, part: Any, draw: int | None) -> list[Any]:
     """Hooks that remove a part of the heads, or (with a draw) the same numbers from other blocks."""
-    places, hooks = block_places(view.model, task.prompts[0]), []
-    for index, chosen in heads_by_layer(view, heads).items():
-        ablation = LayerAblation(view, view.layer(index), chosen, part)
-        ablation.blocks = places
+    by_layer, hooks = heads_by_layer(view, heads), []
+    for index, bound in part(task.prompts[0]).on(view, by_layer).items():
+        chosen, places = by_layer[index], bound.places
+        ablation = LayerAblation(view, view.layer(index), chosen, bound)
         if draw is not None:
             seeds = [[draw, index, head] for head in chosen]
-            ablation.alter = lambda removal, seeds=seeds: places.shuffled(removal.difference, seeds)
+            ablation.alter = lambda removal, seeds=seeds, places=places: places.shuffled(removal.difference, seeds)
         hooks += ablation.hooks()
     return hooks
 
@@ -112,7 +113,7 @@ def effects(view: AttentionView, task: Retrieval, name: str, heads: Any, intact:
         rows.append(
             {
                 "heads": name,
-                "part": part,
+                "part": part.name,
                 "logp": logp[0].mean(),
                 "logp_se": logp[0].std(ddof=1) / n,
                 "control_logp": control.mean(),

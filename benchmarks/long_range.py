@@ -29,7 +29,7 @@ def main(model: str) -> None:
     began = time.process_time()
     loaded = tls.load_model(model)
     task = tls.tasks.language(n_sequences=ROWS, sequence_length=LENGTH)
-    sweep = tls.ablation_sweep(loaded, "long_range", window=WINDOW, sinks=SINKS, task=task, screen="gradient")
+    sweep = tls.ablation_sweep(loaded, tls.parts.LongRange(WINDOW, SINKS), task=task, screen="gradient")
     text = text_tokens(attention_view(loaded), None, n_sequences=ROWS, sequence_length=LENGTH)
     attention = tls.detect_heads(loaded, prompts=text, pattern=far).rename(columns={"pattern": "attention"})
     table = sweep.merge(attention[["layer", "head", "attention"]], on=["layer", "head"])

@@ -126,13 +126,18 @@ class Calls:
         """A prompt of blocks that the model can read."""
         return block_prompt(self.get("BlockPrompt"), model, lengths, seed)
 
-    def part(self, name: str, options: Mapping[str, Any], model: Any) -> tuple[Any, dict[str, Any]]:
-        """A part and the arguments that go with it: a value with none of them, or a name with all of them."""
+    def part(
+        self, name: str, options: Mapping[str, Any], model: Any, reference: torch.Tensor
+    ) -> tuple[Any, dict[str, Any]]:
+        """A part and the arguments that go with it: a value with none of them, or a name with all of them.
+
+        `reference` takes the place of an option of that name.
+        """
         options = dict(options)
         lengths = options.pop("blocks", None)
         blocks = self.blocks(model, lengths) if lengths else None
         if options.pop("reference", False):
-            options["reference"] = tokens_for(model, 3, 24, seed=7)
+            options["reference"] = reference
         if hasattr(self.tls, "parts"):
             kind = getattr(self.tls.parts, PARTS[name])
             return (kind(blocks) if blocks is not None else kind(**options)), {}
@@ -232,16 +237,20 @@ class Calls:
 
     # --- interventions ---
 
+    def into(self, heads: Any, what: str) -> dict[str, Any]:
+        """The arguments of `ablate` for an edge into what some heads read."""
+        if self.takes(self.get("ablate"), "input"):
+            return {"into": heads, "input": what}
+        return {"into": self.get("receivers")(heads, what)}
+
     @contextlib.contextmanager
     def _ablated(self, model: Any, heads: Any, part: str, options: Mapping[str, Any]) -> Iterator[Any]:
         options = dict(options)
         into, what = options.pop("into", None), options.pop("input", None)
-        value, arguments = self.part(part, options, model)
+        value, arguments = self.part(part, options, model, tokens_for(model, 3, 24, seed=7))
         ablate = self.get("ablate")
-        if into is not None and self.takes(ablate, "input"):
-            arguments |= {"into": into, "input": what}
-        elif into is not None:
-            arguments["into"] = self.get("receivers")(into, what)
+        if into is not None:
+            arguments |= self.into(into, what)
         with ablate(model, heads, value, **arguments) as ablated:
             yield ablated
 
@@ -270,7 +279,7 @@ class Calls:
 
     def ablation_hooks(self, model: Any, *, heads: Any, part: str) -> Any:
         """Logits under the list of hooks."""
-        value, arguments = self.part(part, {}, model)
+        value, arguments = self.part(part, {}, model, tokens_for(model, 3, 24, seed=7))
         hooks = self.get("ablation_hooks")(model, heads, value, **arguments)
         with torch.no_grad():
             return model.run_with_hooks(tokens_for(model, 2, 20), return_type="logits", fwd_hooks=hooks)
@@ -278,9 +287,9 @@ class Calls:
     def sweep(self, model: Any, *, part: str, task: str, heads: Any = None, **options: Any) -> Any:
         """A sweep over heads."""
         own = {key: options.pop(key) for key in ("control", "screen", "seed", "folder") if key in options}
-        value, arguments = self.part(part, options, model)
-        if "reference" in arguments:
-            arguments["reference"] = tokens_for(model, 5, 20, seed=9)
+        if options.get("replace") == "resample" and hasattr(self.tls, "parts"):
+            options["seed"] = own.get("seed", 0)  # a sweep's own seed drew the sequences before parts were values
+        value, arguments = self.part(part, options, model, tokens_for(model, 5, 20, seed=9))
         return self.quiet("ablation_sweep", model, value, heads=heads, task=self.task(task, model), **arguments, **own)
 
     def bands(self, model: Any, *, heads: Any, task: str, **settings: Any) -> Any:
@@ -296,9 +305,24 @@ class Calls:
         if self.takes(edge_effects, "input"):
             settings |= {"input": what, "sources": senders, "effect": "task" if on_task else "attention"}
             settings |= {} if on_task else {"score": measure}
-            return self.quiet("edge_effects", model, heads, **settings)
+            return self.by_receiver(self.quiet("edge_effects", model, heads, **settings), model, what, on_task)
         settings |= {"senders": senders, "measure": "task" if on_task else measure}
         return self.quiet("edge_effects", model, self.get("receivers")(heads, what), **settings)
+
+    def by_receiver(self, table: pd.DataFrame, model: Any, what: str, on_task: bool) -> pd.DataFrame:
+        """A table of edges into heads, with the receivers' names; for a task one row for keys that heads share."""
+        view, names = import_module("tlspectral.models.attention").attention_view(model), []
+        for layer, head in zip(table["target_layer"], table["target_head"], strict=True):
+            raw = view.raw(int(layer))
+            size = 1 if what == "q" else len(raw.w_q) // len(raw.w_k)
+            names.append(f"L{layer}H{head}.{what}" if size == 1 else f"L{layer}KV{head // size}.{what}")
+        named = table.assign(target=names)
+        if on_task:
+            edge = ["target", "source"]
+            named["k_composition"] = named.groupby(edge, sort=False)["k_composition"].transform("mean")
+            named = named.assign(attention=float("nan")).drop_duplicates(edge, ignore_index=True)
+        named.attrs = table.attrs
+        return named
 
     def attribution(self, model: Any, *, head: str, query: int, key: int, **settings: Any) -> Any:
         """One score as a sum."""
@@ -402,6 +426,10 @@ class Calls:
     def refused(self, model: Any, *, function: str, given: Any = (), settings: Any = None) -> Any:
         """A call that has to be refused."""
         call, settings = self.get(function), dict(settings or {})
+        if "into" in settings:
+            settings |= self.into(settings["into"], settings.pop("input"))
+        if function == "edge_effects" and not self.takes(call, "input"):
+            given = (self.get("receivers")(*given, "k"),)
         if function == "ablate":
             with call(model, *given, **settings):
                 return "entered"

@@ -76,7 +76,8 @@ def refusal_items() -> Iterator[Item]:
     rows: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     rows += [("ablate", (head, "symmetric"), {}) for head in bad_heads]
     rows += [("ablate", ("L0H1", part), {}) for part in ("phase", "", None, 3, "rotary_band", "long_range", "content")]
-    rows += [("ablate", ("L1H1", "output"), {"into": "L0H1"}), ("ablate", ("L0H1", "output"), {"into": "L1H9"})]
+    for heads, into in (("L1H1", "L0H1"), ("L0H1", "L1H9")):
+        rows.append(("ablate", (heads, "output"), {"into": into, "input": "k"}))
     rows += [("ablation_hooks", (head, "symmetric"), {}) for head in bad_heads[:3]]
     rows += [("ablation_sweep", ("phase",), {}), ("ablation_sweep", ("symmetric",), {"heads": "L7H0"})]
     rows += [("ablation_sweep", ("symmetric",), {option: "wrong"}) for option in ("task", "control", "screen")]
