@@ -43,7 +43,7 @@ def ablate(
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="L5H1,L7H2", help="These heads, or all, in place of the strongest of TABLE."),
+        typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
         str, typer.Option(help="rope_phase, symmetric, antisymmetric, output or long_range; or Im(M_t), M_S, M_A.")
@@ -112,20 +112,21 @@ def ablate(
         raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
     if prompts is None and (correct, wrong) != (None, None):
         raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
-    from tlspectral.selection import head_pairs
+    from tlspectral.selection import head_pairs, whole_layers
 
     if control is None and draws is not None:
         raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
     if (part == "long_range") != (window is not None):
         raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
     every = heads == "all"
-    chosen: Any = None if heads is None or every else head_pairs(heads.split(","))
+    chosen: Any = None if heads is None or every else heads.split(",")
+    head_pairs(whole_layers(chosen or [])[1])  # what names no head is refused before the model is loaded
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.parts import LongRange, part_of
 
-    removed = part_of(part) if window is None else LongRange(window, sinks)  # type: ignore[arg-type]
+    removed = part_of(part) if window is None else LongRange(window, sinks)
 
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:

@@ -20,7 +20,7 @@ _WITH_SETTINGS = {
 }
 
 
-def part_of(part: Part | PartName) -> Part:
+def part_of(part: Part | str) -> Part:
     """Return a part that is given as a value, by its name or by its symbol in "Fingerprint, Not Blueprint".
 
     >>> from tlspectral.parts import part_of

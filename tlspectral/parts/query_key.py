@@ -71,6 +71,9 @@ class QueryKeyPart(Part):
 class Symmetric(QueryKeyPart):
     """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
 
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+
     >>> import tlspectral as tls
     >>> tls.parts.Symmetric(include_bias=True)
     Symmetric(include_bias=True)
@@ -83,6 +86,9 @@ class Symmetric(QueryKeyPart):
 @dataclass(frozen=True, eq=False)
 class Antisymmetric(QueryKeyPart):
     """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
+
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
 
     >>> import tlspectral as tls
     >>> tls.parts.Antisymmetric()
@@ -98,8 +104,13 @@ class RopePhase(QueryKeyPart):
     """Im(M_t), the part of a score that is odd in the offset.
 
     Attributes:
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None is all.
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]; None is all.
+            None of them, `[]`, removes nothing.
         include_bias: whether it acts on bias terms as well.
+
+    Raises, where it is given a model:
+        ValueError: pairs that a layer lacks.
+        UnsupportedArchitecture: a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.RopePhase(frequencies=range(2))
@@ -116,10 +127,12 @@ class RopePhase(QueryKeyPart):
 
 @dataclass(frozen=True, eq=False)
 class Band(QueryKeyPart):
-    """Everything that some rotary pairs contribute to a score.
+    """Everything that some rotary pairs contribute to a score, bias terms apart.
 
     Attributes:
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
+
+    Raises, where it is given a model: as `RopePhase`.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])

@@ -98,7 +98,7 @@ def _checked(
 ) -> list[tuple[Pair, Mapping[Any, Any]]]:
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
-    fields = ("target_layer", "target_head") if name == "edges" else ("layer", "head")
+    fields = ("receiver_layer", "receiver_head") if name == "edges" else ("layer", "head")
     rows = table.to_dict("records")
     task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
@@ -136,7 +136,7 @@ def composition_section(rows: Rows) -> Section:
     """Heads whose output the keys of this head can read most, by weights alone."""
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
-    cells = [{"source": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
+    cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
     note = "From weights: which earlier heads this head's keys can read. Not that they do."
     return _table("K-composition", note, cells)
 
@@ -218,7 +218,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 
 
 _OF_HEAD = ("layer", "head")
-_EDGE = (*_OF_HEAD, "source", "target", "target_layer", "target_head", "input", "delta")
+_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "input", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
@@ -227,8 +227,8 @@ _KINDS = {
     ),
     "positional": _Kind("positional scores", "positional_symbolic", (*_OF_HEAD, "s_pos", "s_sym"), _positional),
     "sweep": _Kind("sweeps", "ablation_sweep", (*_OF_HEAD, "part", "delta"), _sweep),
-    "edges": _Kind("edges", "edge_effects", _EDGE, _edges("Edges in", "source")),
-    "edges_out": _Kind("edges", "edge_effects", _EDGE, _edges("Edges out", "target")),
+    "edges": _Kind("edges", "edge_effects", _EDGE, _edges("Edges in", "sender")),
+    "edges_out": _Kind("edges", "edge_effects", _EDGE, _edges("Edges out", "receiver")),
     "directions": _Kind(
         "directions",
         "head_directions",
@@ -240,7 +240,8 @@ _KINDS = {
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
     """Return some columns of a row; "± se" is the standard error of delta."""
-    return {column: row.get("delta_stderr" if column == "± se" else column) for column in columns}
+    error = row.get("delta_se", row.get("delta_stderr"))
+    return {column: error if column == "± se" else row.get(column) for column in columns}
 
 
 def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:

@@ -75,8 +75,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
                 "with this version on one model; to a table that lost its attrs in pandas (concat, merge) give them "
                 "back: table.attrs = original.attrs"
             )
-        if "target" in table:
-            raise ValueError(f"layer and head of the {said} are those of a source: it has no row per head to join")
+        if "receiver" in table:
+            raise ValueError(f"layer and head of the {said} are those of a sender: it has no row per head to join")
         wide, meanings = _wide(table, said)
         unknown = wide.index.difference(index)
         if len(unknown):

@@ -1,7 +1,7 @@
 """One head's score as a function of the residual streams of two tokens, and its terms for pairs of sources.
 
 With the scale of every norm as a number, the score is bilinear in the two streams. C is its part that is even in the
-offset and D the odd one, as in `tlspectral.hooks.parts`; for sources a at the query and b at the key,
+offset and D the odd one, as in `tlspectral.parts.scores`; for sources a at the query and b at the key,
 
     symmetric     = (C(a, b) + C(b, a)) / 2
     antisymmetric = (C(a, b) - C(b, a)) / 2
