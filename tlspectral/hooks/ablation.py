@@ -119,9 +119,6 @@ def ablation_hooks(
     Returns:
         Pairs of a hook point's name and a hook, in the order in which they act.
 
-    Raises:
-        As `ablate`.
-
     Example:
         >>> import tlspectral as tls, torch
         >>> model = tls.load_model("tiny-rope")

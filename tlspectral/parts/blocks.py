@@ -148,8 +148,9 @@ class Content(BlockPart):
     Attributes:
         prompt: a `BlockPrompt` with blocks of equal length.
 
-    Raises, where it is given a model:
-        ValueError: no `BlockPrompt`, or blocks of unequal length.
+    Raises:
+        ValueError: when a model is given, no `BlockPrompt`, or blocks of unequal length; as the model runs, no query
+            behind the blocks, or one that does not see all of them.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")

@@ -108,9 +108,9 @@ class RopePhase(QueryKeyPart):
             None of them, `[]`, removes nothing.
         include_bias: whether it acts on bias terms as well.
 
-    Raises, where it is given a model:
-        ValueError: pairs that a layer lacks.
-        UnsupportedArchitecture: a layer without rotary positions.
+    Raises:
+        ValueError: when a model is given, pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.RopePhase(frequencies=range(2))
@@ -132,7 +132,7 @@ class Band(QueryKeyPart):
     Attributes:
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
 
-    Raises, where it is given a model: as `RopePhase`.
+    It raises what `RopePhase` raises.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
