@@ -154,9 +154,6 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     """
     if input not in ("q", "k", "v"):
         raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {input!r}")
-    layers, _ = whole_layers(heads)
-    if layers:
-        raise BadHead(f"L{layers[0]} is all heads of a layer, and no model is given that has them: name the heads")
     return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
 
 
@@ -244,4 +241,6 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
 
 
 def _refuse(given: Any) -> NoReturn:
+    if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
+        raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")

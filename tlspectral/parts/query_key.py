@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -132,7 +134,8 @@ class Band(QueryKeyPart):
     Attributes:
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
 
-    It raises what `RopePhase` raises.
+    Raises:
+        ValueError: None in place of frequencies; else as `RopePhase`.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
@@ -143,14 +146,18 @@ class Band(QueryKeyPart):
     frequencies: Frequencies
 
     def __post_init__(self) -> None:
+        if self.frequencies is None:
+            raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
 
 def _listed(frequencies: Any) -> Any:
-    """Frequencies that can be read twice and stored; what is no list of numbers stays, to be refused with its layer."""
-    if isinstance(frequencies, Tensor):
-        return tuple(frequencies.flatten().tolist())
-    return tuple(frequencies) if isinstance(frequencies, Iterable) else frequencies
+    """Frequencies that can be read twice and stored; what are no numbers stay, to be refused with their layer."""
+    if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
+        frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
+    if not isinstance(frequencies, Iterable):
+        return None if frequencies is None else (frequencies,)
+    return tuple(one.item() if isinstance(one, np.generic) else one for one in frequencies)
 
 
 @dataclass(frozen=True, eq=False)

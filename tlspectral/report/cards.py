@@ -191,10 +191,10 @@ def _quoted(row: Mapping[Any, Any]) -> str:
     return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
 
 
-def _edges(title: str, other: str) -> Callable[[str, Rows], list[Section]]:
+def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
     def sections(name: str, rows: Rows) -> list[Section]:
         best = sorted(rows, key=lambda row: -abs(row["delta"]) if pd.notna(row["delta"]) else np.inf)[:_LISTED]
-        shown = (other, "input", "attention", "delta", "± se", "control_delta", "qvalue", "task")
+        shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task")
         left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
         note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
         return [_table(title, note, [_chosen(row, *shown) for row in best])]
@@ -218,7 +218,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 
 
 _OF_HEAD = ("layer", "head")
-_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "input", "delta")
+_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
@@ -227,7 +227,7 @@ _KINDS = {
     ),
     "positional": _Kind("positional scores", "positional_symbolic", (*_OF_HEAD, "s_pos", "s_sym"), _positional),
     "sweep": _Kind("sweeps", "ablation_sweep", (*_OF_HEAD, "part", "delta"), _sweep),
-    "edges": _Kind("edges", "edge_effects", _EDGE, _edges("Edges in", "sender")),
+    "edges": _Kind("edges", "edge_effects", _EDGE, _edges("Edges in", "sender", "receiver")),
     "edges_out": _Kind("edges", "edge_effects", _EDGE, _edges("Edges out", "receiver")),
     "directions": _Kind(
         "directions",

@@ -48,7 +48,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     Raises:
         ValueError: a table of other weights, or of weights that cannot be compared; heads that `heads` lacks; several
             rows of one head that no key column tells apart; a column that stands there already; or a table whose
-            `layer` and `head` are those of a source.
+            `layer` and `head` are those of a sender.
 
     Every function that measures heads writes hashes of the weights into `attrs`, one per layer: those of the layers
     that both tables have must agree. Tables of one model that was loaded for one and read from files for the other, or
