@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
+from tlspectral.hooks.edges import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.receivers import reached, refuse_order, warn_of_other_heads
@@ -148,10 +148,10 @@ def ablation_hooks(
     warn_of_other_heads(ends)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
-        hooks += EdgeSource(ablation, run).hooks()
+        hooks += EdgeSender(ablation, run).hooks()
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
         heads_read = [end.receiver.head for end in some]
-        hooks += EdgeTarget(view, view.layer(layer), heads_read, what, run).hooks()
+        hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, run).hooks()
     return [*hooks, (view.hook_names(last)["z"], run.forget)]
 
 
