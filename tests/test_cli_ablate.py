@@ -33,13 +33,13 @@ def lines(tmp_path):
 
 def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, tmp_path):
     answers = ["--correct", "w20", "--wrong", "w21"]
-    options = ["--heads", "L0H1,L-1H0,L1", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
+    options = ["--heads", "L0H1,L-1", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
     done = run(folder, "--prompts", lines, *answers, *options, "-o", tmp_path / "sweep.parquet")
     assert done.exit_code == 0, done.output
     model = tlspectral.load_model(folder, dtype="float64")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
     expected = tlspectral.ablation_sweep(
-        model, "rope_phase", heads=["L0H1", "L-1H0", "L1"], task=task, control="random", draws=3, show_progress=False
+        model, "rope_phase", heads=["L0H1", "L-1"], task=task, control="random", draws=3, show_progress=False
     )
     sweep = read_table(tmp_path / "sweep.parquet")
     pd.testing.assert_frame_equal(sweep, expected)
