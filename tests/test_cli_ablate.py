@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import tlspectral
 from tlspectral.cli import app
+from tlspectral.selection import head_name
 from tlspectral.tables import read_table
 
 PROMPTS = ["w5 w6 w7 w8", "w9 w10", "w11 w12 w13"]
@@ -32,13 +33,13 @@ def lines(tmp_path):
 
 def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, tmp_path):
     answers = ["--correct", "w20", "--wrong", "w21"]
-    options = ["--heads", "L0H1,L-1H0", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
+    options = ["--heads", "L0H1,L-1", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
     done = run(folder, "--prompts", lines, *answers, *options, "-o", tmp_path / "sweep.parquet")
     assert done.exit_code == 0, done.output
     model = tlspectral.load_model(folder, dtype="float64")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
     expected = tlspectral.ablation_sweep(
-        model, "rope_phase", heads=["L0H1", "L-1H0"], task=task, control="random", draws=3, show_progress=False
+        model, "rope_phase", heads=["L0H1", "L-1"], task=task, control="random", draws=3, show_progress=False
     )
     sweep = read_table(tmp_path / "sweep.parquet")
     pd.testing.assert_frame_equal(sweep, expected)
@@ -49,7 +50,7 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, 
     shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 2)[2]), sep=r"\s+")
     assert {"value", "delta", "delta_stderr", "delta_p", "control_delta", "control_excess", "control_p"} <= set(shown)
     assert shown["delta"].is_monotonic_increasing  # the greatest harm to a logit difference first
-    measured = dict(zip(["L0H1", f"L{model.cfg.n_layers - 1}H0"], sweep["delta"], strict=True))
+    measured = dict(zip(map(head_name, sweep["layer"], sweep["head"]), sweep["delta"], strict=True))
     assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals
 
 
@@ -93,7 +94,9 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
     [
         ((), "give heads, or a TABLE whose strongest heads are meant"),
         (("--heads", "L5K1"), "'L5K1' names no head"),
+        (("--heads", "L5,L5K1"), "'L5K1' names no head"),
         (("--heads", "L5H1", "--part", "symetric"), "did you mean 'symmetric'?"),
+        (("--heads", "L5H1", "--part", "content"), "'content' has settings: give tls.parts.Content(prompt)"),
         (("--heads", "L5H1", "--task", "langage"), "did you mean 'language'?"),
         (("--heads", "L5H1", "--control", "mean"), "'mean' is none of random"),
         (("--heads", "L5H1", "--draws", "19"), "--draws: is of --control random: give that too"),

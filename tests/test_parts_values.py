@@ -91,7 +91,9 @@ def test_settings_are_what_is_not_the_default(part, settings):
 def test_frequencies_are_read_once_and_kept():
     kept = [RopePhase(iter([0, 2])), RopePhase(np.array([0, 2])), RopePhase(torch.tensor([0, 2]))]
     assert [part.frequencies for part in kept] == [(0, 2)] * 3
-    assert Band(torch.tensor([True, False])).frequencies == (True, False)
+    assert Band(torch.tensor([True, False])).frequencies == Band(np.array([True, False])).frequencies == (True, False)
+    assert all(type(one) is int for one in RopePhase(np.array([0, 2])).frequencies)
+    assert RopePhase(3).frequencies == (3,)
 
 
 # --- a part settled for prompts, and bound to heads ---
@@ -149,6 +151,7 @@ def test_layers_without_rotary_positions_have_no_such_part():
 REFUSED = [
     (lambda: Output("median"), "replace must be 'zero', 'mean' or 'resample', not 'median'"),
     (lambda: Output(reference=REFERENCE), "reference goes with replace"),
+    (lambda: Band(None), "Band needs frequencies"),
     (lambda: LongRange(0), "window is a whole number of keys from 1"),
     (lambda: LongRange(2.5), "window is a whole number .* found 2.5"),
     (lambda: LongRange(True), "window is a whole number .* found True"),
@@ -162,7 +165,7 @@ REFUSED = [
 @pytest.mark.parametrize(("make", "said"), REFUSED)
 def test_settings_without_meaning_are_refused(make, said, monkeypatch):
     # Below the type check of the tests, which refuses some of these first.
-    for kind in (Output, LongRange):
+    for kind in (Output, LongRange, Band):
         monkeypatch.setattr(kind, "__init__", inspect.unwrap(kind.__init__))
     with pytest.raises(ValueError, match=said):
         make()

@@ -4,7 +4,20 @@ Every message says which model, layer and role, what was found, and what to do a
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+
+# Frames between a caller and a function of this package: its own, those of `with`, and those that check shapes.
+_PASSED = {"tlspectral", "contextlib", "jaxtyping", "beartype"}
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line outside this package that called it, however deep the call is."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Heads, layers and parts as people write them: one reader for every function and command."""
+"""Heads, layers, receivers and parts as people write them: one reader for every function and command."""
 
 import operator
 import re
@@ -140,11 +140,16 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     ['L1H0.k', 'L1H2.k']
 
     Args:
-        heads: heads in any form: a name, a pair, a table row, a list of these, or a DataFrame.
-        input: `"q"`, `"k"` or `"v"`.
+        heads: as in `ablate`: "L5H1", (5, 1), a table row, a list of these, or a DataFrame with `layer` and `head`; not
+            "L5", as no model is given that says how many heads the layer has.
+        input: `"q"` (queries), `"k"` (keys) or `"v"` (values).
+
+    Returns:
+        A name for each head, in their order: `"L1H0.k"`. Heads that share keys or values keep their own names here;
+        where a model is given, such a name is an alias of the group's receiver, `"L1KV0.k"`.
 
     Raises:
-        BadHead: heads in none of the forms.
+        BadHead: heads in none of the forms, or all heads of a layer.
         ValueError: another input.
     """
     if input not in ("q", "k", "v"):

@@ -20,6 +20,17 @@ ROOT = Path(__file__).parents[2]
 IN_ROOMS = {
     "tlspectral.ablation": ("band_effects", "summarize_sweep"),
     "tlspectral.heads": ("copying_scores", "qk_penalty", "weight_noise_band"),
+    "tlspectral.parts": (
+        "Antisymmetric",
+        "Band",
+        "Content",
+        "Interaction",
+        "LongRange",
+        "Output",
+        "Position",
+        "RopePhase",
+        "Symmetric",
+    ),
     "tlspectral.spectral_rope": ("SpectralRoPE",),
     "tlspectral.stats": (
         "attenuation",

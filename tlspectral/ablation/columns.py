@@ -26,10 +26,11 @@ _CONTROL_P_NOT = "More than its draws can: no p is below 1 / (1 + draws). It is 
 _SWEEP = (
     Column("part",
         "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
-        "Im M_t), output (the whole head: zero, or as replace in df.attrs says), long_range (keys between the first "
-        "sinks tokens and the last window keys, both in df.attrs), or content, position or interaction (of the scores "
-        "between queries behind the blocks of the prompts and keys in them).", "label",
-        range="symmetric, antisymmetric, rope_phase, output, long_range, content, position, interaction",
+        "Im M_t), rotary_band (all that some rotary pairs contribute), output (the whole head: zero, or as replace in "
+        "df.attrs says), long_range (keys between the first sinks tokens and the last window keys), or content, "
+        "position or interaction (of the scores between queries behind the blocks of the prompts and keys in them). "
+        "df.attrs hold the settings of the part.", "label",
+        range="symmetric, antisymmetric, rope_phase, rotary_band, output, long_range, content, position, interaction",
         source="FP 5, 8; PS 6"),
     Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
         "for the tasks induction and language.", _METRIC, range="by metric", source="FP 5, 8",

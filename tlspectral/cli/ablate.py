@@ -43,7 +43,7 @@ def ablate(
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="L5H1,L7H2", help="These heads, or all, in place of the strongest of TABLE."),
+        typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
         str, typer.Option(help="rope_phase, symmetric, antisymmetric, output or long_range; or Im(M_t), M_S, M_A.")

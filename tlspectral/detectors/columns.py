@@ -100,7 +100,7 @@ _PREDICTION = (
         Column(f"share_{band}",
             f"Covariance over the offsets of what {which} contributes to the prediction with the whole prediction "
             "(before a softcap), over the variance of the whole. The three sum to 1.", "share", range="-inf .. inf",
-            does_not_establish="That the head needs the band: drop it (`ablate`, part rotary_band) to see.")
+            does_not_establish="That the head needs the band: drop it (`ablate`, `tls.parts.Band`) to see.")
         for band, which in (("high", "the fastest third of the rotary pairs"), ("middle", "the middle third"),
             ("low", "the slowest third"))
     ),

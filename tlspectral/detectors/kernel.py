@@ -107,7 +107,8 @@ def kernel_prediction(
     """Judge, per head, how its mean query and key predict its kernel on other prompts, and which frequencies do it.
 
         row = tls.detectors.kernel_prediction(model, "L16H0").iloc[0]
-        with tls.ablate(model, row, tls.parts.Band(range(row["first"], row["last"] + 1))):
+        band = tls.parts.Band(range(row["first"], row["last"] + 1))
+        with tls.ablate(model, row, band):
             moved = tls.relative_position_kernel(model, row)  # without its peak
 
     Args:

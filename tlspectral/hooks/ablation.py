@@ -1,4 +1,4 @@
-"""`ablate`: remove a part of some heads' query-key operators while a model runs."""
+"""`ablate`: remove a part of some heads while a model runs."""
 
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper
@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.edges import EdgeRun, EdgeSource, EdgeTarget
+from tlspectral.hooks.edges import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_writes
 from tlspectral.hooks.receivers import reached, refuse_order, warn_of_other_heads
@@ -28,7 +28,7 @@ def ablate(
     *,
     into: Receivers | None = None,
 ) -> Iterator[Any]:
-    """Remove a part of the given heads' scores inside a `with` block; the model is as before when the block ends.
+    """Remove a part of the given heads inside a `with` block; the model is as before when the block ends.
 
     `tlspectral.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
@@ -52,18 +52,19 @@ def ablate(
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
-        heads: "L5H1", (5, 1), a table row, a list of these over any layers, or a DataFrame with `layer` and `head`;
-            an empty list changes nothing.
+        heads: "L5H1", (5, 1), a table row, "L5" for all heads of a layer, a list of these over any layers, or a
+            DataFrame with `layer` and `head`; an empty list changes nothing.
         part: what is removed: a value of `tlspectral.parts`, or one without settings by name or symbol.
         into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
             in a later layer than all of `heads`. None: no edge; the part is removed from the model.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
-        UnsupportedArchitecture: `rope_phase` or `rotary_band` on a layer without rotary positions; or an edge over
-            layers whose residual stream is no sum of what heads and MLPs write.
-        ValueError: an unknown part, frequencies that do not exist, a reference that the model cannot read or that
-            looks padded, blocks of unequal length, or a receiver that reads before a head writes.
+        UnsupportedArchitecture: a `RopePhase` or `Band` on a layer without rotary positions; or an edge over layers
+            whose residual stream is no sum of what heads and MLPs write.
+        ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
+            that the model cannot read or that looks padded, blocks of unequal length, or a receiver that reads before a
+            head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
@@ -111,6 +112,22 @@ def ablation_hooks(
     They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time. As
     TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
     a second one.
+
+    Args:
+        model, heads, part, into: as in `ablate`.
+
+    Returns:
+        Pairs of a hook point's name and a hook, in the order in which they act.
+
+    Example:
+        >>> import tlspectral as tls, torch
+        >>> model = tls.load_model("tiny-rope")
+        >>> tokens = torch.arange(8)[None]
+        >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
+        >>> [name for name, _ in hooks]
+        ['blocks.0.attn.hook_z']
+        >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
+        True
     """
     removed = part_of(part)
     view = attention_view(model)
@@ -131,10 +148,10 @@ def ablation_hooks(
     warn_of_other_heads(ends)
     hooks: list[Hook] = [(view.embedding_point, run.forget)]
     for ablation in ablations:
-        hooks += EdgeSource(ablation, run).hooks()
+        hooks += EdgeSender(ablation, run).hooks()
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
         heads_read = [end.receiver.head for end in some]
-        hooks += EdgeTarget(view, view.layer(layer), heads_read, what, run).hooks()
+        hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, run).hooks()
     return [*hooks, (view.hook_names(last)["z"], run.forget)]
 
 

@@ -1,8 +1,8 @@
-"""Edges: what target heads read of a part of source heads, taken away by forward hooks.
+"""Edges: what receivers read of a part of heads, their senders, taken away by forward hooks.
 
-The source heads run as they are. What removing the part would change of the residual stream is measured behind them,
-and at the targets the change of their queries, keys or values is added, the input norm taken again. This is path
-patching of the direct path from source to target (Goldowsky-Dill et al. 2023, "Localizing Model Behavior with Path
+The senders run as they are. What removing the part would change of the residual stream is measured behind them, and the
+change of the queries, keys or values that are receivers is added there, the input norm taken again. This is path
+patching of the direct path from sender to receiver (Goldowsky-Dill et al. 2023, "Localizing Model Behavior with Path
 Patching", section 2), with any part of a head as the corruption.
 """
 
@@ -26,12 +26,12 @@ from tlspectral.rotary import widened
 
 @dataclass
 class EdgeRun:
-    """What the source heads of one block take out of the residual stream, by thread (of its current run) and layer.
+    """What the senders of one block take out of the residual stream, by thread (of its current run) and layer.
 
-    `sources` are by layer too.
+    `senders` are heads by layer.
     """
 
-    sources: dict[int, list[int]]
+    senders: dict[int, list[int]]
     removed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def forget(self, activation: Any, hook: Any) -> None:
@@ -43,9 +43,9 @@ class EdgeRun:
         self.removed.setdefault(get_ident(), {})[layer] = removed
 
     def total(self, layer: int, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return what all source heads take out of the stream `x` that enters a target layer."""
+        """Return what all senders take out of the stream `x` that enters the layer of a receiver."""
         removed = self.removed.get(get_ident(), {})
-        missing = [source for source in self.sources if source not in removed]
+        missing = [sender for sender in self.senders if sender not in removed]
         if missing or any(part.shape != x.shape for part in removed.values()):
             at = missing[0] if missing else min(removed)
             raise EditNotHonored(
@@ -57,7 +57,7 @@ class EdgeRun:
 
 
 @dataclass
-class EdgeSource:
+class EdgeSender:
     """The hooks that measure, in one layer, what removing a part of heads would change of the residual stream."""
 
     ablation: LayerAblation
@@ -97,7 +97,7 @@ class EdgeSource:
 
 
 @dataclass
-class EdgeTarget(HeadCapture):
+class EdgeReceiver(HeadCapture):
     """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
 
     `heads` are those whose projection is edited: key/value heads for keys and values.
@@ -166,7 +166,7 @@ class EdgeTarget(HeadCapture):
         return edited
 
 
-def refuse_open_receivers(point: Any, heads: list[int], of: EdgeTarget | None = None) -> None:
+def refuse_open_receivers(point: Any, heads: list[int], of: EdgeReceiver | None = None) -> None:
     """Refuse queries, keys or values that another open block edits too. Raises EditNotHonored.
 
     `point` is the hook point, `heads` those whose projection is meant, and `of` the block that asks.
@@ -174,7 +174,7 @@ def refuse_open_receivers(point: Any, heads: list[int], of: EdgeTarget | None = 
     for handle in getattr(point, "fwd_hooks", ()):
         edit = getattr(handle.user_hook, "hook", handle.user_hook)
         other = getattr(edit, "__self__", None)
-        if isinstance(other, EdgeTarget) and other is not of and set(other.heads) & set(heads):
+        if isinstance(other, EdgeReceiver) and other is not of and set(other.heads) & set(heads):
             raise EditNotHonored(
                 f"{point.name}: an open block edits head {min(set(other.heads) & set(heads))} there already; give all "
                 "senders of a receiver in one block"

@@ -1,10 +1,9 @@
 """Receivers of edges in a model: which heads each of them reaches, and the names that tables print."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
@@ -89,12 +88,11 @@ def warn_of_other_heads(receivers: list[Reached]) -> None:
         asked = sorted({head for one in some for head in one.asked})
         others = sorted({head for one in some for head in one.heads} - set(asked))
         if others:
-            warnings.warn(
+            warn_caller(
                 f"the {_NAMES[what]} of {_names(layer, asked)} cannot be edited alone: the edit also reaches "
                 f"{_names(layer, others)} (heads of a group share keys and values, and a query/key norm over all heads "
                 f"ties those of a layer), so an effect is that of all of them; name the receiver "
-                f"{', '.join(one.receiver.name for one in some)} where that is meant",
-                stacklevel=5,
+                f"{', '.join(one.receiver.name for one in some)} where that is meant"
             )
 
 

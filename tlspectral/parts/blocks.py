@@ -141,21 +141,39 @@ class BlockPart(Part):
 
 @dataclass(frozen=True, eq=False)
 class Content(BlockPart):
-    """What of these scores depends on which content a block has (`tlspectral.parts.blocks` has the formulas)."""
+    """What of a head's scores depends on which content a block of a prompt has.
+
+    `tlspectral.parts.blocks` has the formulas. Only scores of queries behind the blocks and keys in them change.
+
+    Attributes:
+        prompt: a `BlockPrompt` with blocks of equal length.
+
+    Raises:
+        ValueError: when a model is given, no `BlockPrompt`, or blocks of unequal length; as the model runs, no query
+            behind the blocks, or one that does not see all of them.
+
+    >>> import tlspectral as tls, torch
+    >>> model = tls.load_model("tiny-rope")
+    >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
+    >>> prompt = tls.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+    >>> with tls.ablate(model, "L1H0", tls.parts.Content(prompt)):
+    ...     model(prompt.tokenized(model).tokens()).shape
+    torch.Size([1, 26, 32])
+    """
 
     name = "content"
 
 
 @dataclass(frozen=True, eq=False)
 class Position(BlockPart):
-    """What of these scores depends on where a block stands."""
+    """What of a head's scores depends on where a block of a prompt stands; else as `Content`."""
 
     name = "position"
 
 
 @dataclass(frozen=True, eq=False)
 class Interaction(BlockPart):
-    """What of these scores depends on the content of a block and on its place together."""
+    """What of a head's scores depends on the content of a block and on its place together; else as `Content`."""
 
     name = "interaction"
 

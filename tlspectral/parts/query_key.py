@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -72,6 +73,9 @@ class QueryKeyPart(Part):
 class Symmetric(QueryKeyPart):
     """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
 
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+
     >>> import tlspectral as tls
     >>> tls.parts.Symmetric(include_bias=True)
     Symmetric(include_bias=True)
@@ -84,6 +88,9 @@ class Symmetric(QueryKeyPart):
 @dataclass(frozen=True, eq=False)
 class Antisymmetric(QueryKeyPart):
     """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
+
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
 
     >>> import tlspectral as tls
     >>> tls.parts.Antisymmetric()
@@ -99,8 +106,13 @@ class RopePhase(QueryKeyPart):
     """Im(M_t), the part of a score that is odd in the offset.
 
     Attributes:
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them; None is all.
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]; None is all.
+            None of them, `[]`, removes nothing.
         include_bias: whether it acts on bias terms as well.
+
+    Raises:
+        ValueError: when a model is given, pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.RopePhase(frequencies=range(2))
@@ -117,10 +129,13 @@ class RopePhase(QueryKeyPart):
 
 @dataclass(frozen=True, eq=False)
 class Band(QueryKeyPart):
-    """Everything that some rotary pairs contribute to a score.
+    """Everything that some rotary pairs contribute to a score, bias terms apart.
 
     Attributes:
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them.
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
+
+    Raises:
+        ValueError: None in place of frequencies; else as `RopePhase`.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
@@ -131,14 +146,18 @@ class Band(QueryKeyPart):
     frequencies: Frequencies
 
     def __post_init__(self) -> None:
+        if self.frequencies is None:
+            raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
 
 def _listed(frequencies: Any) -> Any:
-    """Frequencies that can be read twice and stored; what is no list of numbers stays, to be refused with its layer."""
+    """Frequencies that can be read twice and stored; what are no numbers stay, to be refused with their layer."""
     if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
         frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
-    return tuple(frequencies) if isinstance(frequencies, Iterable) else frequencies
+    if not isinstance(frequencies, Iterable):
+        return None if frequencies is None else (frequencies,)
+    return tuple(one.item() if isinstance(one, np.generic) else one for one in frequencies)
 
 
 @dataclass(frozen=True, eq=False)

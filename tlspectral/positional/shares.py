@@ -100,7 +100,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     swap as in `mode="key"` of `positional_symbolic`: without rotary positions or ALiBi all is content, a learned
     position too, as it is part of the key.
 
-    What it does not establish: that the model needs the largest share: remove it with `ablate`. A
+    What it does not establish: that the model needs the largest share: remove it, as `tls.parts.Content(prompt)`. A
     share says nothing about its size, which `table_std` does.
 
     Example:

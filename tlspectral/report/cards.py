@@ -136,7 +136,7 @@ def composition_section(rows: Rows) -> Section:
     """Heads whose output the keys of this head can read most, by weights alone."""
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
-    cells = [{"source": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
+    cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
     note = "From weights: which earlier heads this head's keys can read. Not that they do."
     return _table("K-composition", note, cells)
 

@@ -130,15 +130,15 @@ class CachedRun:
 
 
 def cached_run(
-    view: AttentionView, sequences: PackedTokens, target_layers: Iterable[int], senders: list[Sender]
+    view: AttentionView, sequences: PackedTokens, receiver_layers: Iterable[int], senders: list[Sender]
 ) -> CachedRun:
-    """Run the model once under the hooks that are on it, and keep what its senders wrote and its targets read.
+    """Run the model once under the hooks that are on it, and keep what its senders wrote and its receivers read.
 
     Raises UnsupportedArchitecture for a layer of which the residual stream is no sum of writes.
     """
-    targets = sorted(target_layers)
-    below = range(targets[-1])
-    names = [view.hook_names(layer) for layer in range(targets[-1] + 1)]
+    receiving = sorted(receiver_layers)
+    below = range(receiving[-1])
+    names = [view.hook_names(layer) for layer in range(receiving[-1] + 1)]
     last = names[-1]["pattern"]
     points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
     first = view.capture(sequences.tokens[:1], [names[layer][point] for layer in below for point in points], last=last)
@@ -148,7 +148,7 @@ def cached_run(
     kept = {names[sender.layer]["z"] for sender in senders if sender.kind == "head" and sender.layer in below}
     kept |= {names[sender.layer]["mlp_out"] for sender in senders if sender.kind == "mlp" and sender.layer in below}
     kept |= {names[0]["residual"]} if EMBEDDING in senders else set()
-    for layer in targets:
+    for layer in receiving:
         wanted = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
         kept |= {names[layer][point] for point in wanted if point in names[layer]}
     rows = max(1, _TOKENS // sequences.tokens.shape[1])
@@ -156,6 +156,6 @@ def cached_run(
         view.capture(sequences.tokens[start : start + rows], kept, last=last)
         for start in range(0, len(sequences.tokens), rows)
     ]
-    tables = {names[layer][point] for layer in targets for point in ("cos", "sin") if point in names[layer]}
+    tables = {names[layer][point] for layer in receiving for point in ("cos", "sin") if point in names[layer]}
     captured = {name: runs[0][name] if name in tables else torch.cat([run[name] for run in runs]) for name in runs[0]}
     return CachedRun(view, sequences, captured)

@@ -1,13 +1,14 @@
 """Copies of a model's modules that share the storage of its parameters, without its hooks."""
 
 import copy
-import warnings
 from collections import OrderedDict
 from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+
+from tlspectral.errors import warn_caller
 
 _HOOKS = (
     "_forward_hooks",
@@ -39,10 +40,9 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
     if hooked_modules:
         names = list(dict.fromkeys(hooked_modules))
         more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
-        warnings.warn(
+        warn_caller(
             f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
-            "model that is made of it",
-            stacklevel=5,
+            "model that is made of it"
         )
     if shared:
         memo |= other_parameters(given, dtype)

@@ -1,14 +1,13 @@
 """A Hugging Face causal language model and its tokenizer, loaded from a folder on disk."""
 
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
@@ -148,7 +147,7 @@ def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
         problem = problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
-        warnings.warn(f"{name} is loaded {state}: {problem}", stacklevel=6)
+        warn_caller(f"{name} is loaded {state}: {problem}")
     return tokenizer
 
 
