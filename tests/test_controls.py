@@ -19,7 +19,7 @@ from tlspectral.ablation.effects import head_sets
 from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import LongRange, Output
+from tlspectral.parts import Band, LongRange, Output
 from tlspectral.tasks import control_test, score
 
 sweep = functools.partial(ablation_sweep, control="random", show_progress=False)
@@ -62,7 +62,7 @@ def test_an_effect_that_is_one_of_its_draws_is_significant_as_often_as_it_should
 # --- sweeps ---
 
 
-@pytest.mark.parametrize("part", ["symmetric", "rope_phase"])
+@pytest.mark.parametrize("part", ["symmetric", "rope_phase", Band([0, 3])], ids=str)
 def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     """The larger of effect and random parts decides, whatever the number of draws; five are as before."""
     model, kept = shared("bridge", "llama"), []

@@ -105,7 +105,7 @@ def test_a_joined_table_can_be_joined_and_reported():
         (lambda: pd.concat([heads()] * 2), "two rows for L0H0 and none of part, .* tells them apart"),
         (lambda: sweep().assign(part=None), "a row without part"),
         (lambda: sweep().assign(part=["a b", "a_b", "a b", "a_b"], layer=0, head=[0, 0, 1, 1]), "spelled alike"),
-        (lambda: sweep().assign(target="L1H1"), "layer and head of the table ablation_sweep are those of a source"),
+        (lambda: sweep().assign(receiver="L1H1.k"), "layer and head of the table ablation_sweep are those of a sender"),
         (lambda: sweep().drop(columns="head"), "has no column head"),
     ],
 )  # fmt: skip

@@ -93,7 +93,6 @@ def test_frequencies_are_read_once_and_kept():
     assert [part.frequencies for part in kept] == [(0, 2)] * 3
     assert Band(torch.tensor([True, False])).frequencies == Band(np.array([True, False])).frequencies == (True, False)
     assert all(type(one) is int for one in RopePhase(np.array([0, 2])).frequencies)
-    assert RopePhase(3).frequencies == (3,)
 
 
 # --- a part settled for prompts, and bound to heads ---
