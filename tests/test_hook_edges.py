@@ -217,6 +217,13 @@ def test_two_open_blocks_on_one_receiver_are_refused(backend, name):
         assert torch.equal(logits(model), expected)
 
 
+def test_a_list_of_hooks_is_a_block_too():
+    model = shared("bridge", "llama")
+    hooks = ablation_hooks(model, "L0H1", "output", into="L1KV0.k")
+    with ablate(model, "L0H2", "output", into="L1H0.k"), pytest.raises(EditNotHonored, match=SECOND), torch.no_grad():
+        model.run_with_hooks(zoo.prompt(), fwd_hooks=hooks)
+
+
 SECOND = r"an open block edits head 0 there already; give all senders of a receiver in one block"
 
 

@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -65,6 +66,13 @@ def test_a_part_is_frozen_and_is_itself(name):
     assert part != other
     assert len({part, other}) == 2
     assert part_of(part) is part
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_settled_part_travels_to_worker_processes(name):
+    # Blocks are at the same places in these prompts.
+    part = EVERY[name].fixed(view(), packed_prompts(view(), REFERENCE))
+    assert pickle.loads(pickle.dumps(part)).settings == part.settings
 
 
 SETTINGS = [

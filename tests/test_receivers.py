@@ -1,5 +1,6 @@
 """Receivers of edges: their names, the keys and values that heads share, aliases, and what names none."""
 
+import doctest
 import inspect
 
 import pandas as pd
@@ -7,10 +8,12 @@ import pytest
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral import selection
 from tlspectral.errors import BadHead
 from tlspectral.hooks.receivers import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver, read_receivers
+from tlspectral.wiring import edges
 
 
 def of(name, given):
@@ -109,3 +112,10 @@ def test_receivers_are_sorted_by_layer_input_and_head():
 def test_receivers_that_the_model_lacks_are_refused(given, said):
     with pytest.raises(BadHead, match=said):
         of("llama", given)
+
+
+def test_the_examples_run():
+    for module in (selection, edges):
+        found = doctest.testmod(module)
+        assert found.attempted > 1
+        assert found.failed == 0

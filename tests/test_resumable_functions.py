@@ -27,7 +27,7 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Content, LongRange, Output
+from tlspectral.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.positional import BlockPrompt
 from tlspectral.tables import PartFolder, read_table
 from tlspectral.tasks import induction
@@ -200,6 +200,17 @@ ROWS = {
         2,
         options={"part": LongRange(2, sinks=1)},
         foreign=[(other("window"), {"part": LongRange(3, sinks=1)}), (other("sinks"), {"part": LongRange(2)})],
+    ),
+    "sweep of a band": Row(
+        swept,
+        2,
+        options={"part": Band(torch.tensor([0, 2]))},
+        foreign=[
+            (other("frequencies"), {"part": Band([0])}),
+            (other("frequencies"), {"part": "symmetric"}),
+            (other("include_bias"), {"part": RopePhase([0, 2], include_bias=True)}),
+        ],
+        served=[(0, {"part": Band(range(0, 4, 2))}), (2, {"part": RopePhase([0, 2])})],
     ),
     "sweep of means": Row(
         swept,
