@@ -177,5 +177,5 @@ def refuse_open_receivers(point: Any, heads: list[int], of: EdgeReceiver | None 
         if isinstance(other, EdgeReceiver) and other is not of and set(other.heads) & set(heads):
             raise EditNotHonored(
                 f"{point.name}: an open block edits head {min(set(other.heads) & set(heads))} there already; give all "
-                "senders of a receiver in one block"
+                "senders of a receiver in one block, and measure edges outside it"
             )
