@@ -69,7 +69,7 @@ def test_frequencies_in_every_form():
 
 REFERENCE = torch.ones(2, 3, dtype=torch.long)
 REFUSED = [
-    # Settings that this model cannot have (others: test_parts).
+    # Settings that this model cannot have (others: test_part_values).
     ("L0H0", Output("mean", REFERENCE.repeat(1, 43)), None, ValueError, "reference: .*129 tokens"),
     ("L0H0", Output("mean", 97 * REFERENCE), None, ValueError, "reference: .*token ids are 0 to 96"),
     ("L0H0", RopePhase([6]), None, ValueError, r"layer 0: frequencies are 0 to 5, found \[6\]"),

@@ -224,7 +224,7 @@ def test_a_list_of_hooks_is_a_block_too():
         model.run_with_hooks(zoo.prompt(), fwd_hooks=hooks)
 
 
-SECOND = r"an open block edits head 0 there already; give all senders of a receiver in one block"
+SECOND = r"an open block edits head 0 there already; give all senders of a receiver in one block, and"
 
 
 def test_no_table_of_edges_under_an_open_block_on_its_receiver():

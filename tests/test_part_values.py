@@ -1,22 +1,103 @@
-"""Values of `tls.parts` before a model is given: what they keep, and what they refuse by themselves."""
+"""Parts as values: what each knows of itself, its settings, what it is refused for, and parts by name."""
 
+import doctest
+import inspect
 import json
+import pickle
 
 import numpy as np
 import pytest
 import torch
+import zoo
+from ablation_runs import block_parts, one_of_each
+from positional_measurements import EQUAL_BLOCKS, PLACES
+from zoo import shared
 
-from tlspectral.parts import Band, RopePhase, part_of
+import tlspectral as tls
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.parts import (
+    Antisymmetric,
+    Band,
+    Content,
+    LongRange,
+    Output,
+    Part,
+    RopePhase,
+    Symmetric,
+    long_range,
+    named,
+    output,
+    part_of,
+    query_key,
+)
 
-PAIRS = [
-    range(2),
-    [0, 1],
-    (0, 1),
-    np.arange(2),
-    [np.int64(0), np.int64(1)],
-    torch.arange(2),
-    (pair for pair in range(2)),
+EVERY = one_of_each(EQUAL_BLOCKS)
+REFERENCE = zoo.prompt(batch=5, seed=3)
+
+
+def view():
+    return attention_view(shared("bridge", "llama"))
+
+
+# --- what a part knows ---
+
+
+def test_every_public_kind_is_among_them():
+    kinds = {kind for name in tls.parts.__all__ if inspect.isclass(kind := getattr(tls.parts, name))}
+    assert {type(part) for part in EVERY.values()} == {kind for kind in kinds if issubclass(kind, Part)} - {Part}
+
+
+def test_where_a_part_acts_and_what_a_sweep_removes_in_its_place():
+    assert {name: part.acts_on for name, part in EVERY.items() if part.acts_on != "scores"} == {
+        "output": "z",
+        "long_range": "mask",
+    }
+    controls = {name: part.control for name, part in EVERY.items() if part.control != "scores"}
+    assert controls == {"output": "heads", "long_range": "heads", **dict.fromkeys(block_parts, "blocks")}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_part_is_frozen_and_is_itself(name):
+    part, other = EVERY[name], one_of_each(EQUAL_BLOCKS)[name]
+    with pytest.raises(AttributeError):
+        part.anything = 1
+    # References and prompts are tensors, so parts are compared by identity and can be keys.
+    assert part != other
+    assert len({part, other}) == 2
+    assert part_of(part) is part
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_settled_part_travels_to_worker_processes(name):
+    # Blocks are at the same places in these prompts.
+    part = EVERY[name].fixed(view(), packed_prompts(view(), REFERENCE))
+    assert pickle.loads(pickle.dumps(part)).settings == part.settings
+
+
+SETTINGS = [
+    (Symmetric(), {}),
+    (Symmetric(include_bias=True), {"include_bias": True}),
+    (Antisymmetric(), {}),
+    (RopePhase(), {}),
+    (RopePhase([]), {"frequencies": []}),
+    (RopePhase(range(2), include_bias=True), {"frequencies": [0, 1], "include_bias": True}),
+    (Band(torch.tensor([3, 0])), {"frequencies": [3, 0]}),
+    (Output(), {}),
+    (Output(seed=3), {}),
+    (LongRange(3), {"window": 3, "sinks": 0}),
+    (Content(PLACES), {"block_starts": [3, 6, 9, 12], "block_width": 3}),
 ]
+
+
+@pytest.mark.parametrize(("part", "settings"), SETTINGS, ids=str)
+def test_settings_are_what_is_not_the_default(part, settings):
+    assert part.settings == settings
+    assert part.fixed(view(), packed_prompts(view(), REFERENCE)).settings == settings
+
+
+PAIRS = [range(2), [0, 1], (0, 1), np.arange(2), [np.int64(0), np.int64(1)], torch.arange(2), iter(range(2))]
 MASKS = [np.array([True, False]), torch.tensor([True, False]), [True, False]]
 
 
@@ -27,19 +108,116 @@ def test_frequencies_of_any_library_are_numbers_that_a_file_can_hold(given, kept
     assert json.loads(json.dumps(band.settings)) == {"frequencies": list(kept)}
 
 
-def test_a_part_says_its_settings_where_they_are_not_the_default():
-    assert RopePhase().settings == {}
-    assert RopePhase([0], include_bias=True).settings == {"frequencies": [0], "include_bias": True}
+# --- a part settled for prompts, and bound to heads ---
 
 
-def test_a_band_has_frequencies():
-    band = object.__new__(Band)  # `Band(None)`, which the check of annotations would refuse first
-    object.__setattr__(band, "frequencies", None)
-    with pytest.raises(ValueError, match="Band needs frequencies"):
-        band.__post_init__()
+def test_a_settled_output_names_its_reference():
+    prompts = packed_prompts(view(), REFERENCE)
+    own = Output("mean").fixed(view(), prompts).settings
+    assert own == {"replace": "mean", "reference_sha256": prompts.hashed()}
+    assert Output("mean", REFERENCE).fixed(view(), prompts).settings == own
+    other = Output("resample", zoo.prompt(batch=4, seed=4)).fixed(view(), prompts).settings
+    assert other["replace"] == "resample"
+    assert other["reference_sha256"] != own["reference_sha256"]
 
 
-@pytest.mark.parametrize("name", ["rotary_band", "long_range", "content", "position", "interaction"])
-def test_a_part_with_settings_is_no_name(name):
-    with pytest.raises(ValueError, match=f"{name!r} has settings: give tls.parts.* in place of its name"):
-        part_of(name)
+def test_the_sequences_of_a_settled_output_are_drawn_by_its_own_seed():
+    prompts = packed_prompts(view(), REFERENCE)
+
+    def donors(seed):
+        return Output("resample", seed=seed).fixed(view(), prompts).on(view(), {0: [1]})[0].donors
+
+    assert torch.equal(donors(1), donors(1))
+    assert not all(torch.equal(donors(0), donors(seed)) for seed in range(1, 5))
+    for seed in range(5):
+        assert (donors(seed) != torch.arange(5)).all()
+
+
+def test_settled_blocks_are_places():
+    part = Content(EQUAL_BLOCKS).fixed(view(), None)
+    assert part.prompt == PLACES
+    assert part.settings == Content(PLACES).settings
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_part_is_bound_to_the_layers_that_it_is_given(name):
+    assert set(EVERY[name].on(view(), {1: [0, 2], 0: [3]})) == {0, 1}
+    assert EVERY[name].on(view(), {}) == {}
+
+
+def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
+    for part in (RopePhase([]), Band([]), Band([False] * 6)):
+        assert part.on(view(), {0: [1], 1: [1]}) == {}
+
+
+def test_layers_without_rotary_positions_have_no_such_part():
+    bare = attention_view(shared("bridge", "gpt2"))
+    for part in (RopePhase(), Band([0])):
+        with pytest.raises(UnsupportedArchitecture, match=f"layer 1: .* there is no {part.name} to remove"):
+            part.on(bare, {1: [0]})
+    assert set(Symmetric().on(bare, {1: [0]})) == {1}
+
+
+# --- refusals ---
+
+REFUSED = [
+    (lambda: Output("median"), "replace must be 'zero', 'mean' or 'resample', not 'median'"),
+    (lambda: Output(reference=REFERENCE), "reference goes with replace"),
+    (lambda: Band(None), "Band needs frequencies"),
+    (lambda: LongRange(0), "window is a whole number of keys from 1"),
+    (lambda: LongRange(2.5), "window is a whole number .* found 2.5"),
+    (lambda: LongRange(True), "window is a whole number .* found True"),
+    (lambda: LongRange(1, sinks=-1), "sinks is a whole number of first tokens from 0"),
+    (lambda: Output("mean", "").on(view(), {0: [0]}), "reference: "),
+    (lambda: RopePhase([6]).on(view(), {1: [0]}), r"layer 1: frequencies are 0 to 5, found \[6\]"),
+    (lambda: Band([True] * 5).on(view(), {0: [0]}), "layer 0: the mask has 5 entries for 6"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED)
+def test_settings_without_meaning_are_refused(make, said, monkeypatch):
+    # Below the type check of the tests, which refuses some of these first.
+    for kind in (Output, LongRange, Band):
+        monkeypatch.setattr(kind, "__init__", inspect.unwrap(kind.__init__))
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+# --- parts by name ---
+
+
+def test_parts_without_settings_go_by_name_and_by_symbol():
+    names = {"symmetric": Symmetric, "antisymmetric": Antisymmetric, "rope_phase": RopePhase, "output": Output}
+    names |= {"M_S": Symmetric, "M_A": Antisymmetric, "Im(M_t)": RopePhase}
+    for name, kind in names.items():
+        part = part_of(name)
+        assert type(part) is kind
+        assert part.settings == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rotary_band", r"'rotary_band' has settings: give tls.parts.Band\(frequencies\) in place of its name"),
+        ("long_range", r"give tls.parts.LongRange\(window, sinks=0\)"),
+        ("content", r"give tls.parts.Content\(prompt\)"),
+        ("interaction", r"give tls.parts.Interaction\(prompt\)"),
+        ("symetric", "part must be one of 'symmetric', .*; not 'symetric'; did you mean 'symmetric'"),
+        ("rope-phase", "did you mean 'rope_phase'"),
+        (None, "part must be one of .*; not None"),
+        (3, "not 3"),
+        (Symmetric, "part must be one of"),
+    ],
+)
+def test_other_names_are_refused(name, said, monkeypatch):
+    # Below the type check of the tests, which refuses what is no text first.
+    monkeypatch.setattr(named, "chosen_part", inspect.unwrap(named.chosen_part))
+    with pytest.raises(ValueError, match=said):
+        inspect.unwrap(part_of)(name)
+
+
+def test_the_examples_run():
+    for module in (query_key, output, long_range, named):
+        found = doctest.testmod(module)
+        assert found.attempted > 0
+        assert found.failed == 0
