@@ -1,8 +1,9 @@
 """Which tests run which lines of the core, how long they take, and runs of some of them on changed code.
 
 The lines come from the contexts of coverage.py: `collect` runs one file of tests after another under
-`pytest --cov --cov-context=test` and keeps, in one file outside of the source tree, seconds and outcome of every test
-and a mask of lines per test and file of the core. Files of tests that it holds already are not run again.
+`pytest --cov --cov-context=test`, each in a fork of a process that has imported what all need, and keeps, in one file
+outside of the source tree, seconds and outcome of every test and a mask of lines per test and file of the core. Files
+of tests that it holds already are not run again.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import os
 import resource
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +64,7 @@ def opened(path: Path) -> sqlite3.Connection:
 def collect(tree: Path, contexts: Path, files: Iterable[Path], *, slow: bool) -> None:
     """Run the files of tests that the file of contexts lacks, the tests marked slow or the others."""
     database = opened(contexts)
+    preload()
     for path in files:
         name = path.resolve().relative_to(tree).as_posix()
         if database.execute("select 1 from done where file = ? and slow = ?", (name, slow)).fetchone():
@@ -80,25 +81,18 @@ def collect(tree: Path, contexts: Path, files: Iterable[Path], *, slow: bool) ->
 
 
 def _covered(tree: Path, name: str, place: Path, *, slow: bool) -> tuple[int, dict[str, list[Any]], dict[Any, int]]:
-    """Status of pytest; seconds, slow and passed by test; and masks of lines by test and file."""
+    """Status of pytest in a fork; seconds, slow and passed by test; and masks of lines by test and file."""
     here = str(Path(__file__).resolve().parent)
     path = os.pathsep.join([str(tree), here, *filter(None, [os.environ.get("PYTHONPATH")])])
     data = place / "coverage"
-    environment = {**os.environ, "PYTHONPATH": path, "COVERAGE_FILE": str(data), _TIMES: str(place / "times")}
-    options = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-p",
-        "mutant_tests",
-        "-m",
-        "slow" if slow else "not slow",
-    ]
-    options += ["--cov", "--cov-context=test", "--cov-report="] + (["--jaxtyping-packages="] if slow else [])
-    command = [sys.executable, "-m", "pytest", *options, name]
-    status = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+    child = os.fork()
+    if child == 0:
+        status = 3  # an error inside of pytest
+        with contextlib.suppress(BaseException):
+            os.environ.update({"PYTHONPATH": path, "COVERAGE_FILE": str(data), _TIMES: str(place / "times")})
+            status = _run_covered(tree, name, slow=slow)
+        os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     times: dict[str, list[Any]] = {}
     if (place / "times").exists():
         for line in (place / "times").read_text(encoding="utf-8").splitlines():
@@ -107,6 +101,26 @@ def _covered(tree: Path, name: str, place: Path, *, slow: bool) -> tuple[int, di
             known[0] += seconds
             known[2] = outcome == "passed" if when == "call" else (known[2] and outcome == "passed") or when == "setup"
     return status, times, _masks(tree, data)
+
+
+def _run_covered(tree: Path, name: str, *, slow: bool) -> int:
+    """Run one file of tests under coverage, and return the status of pytest."""
+    _silence()
+    os.chdir(tree)
+    sys.path[:0] = [str(tree), str(tree / "tests")]
+    import pytest
+
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutant_tests", "-m"]
+    options += ["slow" if slow else "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options += ["--cov", "--cov-context=test", "--cov-report=", *(["--jaxtyping-packages="] if slow else [])]
+    return int(pytest.main([*options, name]))
+
+
+def _silence() -> None:
+    """Let what this process prints go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
 
 
 def _masks(tree: Path, data: Path) -> dict[Any, int]:
@@ -210,9 +224,7 @@ def run(tree: Path, file: str, source: str, tests: list[Test], limit: float) -> 
         failed = ""
         with contextlib.suppress(BaseException):
             os.setsid()
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
+            _silence()
             resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 1))
             failed = "collection"
             failed = _first_failure(tree, file, source, tests)

@@ -24,7 +24,7 @@ def explicit_pattern(view, name, index, seen, case, heads):
     """Softmax of the ablated scores of some heads: dense M_t on tokens with a 1 appended, one pair at a time."""
     part, pairs, include_bias = case
     layer = view.layer(index)
-    tokens = layer.norm.normalized(seen[index, "residual"].double().cpu())
+    tokens = layer.norm.normalized(seen[index, "residual"].cpu().double())
     length = tokens.shape[1]
     with_bias = torch.cat([tokens, torch.ones_like(tokens[..., :1])], -1)
     plain = torch.cat([tokens, torch.zeros_like(tokens[..., :1])], -1)
@@ -36,7 +36,7 @@ def explicit_pattern(view, name, index, seen, case, heads):
             view.hook_names(index)[point]: seen[index, point] for point in ("cos", "sin") if (index, point) in seen
         }
         tables = view.rotary_tables(index, length, captured) or geometry.position_tables(length)
-        cos, sin = (per_pair(t.reshape(-1, *t.shape[-2:])[0].double().cpu(), geometry) for t in tables)
+        cos, sin = (per_pair(t.reshape(-1, *t.shape[-2:])[0].cpu().double(), geometry) for t in tables)
         turning = {*geometry.real_index.tolist(), *geometry.imag_index.tolist()}
         still = [column for column in still if column not in turning]
 
@@ -140,9 +140,9 @@ def worst_error(model, backend, name, case, tokens=None):
     errors = []
     for index in layers:
         expected = explicit_pattern(attention_view(model), name, index, seen, (case[0], mask, case[2]), heads)
-        errors.append(float((seen[index, "pattern"].double().cpu()[:, heads] - expected).abs().max()))
+        errors.append(float((seen[index, "pattern"].cpu().double()[:, heads] - expected).abs().max()))
         if delegated(backend, name):
-            z, values = (seen[index, point].double().cpu()[:, :, heads].transpose(1, 2) for point in ("z", "value"))
+            z, values = (seen[index, point].cpu().double()[:, :, heads].transpose(1, 2) for point in ("z", "value"))
             errors.append(float((z - expected @ values).abs().max()))
     return max(errors)
 

@@ -234,7 +234,7 @@ REFUSED = {
     ),
     "more pairs than the context holds": (
         lambda: profile(n_pairs=100, n_blocks=3, queries=1),
-        "tokens, and the model's context is 192",
+        "more than the model's context of 192: at most n_pairs=25 fit",
     ),
     "draws of other heads": (
         lambda: over_draws([[score_rows()], [score_rows().iloc[:2]]]),

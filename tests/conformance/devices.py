@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from ablation_runs import block_parts, one_of_each, rotary_parts
+from ablation_runs import block_parts, logits, one_of_each, rotary_parts
 from explicit_patterns import CASES, worst_error
 from positional_measurements import block_prompt
 from spectral_zoo import move
@@ -97,15 +97,21 @@ class PlacedRow(Row):
     @cached_property
     def on_cpu(self) -> Any:
         if self.place.dtype == torch.float32:
-            return zoo.shared(self.backend, self.name)
+            return self._settled(zoo.shared(self.backend, self.name))
         rounded = self.fresh(self.place.dtype).to(torch.float32)  # weights that 16 bits can hold
         if self.backend == "bridge":
             rounded.original_model.float()
-        return rounded
+        return self._settled(rounded)
 
     @cached_property
     def model(self) -> Any:
-        return self.fresh(self.place.dtype).to(self.place.device)
+        return self._settled(self.fresh(self.place.dtype).to(self.place.device))
+
+    def _settled(self, model: Any) -> Any:
+        """The model after its longest prompt, whose ALiBi a HookedTransformer keeps and rounds shorter ones by."""
+        if self.backend == "hooked" and self.name == "bloom":
+            logits(model, on(model, zoo.prompt(length=model.cfg.n_ctx)))
+        return model
 
     @property
     def coarse_tables(self) -> bool:
@@ -277,7 +283,8 @@ def bias_and_padding_on_the_device(row):
 def gradients_flow_through_an_ablation_on_the_device(row):
     gradients = []
     for model in row.both:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Of the blocks: embedding and unembedding that are one tensor are two on the stand-in.
+        parameters = [parameter for parameter in model.blocks.parameters() if parameter.requires_grad]
         with tls.ablate(model, [(1, 1)], "antisymmetric"):
             loss = model(on(model, zoo.prompt()), return_type="loss")
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
