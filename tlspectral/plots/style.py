@@ -109,8 +109,9 @@ def legend_below(
     place: dict[str, Any] = {"loc": "outside lower center"}
     if ax is not None:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5}
+    handles: list[Any] = [handle for handle, _ in entries]  # matplotlib draws tuples too
     legend = (figure if ax is None else ax).legend(
-        [handle for handle, _ in entries],
+        handles,
         [label for _, label in entries],
         **place,
         ncols=columns,
