@@ -58,9 +58,9 @@ def edges_of(row, what, measure, replace):
 
 def row_of(table, sender, receiver):
     """The row of an edge into a head, of a table that counts a head to each of its receivers."""
-    of_receiver = table["reached"].str.split(", ").map(lambda heads: f"L{receiver[0]}H{receiver[1]}" in heads)
-    if table.attrs["measure"] != "task":
-        of_receiver = table["receiver_head"] == receiver[1]
+    of_receiver = table["receiver_head"] == receiver[1]
+    if not of_receiver.any():  # on a task heads that share keys or values have one row, of the first
+        of_receiver = table["reached"].str.split(", ").map(lambda heads: f"L{receiver[0]}H{receiver[1]}" in heads)
     (found,) = table[of_receiver & (table["sender"] == f"L{sender[0]}H{sender[1]}")].itertuples()
     return found
 
