@@ -37,7 +37,7 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     folded, query, key, rotation = projections(view, 0, head, captured)
     scores = whole_scores(query, key, rotation, folded.score_scale)
     bound, allowed = part_of(part).on(view, {0: [head]})[0], allowed_keys(name, 0, scores.shape[-1])
-    scores = scores + bound.of(query, key, rotation, [head], allowed)[0]
+    scores = scores + bound.of(query, key, rotation, folded, [head], allowed)[0]
     masked = softcapped(scores, folded.softcap).masked_fill(~allowed, -torch.inf)
     assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 

@@ -75,7 +75,7 @@ def added(part, layer, query, key, rotation, pairs=None):
     """What removing a part adds to the scores of every pair of tokens."""
     pairs = None if pairs is None else torch.as_tensor(pairs)
     heads, allowed = list(range(query.whole.shape[1])), torch.ones(TOKENS, TOKENS, dtype=torch.bool)
-    difference, meant = ScoreRemoval(part, layer, pairs).of(query, key, rotation, heads, allowed)
+    difference, meant = ScoreRemoval(part, pairs).of(query, key, rotation, layer, heads, allowed)
     assert torch.equal(meant, allowed)
     return difference
 

@@ -154,8 +154,8 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             if rotation is None and part == "phase":
                 assert not table["phase"].any()
                 continue
-            removal = ScoreRemoval(part_of(removed), folded, None)
-            added, _ = removal.of(query, key, rotation, [head], torch.ones(2 * [PROMPT.shape[1]]).bool())
+            removal = ScoreRemoval(part_of(removed), None)
+            added, _ = removal.of(query, key, rotation, folded, [head], torch.ones(2 * [PROMPT.shape[1]]).bool())
             # Measured: 1.2e-6, by the float32 rounding of queries and keys. The plain transpose, without
             # the factors of a query/key norm, is off by tenths.
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part

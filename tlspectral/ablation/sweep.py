@@ -20,7 +20,8 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.parts import Band, Part, PartName, RopePhase, part_of
+from tlspectral.parts import Output, Part, PartName, part_of
+from tlspectral.parts.query_key import QueryKeyPart
 from tlspectral.selection import Heads
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
@@ -183,7 +184,7 @@ def _check(part: Part, control: str | None, screen: str | None) -> None:
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    if screen is not None and (part.control == "blocks" or getattr(part, "replace", "zero") != "zero"):
+    if screen is not None and (part.control == "blocks" or (isinstance(part, Output) and part.replace != "zero")):
         raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
 
 
@@ -203,7 +204,7 @@ def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | 
 
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
     chosen = heads_by_layer(view, heads)
-    if not isinstance(part, RopePhase | Band):
+    if not (isinstance(part, QueryKeyPart) and part.rotary):
         return chosen
     non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
     if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):

@@ -94,7 +94,8 @@ class LayerAblation(HeadCapture):
             self.require_own_scores(scores, query, key, rotation)
         if isinstance(self.part, LongRange):
             selected = self.selected(scores, heads_axis=1)
-            limited = self.part.limited(selected, self.visible(selected))
+            beyond = self.part.beyond(self.visible(selected))
+            limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
         difference = self._difference(query, key, rotation, allowed)
@@ -176,7 +177,7 @@ class LayerAblation(HeadCapture):
     def _difference(self, query: Projection, key: Projection, rotation: Rotation | None, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
         assert isinstance(self.part, ScoreRemoval | BlockRemoval)
-        difference, allowed = self.part.of(query, key, rotation, self.heads, allowed)
+        difference, allowed = self.part.of(query, key, rotation, self.layer, self.heads, allowed)
         if self.alter is None:
             return difference
         return self.alter(Removal(difference, allowed, query, key, rotation))

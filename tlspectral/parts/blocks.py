@@ -133,7 +133,7 @@ class BlockPart(Part):
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockRemoval"]:
         """Bind the part to layers. Raises as `block_places`."""
         places = self._places(view)
-        return {index: BlockRemoval(self, view.layer(index), places) for index in by_layer}
+        return dict.fromkeys(by_layer, BlockRemoval(self, places))
 
     def _places(self, view: AttentionView) -> BlockPlaces:
         return self.prompt if isinstance(self.prompt, BlockPlaces) else block_places(view.model, self.prompt)
@@ -186,7 +186,6 @@ class BlockRemoval:
     """
 
     part: BlockPart
-    layer: AttentionLayer
     places: BlockPlaces
 
     def of(
@@ -194,6 +193,7 @@ class BlockRemoval:
         query: Projection,
         key: Projection,
         rotation: Rotation | None,
+        layer: AttentionLayer,
         heads: list[int],
         allowed: Bool[Tensor, "*batch pos pos"],
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
@@ -202,10 +202,10 @@ class BlockRemoval:
         Raises as that.
         """
         read = self.places.read(allowed)
-        return self._added(query, key, rotation, heads).masked_fill_(~read, 0.0), read
+        return self._added(query, key, rotation, layer, heads).masked_fill_(~read, 0.0), read
 
     def _added(
-        self, query: Projection, key: Projection, rotation: Rotation | None, heads: list[int]
+        self, query: Projection, key: Projection, rotation: Rotation | None, layer: AttentionLayer, heads: list[int]
     ) -> Float[Tensor, "batch heads pos pos"]:
         mean_keys, key_deviations = self.places.split(key.whole)
         mean_rotation = place_deviations = None
@@ -213,15 +213,15 @@ class BlockRemoval:
             tables = zip(self.places.split(rotation.cos), self.places.split(rotation.sin), strict=True)
             mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
         if isinstance(self.part, Content):
-            return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-self.layer.score_scale)
+            return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-layer.score_scale)
         keys = mean_keys if isinstance(self.part, Position) else key_deviations
         if place_deviations is None:
             removed = torch.zeros_like(query.whole @ keys.mT)
         else:
             removed = place_deviations.product(query.whole, keys, direction=1)
-        removed = removed.mul_(-self.layer.score_scale)
-        if isinstance(self.part, Position) and self.layer.alibi is not None:
-            bias = in_float64(self.layer.alibi.bias(torch.arange(keys.shape[-2]))[heads])
+        removed = removed.mul_(-layer.score_scale)
+        if isinstance(self.part, Position) and layer.alibi is not None:
+            bias = in_float64(layer.alibi.bias(torch.arange(keys.shape[-2]))[heads])
             removed = removed - self.places.split(bias[..., None])[1].mT.to(removed)
         return removed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
@@ -57,9 +57,3 @@ class LongRange(Part):
         # A token sees itself and padding does not: this numbers the tokens of a sequence from 1.
         place = visible.diagonal(dim1=-2, dim2=-1).cumsum(-1)
         return visible & (at[:, None] - at >= self.window) & (place > self.sinks)[..., None, :]
-
-    def limited(
-        self, scores: Float[Tensor, "*rows pos pos"], visible: Bool[Tensor, "*rows pos pos"]
-    ) -> Float[Tensor, "*rows pos pos"]:
-        """Return masked scores in which pairs out of reach are masked too; the others stay equal to the bit."""
-        return scores.masked_fill(self.beyond(visible), torch.finfo(scores.dtype).min)

@@ -12,7 +12,7 @@ and the first three sum to -S. Source: "Fingerprint, Not Blueprint", sections 5,
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionLayer, AttentionView
 from tlspectral.parts.part import Part
 from tlspectral.parts.scores import Projection, Rotation, rotated_products
-from tlspectral.rotary import pair_mask
+from tlspectral.rotary import RotaryGeometry, pair_mask
 
 Frequencies = Iterable[Any] | Tensor
 
@@ -32,9 +32,10 @@ class QueryKeyPart(Part):
     """A part of the product of a head's queries and keys.
 
     `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
-    well, as the operator on tokens with a 1 appended.
+    well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.
     """
 
+    rotary: ClassVar[bool] = False
     frequencies: Any = None
     include_bias: bool = False
 
@@ -48,25 +49,20 @@ class QueryKeyPart(Part):
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
         bound = {}
         for index in by_layer:
-            layer = view.layer(index)
-            pairs = self._pairs(layer)
+            pairs = self._pairs(index, view.rotary(index)) if self.rotary else None
             if pairs is None or bool(pairs.any()):
-                bound[index] = ScoreRemoval(self, layer, pairs)
+                bound[index] = ScoreRemoval(self, pairs)
         return bound
 
-    def _pairs(self, layer: AttentionLayer) -> Bool[Tensor, "pairs"] | None:
-        if not isinstance(self, RopePhase | Band):
-            return None
-        if layer.rotary is None:
-            raise UnsupportedArchitecture(
-                f"layer {layer.layer}: no rotary positions, so there is no {self.name} to remove"
-            )
+    def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "pairs"] | None:
+        if geometry is None:
+            raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there is no {self.name} to remove")
         if self.frequencies is None:
             return None
         try:
-            return pair_mask(self.frequencies, layer.rotary.n_pairs)
+            return pair_mask(self.frequencies, geometry.n_pairs)
         except ValueError as error:
-            raise ValueError(f"layer {layer.layer}: {error}") from error
+            raise ValueError(f"layer {layer}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +116,7 @@ class RopePhase(QueryKeyPart):
     """
 
     name = "rope_phase"
+    rotary = True
     frequencies: Frequencies | None = None
     include_bias: bool = False
 
@@ -143,6 +140,7 @@ class Band(QueryKeyPart):
     """
 
     name = "rotary_band"
+    rotary = True
     frequencies: Frequencies
 
     def __post_init__(self) -> None:
@@ -165,7 +163,6 @@ class ScoreRemoval:
     """A part that is taken from the scores of heads of one layer, limited to some rotary pairs (None: all)."""
 
     part: QueryKeyPart
-    layer: AttentionLayer
     pairs: Bool[Tensor, "pairs"] | None
 
     def of(
@@ -173,18 +170,18 @@ class ScoreRemoval:
         query: Projection,
         key: Projection,
         rotation: Rotation | None,
+        layer: AttentionLayer,
         heads: list[int],
         allowed: Bool[Tensor, "*batch pos pos"],
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores of every pair of tokens, and the pairs that it is meant for."""
-        queries, keys = (side.whole if self.part.include_bias else side.content for side in (query, key))
-        return self._added(queries, keys, query, key, rotation), allowed
+        return self._added(query, key, rotation, layer.score_scale), allowed
 
     def _added(
-        self, queries: Tensor, keys: Tensor, query: Projection, key: Projection, rotation: Rotation | None
+        self, query: Projection, key: Projection, rotation: Rotation | None, scale: float
     ) -> Float[Tensor, "batch heads pos pos"]:
-        scale = self.layer.score_scale
-        if isinstance(self.part, RopePhase | Band):
+        queries, keys = (side.whole if self.part.include_bias else side.content for side in (query, key))
+        if self.part.rotary:
             assert rotation is not None
             forward = rotation.product(queries, keys, direction=1, pairs=self.pairs)
             if isinstance(self.part, Band):

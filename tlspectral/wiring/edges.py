@@ -20,7 +20,7 @@ from tlspectral.hooks.receivers import Reached, reached
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.writes import INPUT_POINTS, Input
-from tlspectral.selection import Receiver, Receivers, head_name
+from tlspectral.selection import Receivers, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     ScoredSequences,
@@ -249,6 +249,7 @@ def _part_table(
         else [(end, list(end.asked)) for end in ends]
     )
     heads = [of_end[0] for _, of_end in measured]
+    composition = _composition(run.view, layer, what, [of_end for _, of_end in measured], senders)
     intact = None
     if plan.pairs is not None:
         for head in heads:
@@ -262,7 +263,7 @@ def _part_table(
     attention = np.full(len(heads), np.nan) if intact is None else intact.mean(1).cpu().numpy()
     return pd.concat(
         [
-            _end_table(plan, senders, end, of_end, attention[index], deltas[:, index], run.view)
+            _end_table(plan, senders, end, of_end, attention[index], deltas[:, index], composition[index])
             for index, (end, of_end) in enumerate(measured)
         ],
         ignore_index=True,
@@ -306,7 +307,7 @@ def _end_table(
     heads: list[int],
     intact: float,
     deltas: Float64[np.ndarray, "draws senders sequences"],
-    view: AttentionView,
+    composition: list[float],
 ) -> pd.DataFrame:
     """Tabulate the edges into one receiver; `heads` are the query heads that it is measured at."""
     delta, controls, receiver = deltas[0], deltas[1:], end.receiver
@@ -334,12 +335,21 @@ def _end_table(
         table["control_excess"], table["control_p"] = control_test(delta.mean(1), drawn.T)
         larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
         table["pvalue"] = (1 + larger) / (1 + drawn.size)
-    table["k_composition"] = _composition(view, receiver, heads, senders)
+    table["k_composition"] = composition
     return table
 
 
-def _composition(view: AttentionView, receiver: Receiver, heads: list[int], senders: list[Sender]) -> list[float]:
-    """Return the composition score of each sender with the receiver, mean over its heads; NaN for what is no head."""
+def _composition(
+    view: AttentionView, layer: int, what: Input, ends: list[list[int]], senders: list[Sender]
+) -> list[list[float]]:
+    """Return the composition score of each sender with each receiver, mean over its heads; NaN for what is no head."""
+    asked = sorted({head for heads in ends for head in heads})
     layers = sorted({sender.layer for sender in senders if sender.kind == "head"})
-    scores = composition_into(view, receiver.layer, heads, receiver.input, layers)
-    return [float(scores[layer][:, head].mean()) if kind == "head" else float("nan") for layer, head, kind in senders]
+    scores = composition_into(view, layer, asked, what, layers)
+    return [
+        [
+            float(scores[layer][[asked.index(one) for one in heads], head].mean()) if kind == "head" else float("nan")
+            for layer, head, kind in senders
+        ]
+        for heads in ends
+    ]
