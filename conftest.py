@@ -176,5 +176,5 @@ def tiny_grid(tmp_path_factory):
     from tlspectral.studies.fingerprint.constrained import constrained_grid
 
     folder = tmp_path_factory.mktemp("grid")
-    returned = constrained_grid(folder, TINY, seeds=2, show_progress=False)
+    returned = constrained_grid(folder, TINY, seeds=2)
     return folder, returned

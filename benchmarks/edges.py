@@ -28,7 +28,7 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
     one, task = {}, tls.tasks.induction(tokens=tokens)
 
     def into_one() -> None:
-        one["table"] = tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task, show_progress=False)
+        one["table"] = tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task)
 
     into_one()  # the first call reads the weights from disk
     spent = seconds(into_one)
@@ -39,7 +39,7 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
     )
 
     def into_all() -> None:
-        one["table"] = tls.edge_effects(model, keys, measure="ind", task=task, show_progress=False)
+        one["table"] = tls.edge_effects(model, keys, measure="ind", task=task)
 
     spent = seconds(into_all)
     n_edges = len(one["table"])
@@ -82,7 +82,7 @@ def edges_by_task(model: Any, tokens: torch.Tensor) -> None:
 
     def ours() -> None:
         results["ours"] = tls.edge_effects(
-            model, f"{HEAD}.k", senders=SENDERS, task=task, measure="task", replace="zero", show_progress=False
+            model, f"{HEAD}.k", senders=SENDERS, task=task, measure="task", replace="zero"
         )
 
     def theirs() -> None:

@@ -292,7 +292,7 @@ def edges(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """`edge_effects(control="random")` of fresh models, whose heads write in random directions: eight edges a model."""
     found = []
     for seed in rng.integers(2**31, size=tables // 8):
-        given = {"measure": "ind", "control": "random", "seed": int(seed), "show_progress": False}
+        given = {"measure": "ind", "control": "random", "seed": int(seed)}
         found.append(edge_effects(fresh_model(int(seed)), ["L1H0.k", "L1H3.k"], **given))
     edges_of_all = pd.concat(found)
     for name in ("pvalue", "control_p"):
@@ -311,7 +311,7 @@ def random_parts(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         for seed in rng.integers(2**31, size=max(1, tables // 24)):
             model = fresh_model(int(seed))
             tokens = repeated_sequences(attention_view(model), 8, 16, seed=int(seed))
-            given = {"tokens": tokens, "control": "random", "draws": 19, "seed": int(seed), "show_progress": False}
+            given = {"tokens": tokens, "control": "random", "draws": 19, "seed": int(seed)}
             found += list(ablation_sweep(model, part, **given)["control_p"])
         yield row(
             f"ablation_sweep, control_p, {part}", "freshly initialised models", "19 draws", np.array(found) <= LEVEL

@@ -136,7 +136,7 @@ def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) ->
     block = np.searchsorted(starts, task.places.numpy(), side="right") - 1
     labels = pd.DataFrame({"answer": np.array(["first", "middle", "last"])[block * 3 // len(starts)]})
     scored = tls.Task(task.tokens, log_probability, predict=-1, labels=labels, higher_is_better=True, name="copy")
-    table = tls.ablation.band_effects(view.model, heads, task=scored, by="answer", show_progress=False)
+    table = tls.ablation.band_effects(view.model, heads, task=scored, by="answer")
     return table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"])
 
 

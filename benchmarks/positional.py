@@ -79,7 +79,6 @@ def main(
             per_frequency=per_frequency,
             swaps=chosen,
             exclude_first_block=False,
-            show_progress=False,
         )
 
     with torch.no_grad():

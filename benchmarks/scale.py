@@ -102,9 +102,9 @@ def table(folder: Path, draws: int) -> dict[str, float]:
         pass
     imports = time.process_time()
     # The first layer of a process includes the setup of torch and LAPACK; it runs once before, uncounted.
-    tlspectral.analyze_heads(folder, layers=[0], null_draws=NO_NULL, detectors=False, show_progress=False)
+    tlspectral.analyze_heads(folder, layers=[0], null_draws=NO_NULL, detectors=False)
     before = time.process_time()
-    heads = tlspectral.analyze_heads(folder, null_draws=draws, detectors=False, show_progress=False)
+    heads = tlspectral.analyze_heads(folder, null_draws=draws, detectors=False)
     seconds = time.process_time() - before
     return {
         "cpu": imports + seconds,

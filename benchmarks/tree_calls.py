@@ -100,7 +100,7 @@ class Calls:
     def quiet(self, name: str, *given: Any, folder: bool = False, **settings: Any) -> Any:
         """Call a function without a progress bar; with a folder twice, so that the second call reads what is stored."""
         function = self.get(name)
-        if self.takes(function, "show_progress"):
+        if self.takes(function, "show_progress"):  # older trees; `TQDM_DISABLE` does it in this one
             settings["show_progress"] = False
         if not folder:
             return function(*given, **settings)

@@ -11,7 +11,7 @@ import tlspectral as tls
 
 def streamed(path, **arguments):
     """The head table of a folder or hub name, read layer by layer."""
-    settings = {"detectors": False, "null_draws": 2, "show_progress": False, **arguments}
+    settings = {"detectors": False, "null_draws": 2, **arguments}
     return tls.analyze_heads(path, **settings)
 
 

@@ -23,7 +23,7 @@ built = zoo.shared
 
 
 def analyze(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 20, "detectors": False, "show_progress": False, **arguments})
+    return tls.analyze_heads(model, **{"null_draws": 20, "detectors": False, **arguments})
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def make_parts(folder, job=0):
     parts = [WorkPart(f"some/part{number}", partial(made, number)) for number in numbers]
     opened = open_parts(folder, {"a": 1}, noted={"model": "one"})
     (opened.path / "some").mkdir(exist_ok=True)
-    found = finished_parts(parts, opened, description="work", unit="part", show_progress=False)
+    found = finished_parts(parts, opened, description="work", unit="part")
     for number in range(PARTS):
         pd.testing.assert_frame_equal(found[f"some/part{number}"], made(number))
 

@@ -42,7 +42,7 @@ PLACES = BlockPlaces((3, 6, 9, 12), 3)
 
 
 def measured(model, prompt=None, **options):
-    options = {"show_progress": False, "exclude_first_block": False, **options}
+    options = {"exclude_first_block": False, **options}
     return positional_symbolic(model, block_prompt() if prompt is None else prompt, **options)
 
 

@@ -12,7 +12,7 @@ NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
 
 
 def analyze(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 5, "detectors": False, "show_progress": False, **arguments})
+    return tls.analyze_heads(model, **{"null_draws": 5, "detectors": False, **arguments})
 
 
 def assert_streamed_equals_loaded(streamed, loaded):

@@ -20,7 +20,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.parts import Band
 from tlspectral.tasks import Task, evaluate, induction_loss
 
-effects = functools.partial(band_effects, show_progress=False)
+effects = functools.partial(band_effects)
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
 
 

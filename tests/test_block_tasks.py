@@ -20,10 +20,9 @@ from tlspectral.positional.ready_tasks import READY, CopyingTask, KeyValueTask, 
 
 few = settings(max_examples=15, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
-QUIET = {"show_progress": False}
 
 
-MARKS = {"n_blocks": 5, "queries": 3, "draws": 2, "seed": 4, **QUIET}
+MARKS = {"n_blocks": 5, "queries": 3, "draws": 2, "seed": 4}
 
 
 @functools.cache
@@ -96,20 +95,20 @@ def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
     assert prompts.n_blocks == 4
     assert prompts.draw(0).blocks == task.draw(5).blocks
     assert prompts.draw(1).asked == (1, 2)
-    found = tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=[0, 1], draws=2, mode="key", **QUIET)
+    found = tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=[0, 1], draws=2, mode="key")
     assert found.answers[["draw", "query"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 1]]
     assert found.heads.attrs["task"] == f"PromptFile(path={str(file)!r})"
     # Means over the questions that each line has, then over lines.
     own = [
         tls.positional_symbolic(
-            reader(), [task.prompt(task.draw(seed), query, bos="<s>") for query in queries], mode="key", **QUIET
+            reader(), [task.prompt(task.draw(seed), query, bos="<s>") for query in queries], mode="key"
         )
         for seed, queries in ((5, (0, 1)), (6, (1,)))
     ]
     for score in SCORES:
         np.testing.assert_allclose(found.heads[score], (own[0][score] + own[1][score]) / 2, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="has 2 lines, each a draw; found draws=3"):
-        tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=1, draws=3, **QUIET)
+        tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=1, draws=3)
 
 
 # --- a task of one's own ---
@@ -121,8 +120,8 @@ def test_a_task_of_ids_needs_no_tokenizer_and_is_named_truly():
     assert found.answers["answer"].str.isdigit().all()
     task, model = Marks(), zoo.shared("bridge", "llama")
     prompts = [[task.prompt(task.draw(seed), q) for q in (0, 2, 4)] for seed in found.heads.attrs["draw_seeds"]]
-    by_draw = [tls.positional_symbolic(model, of_draw, **QUIET) for of_draw in prompts]
-    assert_described(by_draw[0], tls.positional_symbolic(model, prompts[0], mode="key", per_frequency=True, **QUIET))
+    by_draw = [tls.positional_symbolic(model, of_draw) for of_draw in prompts]
+    assert_described(by_draw[0], tls.positional_symbolic(model, prompts[0], mode="key", per_frequency=True))
     for score in SCORES:
         np.testing.assert_allclose(
             found.heads[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6
@@ -153,7 +152,7 @@ def test_swaps_of_each_query_are_counted_for_it_alone(mode):
         pairs = [(query, block) for block in range(5) if block != query]
         by_draw = [
             tls.positional_symbolic(
-                model, task.prompt(task.draw(seed), query), mode=mode, swaps=pairs, exclude_first_block=False, **QUIET
+                model, task.prompt(task.draw(seed), query), mode=mode, swaps=pairs, exclude_first_block=False
             )
             for seed in found.heads.attrs["draw_seeds"]
         ]
@@ -179,7 +178,7 @@ def test_a_swap_on_the_head_scale_sums_over_frequencies():
     """`logit_std` of a head without still columns is that of the sum of its frequencies."""
     model, task = zoo.shared("bridge", "llama"), Marks()
     prompt = task.prompt(task.draw(0), 2)
-    heads, pairs = (tls.positional_symbolic(model, prompt, mode="key", per_frequency=f, **QUIET) for f in (False, True))
+    heads, pairs = (tls.positional_symbolic(model, prompt, mode="key", per_frequency=f) for f in (False, True))
     together = pairs.groupby(["layer", "head"])["logit_std"].sum().to_numpy()
     alone = pairs.groupby(["layer", "head"])["logit_std"].max().to_numpy()
     # The triangle inequality on one scale; with a scale of 1 per frequency the sum would be 2 sqrt(d_head) too large.

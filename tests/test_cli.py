@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tlspectral
+from tlspectral import progress
 from tlspectral.cli import app
 from tlspectral.errors import ScoreMismatch
 from tlspectral.tables import HEAD_COLUMNS, read_table, write_table
@@ -142,7 +143,6 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
         "detectors": True,
         "n_jobs": 2,
         "seed": 7,
-        "show_progress": True,
         "revision": None,  # the model that is loaded is of that revision
         "layers": [0, -1],
         "checkpoint_dir": None,
@@ -153,7 +153,6 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     assert section(done.output, "Previous-token heads")[0] == "L1H2"
     quiet = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.csv")
     assert (quiet.exit_code, quiet.output) == (0, "")
-    assert library.analyze[1][1]["show_progress"] is False
     columns = pd.read_csv(tmp_path / "heads.columns.csv")
     assert columns["name"].tolist() == pd.read_csv(tmp_path / "heads.csv").columns.tolist()
 
@@ -199,7 +198,6 @@ def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"{tmp_path}/out/heads: 0 of 2 models failed"
     passed = {"null_draws": 20, "null_dtype": "float32", "detectors": False, "backend": "auto", "n_jobs": 2, "seed": 7}
-    passed["show_progress"] = True
     assert many.given == [(["a", "b"], tmp_path / "out", passed)]
     many.failing = ["b"]
     done = run("analyze", "a", "b", "-o", tmp_path / "out")
@@ -343,12 +341,9 @@ def test_the_help_is_a_table_of_contents_and_every_command_has_an_example():
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_quiet_shows_no_bars_of_what_the_hub_sends(library, monkeypatch, quiet):
-    from huggingface_hub.utils import are_progress_bars_disabled
-
-    hidden = []
-    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: hidden.append(are_progress_bars_disabled()))
-    before = are_progress_bars_disabled()
+def test_quiet_shows_no_bars(library, monkeypatch, quiet):
+    found = []
+    monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: found.append(progress.hidden()))
     run("analyze", "tiny", *(["--quiet"] if quiet else []))
-    assert hidden == [quiet or before]
-    assert are_progress_bars_disabled() == before
+    assert found == [quiet]
+    assert not progress.hidden()

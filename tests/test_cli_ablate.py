@@ -39,7 +39,7 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, 
     model = tlspectral.load_model(folder, dtype="float64")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
     expected = tlspectral.ablation_sweep(
-        model, "rope_phase", heads=["L0H1", "L-1"], task=task, control="random", draws=3, show_progress=False
+        model, "rope_phase", heads=["L0H1", "L-1"], task=task, control="random", draws=3
     )
     sweep = read_table(tmp_path / "sweep.parquet")
     pd.testing.assert_frame_equal(sweep, expected)
@@ -61,9 +61,7 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
     assert done.exit_code == 0, done.output
     (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
     task = tlspectral.logit_difference(PROMPTS, ["w20", "w21", "w22"], "w30")
-    sweep = tlspectral.ablation_sweep(
-        tlspectral.load_model(folder), "symmetric", heads="L0H1", task=task, show_progress=False
-    )
+    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), "symmetric", heads="L0H1", task=task)
     assert row["part"] == "symmetric"
     controlled = run(folder, "--heads", "L0H1", "--part", "output", "--control", "random", "--draws", "2")
     assert "control: 2 other heads of the layer a head; " in controlled.stdout
@@ -73,12 +71,12 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
 
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
     model = tlspectral.load_model(folder)
-    heads = tlspectral.analyze_heads(model, null_draws=2, show_progress=False)
+    heads = tlspectral.analyze_heads(model, null_draws=2)
     tlspectral.write_table(heads, tmp_path / "heads.parquet")
     options = ["--heads", "all", "--folder", tmp_path / "parts", "-o", tmp_path / "sweep.parquet"]
     done = run(folder, tmp_path / "heads.parquet", *options)
     assert done.exit_code == 0, done.output
-    sweep = tlspectral.ablation_sweep(model, "rope_phase", show_progress=False)
+    sweep = tlspectral.ablation_sweep(model, "rope_phase")
     pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), sweep)
     assert (tmp_path / "parts" / "sweep.json").exists()
     assert re.search(r"^ *name +prev +dup +ind +value +delta ", done.stdout, flags=re.MULTILINE)

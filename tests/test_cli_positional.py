@@ -32,7 +32,7 @@ def llama(monkeypatch):
 
 @pytest.fixture
 def table(tmp_path):
-    heads = tlspectral.analyze_heads(reader("llama"), null_draws=2, detectors=False, show_progress=False)
+    heads = tlspectral.analyze_heads(reader("llama"), null_draws=2, detectors=False)
     heads["prev"] = heads.index / len(heads)
     write_table(heads, tmp_path / "heads.parquet")
     return tmp_path / "heads.parquet"
@@ -116,7 +116,7 @@ def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path, monkeypa
 
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
-    heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False, show_progress=False)
+    heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False)
     write_table(heads, tmp_path / "heads.parquet")
     done = run("positional", "any", *SMALL, "--mode", "key", "--table", tmp_path / "heads.parquet", "--bands", 1)
     assert done.exit_code == 0, done.output

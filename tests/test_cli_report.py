@@ -65,7 +65,7 @@ def test_the_same_command_makes_what_is_missing_alone(folder):
 def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "kernels.parquet").rename(tmp_path / "kernels.parquet")
-    sweep = tls.ablation_sweep(tls.load_model("tiny-rope"), "rope_phase", heads="L0H3", show_progress=False)
+    sweep = tls.ablation_sweep(tls.load_model("tiny-rope"), "rope_phase", heads="L0H3")
     write_table(sweep, tmp_path / "sweep.parquet")
     given = ["--kernels", tmp_path / "kernels.parquet", "--sweep", tmp_path / "sweep.parquet"]
     done = run("tiny-rope", "-o", tmp_path / "copy", *given)
@@ -108,7 +108,7 @@ def test_a_table_that_cannot_be_made_stops_no_other(folder, tmp_path):
 
 def test_a_model_with_a_tokenizer_gets_positional_scores(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
-    table = _makers(model, 0, show_progress=False)["positional"]()
+    table = _makers(model, 0)["positional"]()
     assert_described(table)
     assert list(table["layer"].unique()) == list(range(model.cfg.n_layers))
-    assert "positional" not in _makers(tls.load_model("tiny-rope"), 0, show_progress=False)
+    assert "positional" not in _makers(tls.load_model("tiny-rope"), 0)

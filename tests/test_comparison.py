@@ -19,7 +19,7 @@ WEIGHT_COLUMNS = ("dir_frac", "D_head", "henrici", "content_pos_frac", "self_mat
 
 
 def analyzed(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 10, "detectors": False, "show_progress": False, **arguments})
+    return tls.analyze_heads(model, **{"null_draws": 10, "detectors": False, **arguments})
 
 
 def changed_model(size: float):

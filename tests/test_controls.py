@@ -22,7 +22,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.parts import Band, LongRange, Output
 from tlspectral.tasks import control_test, score
 
-sweep = functools.partial(ablation_sweep, control="random", show_progress=False)
+sweep = functools.partial(ablation_sweep, control="random")
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
 @pytest.mark.parametrize("part", [Output(), Output("resample"), LongRange(3, sinks=1)], ids=str)
 def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     model = shared("bridge", "llama")
-    plain = ablation_sweep(model, part, tokens=drawn(), show_progress=False)
+    plain = ablation_sweep(model, part, tokens=drawn())
     table = sweep(model, part, tokens=drawn())
     assert_described(table, plain.assign(estimate=0.0, measured="top"))
     pd.testing.assert_frame_equal(table[list(plain)], plain, check_exact=True)
@@ -106,7 +106,7 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
 
 def test_fewer_other_heads_are_drawn_at_random():
     model = shared("bridge", "llama")
-    deltas = ablation_sweep(model, "output", tokens=drawn(), show_progress=False).set_index(["layer", "head"])["delta"]
+    deltas = ablation_sweep(model, "output", tokens=drawn()).set_index(["layer", "head"])["delta"]
     found = set()
     for seed in range(12):
         row = sweep(model, "output", tokens=drawn(), heads="L1H2", draws=1, seed=seed).iloc[0]
@@ -140,7 +140,7 @@ def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):
 def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
     """Over all heads of a layer, effects less those of the other heads sum to 0."""
     model = shared("bridge", "llama")
-    heads = tls.analyze_heads(model, null_draws=5, show_progress=False)
+    heads = tls.analyze_heads(model, null_draws=5)
     for part, controls in (("output", {"none"}), ("symmetric", {"none", "score_rms", "random"})):
         table = sweep(model, part, tokens=drawn())
         assert ("delta_above_control" in table.attrs["sums_per_sequence"]) == ("random" in controls)
@@ -199,7 +199,6 @@ def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
         measure="ind",
         control="random",
         draws=draws,
-        show_progress=False,
     )
     assert table.attrs["draws"] == draws
     drawn_deltas = np.concatenate([deltas.mean(2).T for deltas in kept])  # [edges, 1 + draws]

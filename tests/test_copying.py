@@ -24,7 +24,7 @@ def test_the_scores_are_the_columns_of_the_head_table():
     """Whose numbers are those of the dense circuits (test_head_columns)."""
     found = tls.heads.copying_scores(bridge("gemma3"))
     assert_described(found)
-    heads = tls.analyze_heads(bridge("gemma3"), null_draws=2, detectors=False, show_progress=False)
+    heads = tls.analyze_heads(bridge("gemma3"), null_draws=2, detectors=False)
     pd.testing.assert_frame_equal(found, heads[list(found)], check_exact=True)
 
 

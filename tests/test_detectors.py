@@ -223,13 +223,6 @@ def test_an_interrupt_leaves_no_hooks():
     assert tls.detect_heads(model, **SMALL)["prev"].notna().all()
 
 
-def test_the_bar_is_silent_unless_asked_for(capfd):
-    tls.detect_heads(shared("bridge", "llama"), **SMALL)
-    assert capfd.readouterr() == ("", "")
-    tls.detect_heads(shared("bridge", "llama"), **SMALL, show_progress=True)
-    assert "detectors" in capfd.readouterr().err
-
-
 # --- refusals ---
 
 

@@ -89,7 +89,7 @@ def test_strings_are_read_by_the_models_tokenizer(tmp_path):
     assert tls.verify_scores(model, texts).equals(tls.verify_scores(model, rows))
     kernel = tls.relative_position_kernel(model, "L0H1", texts)
     pd.testing.assert_frame_equal(kernel, tls.relative_position_kernel(model, "L0H1", rows), check_exact=True)
-    quick = {"null_draws": 2, "show_progress": False, "extras": ["score_asym"], "n_sequences": 3}
+    quick = {"null_draws": 2, "extras": ["score_asym"], "n_sequences": 3}
     tables = [tls.analyze_heads(model, tokens=given, **quick) for given in (texts, rows)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
     assert tables[0].attrs["detectors"]["n_sequences"] == 3
@@ -99,7 +99,7 @@ def test_filling_counts_neither_in_the_self_check_nor_in_the_asymmetry():
     """Both are ratios of sums over prompts, so that those of two prompts lie between those of each."""
     model, rows = shared("bridge", "qwen2"), [zoo.prompt(1, 24)[0], zoo.prompt(1, 6, seed=1)[0]]
     filled = torch.stack([rows[0], torch.cat([rows[1], rows[1][-1:].expand(18)])])
-    quick = {"null_draws": 2, "show_progress": False, "extras": ["score_asym"], "detectors": False}
+    quick = {"null_draws": 2, "extras": ["score_asym"], "detectors": False}
     both, long, short, all_counted = (
         tls.analyze_heads(model, tokens=given, **quick) for given in (rows, rows[:1], rows[1:], filled)
     )

@@ -21,7 +21,6 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
 
-quiet = {"show_progress": False}
 same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13
 
 
@@ -80,17 +79,16 @@ def assert_same_on_two_devices(name):
     induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)
     for options in ({"control": "random"}, {"screen": "gradient"}):
         here, there = (
-            tls.ablation_sweep(one, "symmetric", heads=heads, tokens=induction, **options, **quiet)
-            for one in (cpu, model)
+            tls.ablation_sweep(one, "symmetric", heads=heads, tokens=induction, **options) for one in (cpu, model)
         )
         if "estimate" in here:
             # A gradient: autograd adds its terms in another order, which moves it by 3e-6 of its size.
             pd.testing.assert_series_equal(here.pop("estimate"), there.pop("estimate"), rtol=1e-4)
         same(here, there)
-    same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",), **quiet) for one in (cpu, model)))
+    same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",)) for one in (cpu, model)))
     assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
     for mode in ("prompt", "key"):
-        options = {"mode": mode, "per_frequency": name != "gptneo", "exclude_first_block": False, **quiet}
+        options = {"mode": mode, "per_frequency": name != "gptneo", "exclude_first_block": False}
         same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
 
 

@@ -20,7 +20,7 @@ from tlspectral.wiring.senders import EMBEDDING, Sender, cached_run
 
 def test_tiny_rope_has_its_previous_token_head_first_on_every_key_edge():
     model, keys = tls.load_model("tiny-rope"), tls.receivers([(1, head) for head in range(4)], "k")
-    table = tls.edge_effects(model, keys, measure="ind", control="random", show_progress=False)
+    table = tls.edge_effects(model, keys, measure="ind", control="random")
     assert_described(table)
     first = table.loc[table.groupby("receiver")["delta"].idxmin()]
     assert set(first["sender"]) == {"L0H3"}
@@ -55,7 +55,7 @@ def test_the_random_control_has_writes_of_equal_norm():
 def test_a_row_is_of_the_sender_that_it_names():
     model = shared("bridge", "llama")
     task = tls.tasks.induction(tokens=repeated(attention_view(model)))
-    options = {"task": task, "replace": "zero", "show_progress": False}
+    options = {"task": task, "replace": "zero"}
     together = tls.edge_effects(model, "L1H1.k", senders=["mlps", "heads", "embedding"], **options)
     assert list(together["sender"]) == ["embedding", "L0MLP", *(f"L0H{head}" for head in range(4))]
     assert list(together["head"]) == [-1, -1, 0, 1, 2, 3]
@@ -70,9 +70,7 @@ def test_a_row_is_of_the_sender_that_it_names():
 def test_edges_of_random_models_are_within_the_control():
     # Where heads write in random directions, the write is one of its control's: p is uniform, and few q are small.
     tables = [
-        tls.edge_effects(
-            zoo.bridge("llama", seed=seed), ["L1H0.k", "L1H3.k"], measure="ind", control="random", show_progress=False
-        )
+        tls.edge_effects(zoo.bridge("llama", seed=seed), ["L1H0.k", "L1H3.k"], measure="ind", control="random")
         for seed in range(6)
     ]
     pvalues = np.concatenate([table["pvalue"] for table in tables])
@@ -88,7 +86,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
     task = tls.Task(
         tokens, lambda logits, tokens, mask: logits[:, -1, 0], predict=-1, attention=[(12, 5)] * 4, name="mine"
     )
-    table = tls.edge_effects(model, "L1H0.k", measure="attention", task=task, show_progress=False)
+    table = tls.edge_effects(model, "L1H0.k", measure="attention", task=task)
     _, found = grabbed(attention_view(model), tokens, ["blocks.1.attn.hook_pattern"])
     expected = float(found["blocks.1.attn.hook_pattern"][:, 0, 12, 5].double().mean())
     assert table["attention"].iloc[0] == pytest.approx(expected, abs=1e-6)
@@ -120,7 +118,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
     ],
 )
 def test_what_has_no_answer_is_refused(options, error, words):
-    arguments = {"receivers": "L1H0.k", "show_progress": False, **options}
+    arguments = {"receivers": "L1H0.k", **options}
     with pytest.raises(error, match=words):
         # Unwrapped, since the type check of the tests would refuse some of these first.
         inspect.unwrap(tls.edge_effects)(tls.load_model("tiny-rope"), arguments.pop("receivers"), **arguments)
@@ -137,7 +135,7 @@ def test_hooks_that_edit_the_pattern_are_refused_and_the_model_is_unchanged():
         model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", uniform)]),
         pytest.raises(ScoreMismatch, match="L1H1: the attention of the run differs"),
     ):
-        tls.edge_effects(model, "L1H1.k", show_progress=False)
+        tls.edge_effects(model, "L1H1.k")
     assert attention_view(model).weights_digest() == before
     assert not [point for point in model.hook_dict.values() if point.fwd_hooks]
 
@@ -157,14 +155,12 @@ def test_hooks_that_edit_the_pattern_are_refused_and_the_model_is_unchanged():
 )
 def test_receivers_have_canonical_names_and_those_that_they_reach(name, receivers, measure, rows):
     """Those that change in a run are compared in test_hook_edges."""
-    table = tls.edge_effects(shared("bridge", name), receivers, measure=measure, senders="L0H1", show_progress=False)
+    table = tls.edge_effects(shared("bridge", name), receivers, measure=measure, senders="L0H1")
     assert list(table[["receiver", "receiver_head", "reached"]].itertuples(index=False, name=None)) == rows
     assert (table["receiver_layer"] == 1).all()
     assert table["attention"].isna().all() == (table.attrs["measure"] == "task")
     several = len(receivers) > 1 and not isinstance(receivers, str)
     assert table.attrs["measure"] == (measure or ("task" if several else "ind"))
     assert table.attrs["norm_behind_held"] == ([0] if name == "olmo2" else [])
-    again = tls.edge_effects(
-        shared("bridge", name), table, measure=table.attrs["measure"], senders="L0H1", show_progress=False
-    )
+    again = tls.edge_effects(shared("bridge", name), table, measure=table.attrs["measure"], senders="L0H1")
     assert set(again["receiver"]) == set(table["receiver"])

@@ -27,7 +27,7 @@ def model():
 
 @functools.cache
 def heads():
-    return tls.analyze_heads(model(), null_draws=20, show_progress=False)
+    return tls.analyze_heads(model(), null_draws=20)
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def composition():
 
 @functools.cache
 def edges():
-    return tls.edge_effects(model(), "L1H0.k", show_progress=False)
+    return tls.edge_effects(model(), "L1H0.k")
 
 
 def sweep_of(**columns):
@@ -69,7 +69,7 @@ def test_every_table_given_is_a_section_and_no_other():
     given = {
         "kernels": tls.relative_position_kernel(model()),
         "prediction": tls.detectors.kernel_prediction(model()),
-        "sweep": [tls.ablation_sweep(model(), part, show_progress=False) for part in ("rope_phase", "output")],
+        "sweep": [tls.ablation_sweep(model(), part) for part in ("rope_phase", "output")],
         "edges": edges(),
         "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),
     }
@@ -130,7 +130,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
 def test_the_cloud_is_the_null_of_the_table(name):
     """The same draws, also under LayerNorm, where frames have a dimension less: the table's percentile comes out."""
     bridge = zoo.shared("bridge", name)
-    table = tls.analyze_heads(bridge, null_draws=NULL_DRAWS, detectors=False, seed=5, show_progress=False)
+    table = tls.analyze_heads(bridge, null_draws=NULL_DRAWS, detectors=False, seed=5)
     ops = tls.qk_operators(bridge)
     for row in table.itertuples():
         singular = ops[row.layer, row.head].spectrum().singular_values

@@ -51,17 +51,6 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     assert_same(analyze(model), table_of("llama"))
 
 
-def test_the_bar_is_silent_when_off(capfd):
-    analyze(built("bridge", "llama"), detectors=True)
-    assert capfd.readouterr() == ("", "")
-    analyze(built("bridge", "llama"), detectors=True, show_progress=True)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "spectra" in err
-    assert "null" in err
-    assert "detectors" in err
-
-
 def test_layers_are_let_go_one_by_one(monkeypatch):
     """While the last layer's spectra are taken, not more float64 is alive than at the first."""
     model = built("bridge", "gemma3")

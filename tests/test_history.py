@@ -41,7 +41,7 @@ from tlspectral.studies.common.checkpoints import training_checkpoints
 CONFIG = TransformerConfig(d_model=24, n_heads=3, d_head=8, d_vocab=20, n_ctx=40)
 STEPS = (0, 3, 10)
 PAIRS = [((0, 1), (1, 2)), ((0, 0), (1, 2)), ((0, 2), (1, 0))]
-QUICK = {"null_draws": 8, "show_progress": False}
+QUICK = {"null_draws": 8}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_every_step_is_the_head_table_of_its_model(history, run):
     assert history.steps == list(STEPS)
     for step, load in training_checkpoints(run):
         model = load()
-        expected = analyze_heads(model, null_draws=8, null_blocks="fresh", show_progress=False)
+        expected = analyze_heads(model, null_draws=8, null_blocks="fresh")
         own = history.heads[history.heads["step"] == step].reset_index(drop=True)
         pd.testing.assert_frame_equal(own[expected.columns], expected, check_exact=True)
         for column in ("prev", "rope_imag_frac", "dir_frac", "D_head"):
@@ -224,9 +224,7 @@ def test_positional_scores_are_those_of_each_checkpoint(run):
     assert_described(found.frequencies)
     for step, checkpoint in checkpoints:
         for name, per_frequency in (("positional", False), ("frequencies", True)):
-            table = positional_symbolic(
-                checkpoint(), prompt, mode="key", per_frequency=per_frequency, show_progress=False
-            )
+            table = positional_symbolic(checkpoint(), prompt, mode="key", per_frequency=per_frequency)
             rows = getattr(found, name)
             rows = rows[rows["step"] == step].drop(columns="step").reset_index(drop=True)
             pd.testing.assert_frame_equal(rows, table)

@@ -13,7 +13,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import folder_checkpoints, recording, sources
 from tlspectral.history.sources import named_checkpoint
 
-QUICK = {"null_draws": 4, "show_progress": False}
+QUICK = {"null_draws": 4}
 WEIGHTS = {**QUICK, "detectors": False}
 PAIRS = [((0, 0), (1, 1)), ((0, 1), (1, 0))]
 

@@ -13,7 +13,7 @@ from tlspectral.history import folder_checkpoints, hub_checkpoints
 from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
 from tlspectral.studies.common.checkpoints import training_checkpoints
 
-WEIGHTS = {"null_draws": 2, "detectors": False, "show_progress": False}
+WEIGHTS = {"null_draws": 2, "detectors": False}
 
 
 def history(checkpoints, **options):

@@ -12,7 +12,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import hub_checkpoints
 
 NAME = "maker/suite"
-WEIGHTS = {"null_draws": 4, "detectors": False, "show_progress": False}
+WEIGHTS = {"null_draws": 4, "detectors": False}
 OLMO = [
     "main", "step100-tokens1B", "step2000-tokens8B", "stage1-step100-tokens1B", "stage1-step2000-tokens8.5B",
     "stage2-ingredient1-step100-tokens1B", "step300", "step400-tokens2B-x", "1step500-tokens2B",

@@ -229,7 +229,7 @@ SECOND = r"an open block edits head 0 there already; give all senders of a recei
 
 def test_no_table_of_edges_under_an_open_block_on_its_receiver():
     model = shared("bridge", "llama")
-    measured = functools.partial(tls.edge_effects, model, measure="ind", show_progress=False)
+    measured = functools.partial(tls.edge_effects, model, measure="ind")
     with ablate(model, "L0H1", "output", into="L1KV0.k"):
         for alias in ("L1H0.k", "L1H1.k", "L1KV0.k", ["L1H2.k", "L1H1.k"]):
             with pytest.raises(EditNotHonored, match=SECOND):
@@ -452,4 +452,4 @@ def test_a_run_that_skips_the_sender_is_refused():
         ablate(model, senders[:1], "output", into="L3H1.k"),
         pytest.raises(EditNotHonored, match=r"layer 3: what the heads of layer 0 write was not seen in this run"),
     ):
-        tls.ablation_sweep(model, "output", heads=[(2, 0)], show_progress=False)
+        tls.ablation_sweep(model, "output", heads=[(2, 0)])

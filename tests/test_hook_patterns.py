@@ -82,10 +82,10 @@ def test_numbers_of_the_intact_head_are_refused(name):
     model, ids = shared("bridge", name), zoo.prompt(batch=1)
     with ablate(model, "L1H1", "symmetric"):
         with pytest.raises(ScoreMismatch, match="L1H1"):
-            tls.edge_effects(model, "L1H1.k", show_progress=False)
+            tls.edge_effects(model, "L1H1.k")
         with pytest.raises(ScoreMismatch, match="differs from the model's own attention"):
             tls.qk_attribution(model, ids, "L1H1", query=9, key=8)
-        tls.edge_effects(model, "L1H0.k", show_progress=False)
+        tls.edge_effects(model, "L1H0.k")
 
 
 @every_delegated

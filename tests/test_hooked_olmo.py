@@ -35,7 +35,7 @@ def test_olmo2_has_no_norm_in_front(olmo2):
     assert raw.q_norm.gain.shape == (4, 12)
     # Measured 3e-6 at scores of 8. The norm behind the attention in front of it is off by tenths.
     assert float(tls.verify_scores(olmo2).max()) < 1e-5
-    table = tls.analyze_heads(olmo2, null_draws=2, show_progress=False)
+    table = tls.analyze_heads(olmo2, null_draws=2)
     assert set(table["bilinear"]) == {"up_to_token_scale"}
     assert table[["D_head", "prev", "ind"]].notna().all(axis=None)
     with torch.no_grad(), tls.ablate(olmo2, [(0, 1)], "rope_phase"):

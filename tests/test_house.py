@@ -325,7 +325,7 @@ def test_a_head_table_loads_few_lines_of_the_package():
     code = f"""
 import sys
 import tlspectral as tls
-tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10, show_progress=False)
+tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)
 print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", None)).startswith({str(PACKAGE)!r})}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

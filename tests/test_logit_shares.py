@@ -18,7 +18,6 @@ from tlspectral.positional import exclusion_split, logit_shares, split_logits
 from tlspectral.tasks import intact_values, scored_sequences
 
 PROMPT = EQUAL_BLOCKS
-quiet = {"show_progress": False}
 
 
 # --- the split of a table ---
@@ -122,7 +121,7 @@ def test_prompts_without_equal_blocks_are_refused(part, message):
     with pytest.raises(ValueError, match=message), tls.ablate(model, [(0, 0)], part):
         pytest.fail("entered")
     with pytest.raises(ValueError, match=message):
-        tls.ablation_sweep(model, part, task=blocks_task(model), **quiet)
+        tls.ablation_sweep(model, part, task=blocks_task(model))
 
 
 def test_an_edge_loses_the_part_only_in_what_its_receiver_reads():
@@ -156,7 +155,7 @@ def blocks_task(model, n=6):
 def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     model = shared("bridge", "llama")
     task = blocks_task(model)
-    options = {"heads": ["L0H1", "L1H2"], "task": task, **quiet}
+    options = {"heads": ["L0H1", "L1H2"], "task": task}
     part, other = one_of_each(PROMPT)[part], one_of_each(block_prompt((2, 2, 2, 2)))[part]
     sweep = tls.ablation_sweep(model, part, control="random", checkpoint_dir=tmp_path, **options)
     assert (sweep["score_rms"] > 0).all()

@@ -17,7 +17,7 @@ from tlspectral.heads import analyze_models, many_models, streamed
 from tlspectral.heads.many_models import is_model_list, listed_models
 from tlspectral.tables import read_table
 
-SETTINGS = {"null_draws": 5, "detectors": False, "show_progress": False}
+SETTINGS = {"null_draws": 5, "detectors": False}
 LOADED = "tiny-rope"
 
 

@@ -97,7 +97,7 @@ def test_rotary_geometry_is_that_of_the_tables():
 
 def test_the_table_of_heads():
     model = native("grouped keys")
-    table = tls.analyze_heads(model, null_draws=2, show_progress=False)
+    table = tls.analyze_heads(model, null_draws=2)
     assert len(table) == 8
     assert table[["dir_frac", "prev", "copying"]].notna().all(axis=None)
     assert table.attrs["score_check"]["compared"] == "pattern"

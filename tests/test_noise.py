@@ -84,7 +84,7 @@ def test_the_band_is_the_spread_of_the_draws() -> None:
     # float32 noise: 1e-9 to 1e-7 here. A step taken as relative to the largest weight would be far above.
     assert 0 < band["dir_frac_sd"].max() < 1e-6
     assert moved["draw"].unique().tolist() == [-1, 0, 1, 2, 3, 4]
-    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2)
     unmoved = moved[moved["draw"] == -1].reset_index(drop=True)
     for name in NOISE_COLUMNS:
         # Draw -1 is the head table itself.

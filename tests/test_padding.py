@@ -81,7 +81,7 @@ def test_a_mask_of_another_shape_or_without_tokens_is_refused():
         with pytest.raises(ValueError, match="give both or neither"):
             sweep(model, "symmetric", attention_mask=mask, **options)
     with pytest.raises(ValueError, match="give both or neither"):
-        band_effects(model, [(0, 0)], tokens=zoo.prompt(2, 5), attention_mask=mask, show_progress=False)
+        band_effects(model, [(0, 0)], tokens=zoo.prompt(2, 5), attention_mask=mask)
 
 
 # --- effects in a padded batch ---
@@ -119,7 +119,7 @@ def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():
 def test_bands_of_a_padded_batch_are_the_mean_over_its_sequences():
     model, rows = shared("bridge", "mistral"), sequences()
     tokens, mask = padded(rows, ("left", "right"))
-    bands = functools.partial(band_effects, model, [(1, 2)], task="language", draws=1, show_progress=False)
+    bands = functools.partial(band_effects, model, [(1, 2)], task="language", draws=1)
     found = bands(tokens=tokens, attention_mask=mask)
     alone = [bands(tokens=row) for row in rows]
     # As for a sweep.
@@ -148,12 +148,12 @@ def test_rows_that_look_padded_are_refused_without_a_mask(row, said):
     with pytest.raises(ValueError, match=said + way_out):
         sweep(model, "symmetric", tokens=tokens)
     with pytest.raises(ValueError, match=said + way_out):
-        band_effects(model, [(0, 0)], task="language", tokens=tokens, show_progress=False)
+        band_effects(model, [(0, 0)], task="language", tokens=tokens)
     without = "give a batch with input_ids and attention_mask"
     with pytest.raises(ValueError, match=f"{said}.*{without}"):
         tls.verify_scores(model, tokens)
     with pytest.raises(ValueError, match=f"{said}.*{without}"):
-        tls.analyze_heads(model, tokens=tokens, null_draws=2, detectors=False, show_progress=False)
+        tls.analyze_heads(model, tokens=tokens, null_draws=2, detectors=False)
     with pytest.raises(ValueError, match=f"{said}.*{without}"):
         tls.relative_position_kernel(model, [(0, 0)], tokens)
 

@@ -12,7 +12,7 @@ from described import assert_described
 import tlspectral as tls
 from tlspectral.positional import profile_contrast
 
-MARKS = {"n_blocks": 5, "queries": 3, "seed": 4, "show_progress": False}
+MARKS = {"n_blocks": 5, "queries": 3, "seed": 4}
 
 
 @dataclass(frozen=True)

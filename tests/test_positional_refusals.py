@@ -39,7 +39,6 @@ from tlspectral.positional.measure import over_draws
 from tlspectral.positional.prompts import chosen_swaps
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, block_task
 
-QUIET = {"show_progress": False}
 NAMES, COLOURS = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")
 LINE = {"blocks": ["a\n", "b\n", "c\n"], "questions": [[0, "a", " b"]]}
 
@@ -65,7 +64,7 @@ def of_zeros(last):
 
 
 def llama(prompt=None, **options):
-    return positional_symbolic(shared("bridge", "llama"), prompt or block_prompt(), **QUIET, **options)
+    return positional_symbolic(shared("bridge", "llama"), prompt or block_prompt(), **options)
 
 
 def marks(query=2):
@@ -73,13 +72,13 @@ def marks(query=2):
 
 
 def profile(task="plain", model=None, **options):
-    return positional_symbolic_profile(model or reader(), task, **QUIET, **options)
+    return positional_symbolic_profile(model or reader(), task, **options)
 
 
 @functools.cache
 def profile_of(name="llama", task=None, **options):
     given = {"n_blocks": 5, "queries": 3, "draws": 2, "mode": "key", **options}
-    return positional_symbolic_profile(shared("bridge", name), task or Marks(), **QUIET, **given)
+    return positional_symbolic_profile(shared("bridge", name), task or Marks(), **given)
 
 
 class Others(Marks):

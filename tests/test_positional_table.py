@@ -20,9 +20,7 @@ from tlspectral.positional import BlockPrompt, positional_symbolic
 @pytest.mark.parametrize("per_frequency", [False, True])
 def test_the_table_says_what_it_was_made_with(mode, per_frequency):
     model, prompt = shared("bridge", "llama"), block_prompt()
-    table = positional_symbolic(
-        model, prompt, mode=mode, per_frequency=per_frequency, tau=0.02, seed=3, show_progress=False
-    )
+    table = positional_symbolic(model, prompt, mode=mode, per_frequency=per_frequency, tau=0.02, seed=3)
     keys = ["layer", "head", "frequency"] if per_frequency else ["layer", "head"]
     assert list(table) == [*keys, *SCORES]
     assert table.index.equals(pd.RangeIndex(len(table)))
@@ -36,8 +34,8 @@ def test_the_table_says_what_it_was_made_with(mode, per_frequency):
     assert {name: attrs[name] for name in expected} == expected
     # The correlation is over heads in both tables.
     assert attrs["correlation"]["n_heads"] == 8
-    heads = positional_symbolic(model, prompt, mode=mode, tau=0.02, show_progress=False)
-    assert_described(positional_symbolic(model, prompt, mode=mode, per_frequency=True, show_progress=False), heads)
+    heads = positional_symbolic(model, prompt, mode=mode, tau=0.02)
+    assert_described(positional_symbolic(model, prompt, mode=mode, per_frequency=True), heads)
     assert attrs["correlation"]["pearson"] == pytest.approx(heads["s_pos"].corr(heads["s_sym"]), abs=1e-12)
 
 
@@ -96,8 +94,7 @@ def test_hooks_on_the_model_stay_in_force():
 def test_every_query_is_scored_as_if_the_prompt_ended_there(mode):
     model, prompt = shared("bridge", "llama"), block_prompt()
     heads, pairs = (
-        positional_symbolic(model, prompt, mode=mode, per_frequency=f, every_query=True, show_progress=False)
-        for f in (False, True)
+        positional_symbolic(model, prompt, mode=mode, per_frequency=f, every_query=True) for f in (False, True)
     )
     assert_described(heads, pairs)
     assert heads["query"].unique().tolist() == [17, 18, 19]

@@ -27,7 +27,7 @@ from tlspectral.positional.profile import median_tests, pearson_of_scores
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 ERRORS = ["s_pos_se", "s_sym_se", "exclusion_index_se", "logit_std_se"]
 
-SMALL = {"n_pairs": 7, "n_blocks": 4, "queries": 2, "seed": 5, "show_progress": False}
+SMALL = {"n_pairs": 7, "n_blocks": 4, "queries": 2, "seed": 5}
 
 
 @functools.cache
@@ -47,7 +47,6 @@ def single(mode, draw, query, per_frequency):
         swaps=[(2, 4), (2, 6), (4, 6)],
         per_frequency=per_frequency,
         seed=seed,
-        show_progress=False,
     )
 
 
@@ -301,7 +300,6 @@ def test_first_block_queries_temperature_and_scale_can_be_chosen():
         reader(),
         task.prompt(task.draw(found.heads.attrs["draw_seeds"][0]), 1, bos="<s>"),
         swaps=[(0, 2), (0, 4), (0, 6), (2, 4), (2, 6), (4, 6)],
-        show_progress=False,
         **chosen,
     )
     own = found.queries[found.queries["query"] == 1]
@@ -336,7 +334,7 @@ def test_smollm2_answers_short_lists():
     import tlspectral as tls
 
     model = tls.load_model("smollm2-135m")
-    sizes = {"n_pairs": 8, "n_blocks": 5, "queries": 3, "draws": 2, "show_progress": False}
+    sizes = {"n_pairs": 8, "n_blocks": 5, "queries": 3, "draws": 2}
     by_prompt, by_key = (positional_symbolic_profile(model, "plain", mode=mode, **sizes) for mode in ("prompt", "key"))
     assert by_prompt.heads.attrs["tokens_sha256"] == by_key.heads.attrs["tokens_sha256"]
     # In layer 0 keys depend on their own token alone. Measured: 2e-16; in deeper layers up to 0.92.

@@ -36,7 +36,7 @@ def in_double(name):
 
 def test_it_is_the_square_of_dir_frac_in_the_head_table():
     model = shared("bridge", "gemma3")
-    table = tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False)
+    table = tls.analyze_heads(model, null_draws=2, detectors=False)
     for row in table.itertuples():
         assert qk_penalty(model, "antisymmetric", row).item() == pytest.approx(row.dir_frac**2, abs=1e-6)
     mean = (table["dir_frac"] ** 2).mean()

@@ -33,10 +33,9 @@ from tlspectral.tables import PartFolder, read_table
 from tlspectral.tasks import induction
 
 HEADS = ["L0H1", "L1H2"]
-QUIET = {"show_progress": False}
 MARKS = Marks()
 BLOCKS = BlockPrompt(torch.arange(1, 3), torch.arange(3, 12).split(3), torch.arange(12, 14))
-FEW_DRAWS = {"null_draws": 3, "detectors": False, **QUIET}
+FEW_DRAWS = {"null_draws": 3, "detectors": False}
 
 
 @functools.cache
@@ -94,7 +93,7 @@ def margin(prompts, answers=(2, 5)):
 def swept(folder, part="symmetric", model=None, **options):
     model = shared("bridge", "llama") if model is None else model
     options = {"heads": HEADS, "tokens": drawn(), **options}
-    return {"sweep": tls.ablation_sweep(model, part, checkpoint_dir=folder, **QUIET, **options)}
+    return {"sweep": tls.ablation_sweep(model, part, checkpoint_dir=folder, **options)}
 
 
 def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
@@ -107,7 +106,7 @@ def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
         **options,
     }
     options.setdefault("measure", "ind")
-    return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **QUIET, **options)}
+    return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
 
 
 def tokens_of_edges(count):
@@ -117,7 +116,7 @@ def tokens_of_edges(count):
 def profiled(folder, model=None, task=MARKS, **options):
     options = {"n_blocks": 4, "queries": 2, "draws": 2, "seed": 5, **options}
     model = shared("bridge", "llama") if model is None else model
-    return tls.positional_symbolic_profile(model, task, checkpoint_dir=folder, **QUIET, **options).tables
+    return tls.positional_symbolic_profile(model, task, checkpoint_dir=folder, **options).tables
 
 
 def streamed(folder, path=None, name="llama", **options):

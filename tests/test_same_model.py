@@ -25,7 +25,7 @@ OTHER = "made from other weights than"
 
 
 def analyzed(model, **options):
-    return tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False, **options)
+    return tls.analyze_heads(model, null_draws=2, detectors=False, **options)
 
 
 @functools.cache
@@ -124,7 +124,7 @@ def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
 def of_sweep(model):
     tokens = repeated_sequences(attention_view(model), 3, 8, seed=0)
     chosen = [(1, 0), (1, 1), (0, 2)]
-    summarize_sweep(ablation_sweep(model, "symmetric", heads=chosen, tokens=tokens, show_progress=False), heads())
+    summarize_sweep(ablation_sweep(model, "symmetric", heads=chosen, tokens=tokens), heads())
 
 
 def of_kernels(model):

@@ -17,7 +17,7 @@ def test_layers_and_tables_say_how_far_they_hold():
     model = shared("bridge", "ministral3")
     view = attention_view(model)
     assert view.raw(1).valid_up_to == view.layer(1).valid_up_to == LIMIT
-    table = tls.analyze_heads(model, null_draws=3, detectors=False, show_progress=False)
+    table = tls.analyze_heads(model, null_draws=3, detectors=False)
     assert table.attrs["rotary_valid_up_to"] == tls.frequency_table(model).attrs["rotary_valid_up_to"] == LIMIT
     verify_scores(model, zoo.prompt(length=LIMIT))
     with pytest.raises(ValueError, match="layer 0: the prompt has 33 tokens, and from token 32 on this model scales"):

@@ -17,7 +17,7 @@ import pytest
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import WorkPart, finished_parts, open_parts, whole_file
 
-finished = partial(finished_parts, description="work", unit="part", show_progress=False)
+finished = partial(finished_parts, description="work", unit="part")
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
 
 

@@ -33,7 +33,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def heads(model):
-    return tls.analyze_heads(model, detectors=False, null_draws=60, n_jobs=2, show_progress=False)
+    return tls.analyze_heads(model, detectors=False, null_draws=60, n_jobs=2)
 
 
 def test_the_operators_reproduce_the_models_scores(model, heads):
@@ -95,7 +95,7 @@ def test_both_backends_agree(model, heads):
         difference = ThinProduct(torch.cat([ours.w_q, theirs.w_q], 1), torch.cat([ours.w_k, -theirs.w_k], 1))
         # Measured: 0. The gains are bfloat16 and the weights of 4 bits, so that folding in float32 is exact here.
         assert difference.norm() <= 3e-7 * ThinProduct(ours.w_q, ours.w_k).norm()
-    table = tls.analyze_heads(hooked, detectors=False, null_draws=60, show_progress=False)
+    table = tls.analyze_heads(hooked, detectors=False, null_draws=60)
     # Measured: 0, for the same reason; 2e-9 of copying, from the final norm folded in float32.
     columns = [*SHARES, "copying", "positivity"]
     np.testing.assert_allclose(table[columns], heads[columns], rtol=0, atol=1e-6)

@@ -29,7 +29,7 @@ from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectr
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import induction_loss
 
-scored = functools.partial(positional_symbolic, show_progress=False)
+scored = functools.partial(positional_symbolic)
 
 
 @functools.cache
@@ -232,9 +232,9 @@ def test_ablation_under_left_padding():
 def test_a_sweep_is_one_ablated_forward_per_head():
     spectral = moved("bridge", "gptj")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
-    table = ablation_sweep(
-        spectral, "rope_phase", heads=[(0, 1), (0, 2), (1, 3)], tokens=tokens, show_progress=False
-    ).set_index(["layer", "head"])
+    table = ablation_sweep(spectral, "rope_phase", heads=[(0, 1), (0, 2), (1, 3)], tokens=tokens).set_index(
+        ["layer", "head"]
+    )
     for layer, head in table.index:
         with ablate(spectral, [(layer, head)], "rope_phase"):
             plain = induction_loss(spectral, tokens=tokens).value
@@ -249,7 +249,7 @@ def test_a_sweeps_folder_knows_the_spectral_parameters():
 def test_bands_are_of_each_heads_own_frequencies():
     spectral = moved("bridge", "llama")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
-    effects = functools.partial(band_effects, spectral, tokens=tokens, draws=2, show_progress=False)
+    effects = functools.partial(band_effects, spectral, tokens=tokens, draws=2)
     table = effects([(0, 0), (0, 2), (1, 1)])
     alone = effects([(0, 2)])["score_rms"].to_numpy()
     np.testing.assert_allclose(table[(table.layer == 0) & (table["head"] == 2)]["score_rms"], alone, rtol=1e-5)

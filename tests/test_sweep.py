@@ -28,7 +28,7 @@ HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwe
 # Learned positions, a softcap with a window, a delegating bridge; a query/key norm, a window.
 MODELS = [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "gptj"), *HOOKED]
 COLUMNS = ["layer", "head", "part", "value", "delta", "delta_stderr", "delta_p", "score_rms"]
-sweep = functools.partial(ablation_sweep, show_progress=False)
+sweep = functools.partial(ablation_sweep)
 
 
 @functools.cache

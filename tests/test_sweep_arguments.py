@@ -18,7 +18,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.parts import Band, LongRange, Output, RopePhase
 from tlspectral.tasks import induction_loss, task_of
 
-sweep = functools.partial(ablation_sweep, show_progress=False)
+sweep = functools.partial(ablation_sweep)
 
 
 def drawn(name="llama"):

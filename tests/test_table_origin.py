@@ -19,7 +19,6 @@ from tlspectral.studies.fingerprint.statistics import permuted_pairing, pseudo_r
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import TABLES, join
 
-QUIET = {"show_progress": False}
 PROMPT = zoo.prompt(3, 8)
 OTHER = "made from other weights than the rows of the table one"
 UNKNOWN = "of the model of the table of heads cannot be told"
@@ -40,7 +39,7 @@ def heads_of_llama():
 
 
 def analyze(model, **options):
-    return tls.analyze_heads(model, **{"null_draws": 2, "detectors": False, **QUIET, **options})
+    return tls.analyze_heads(model, **{"null_draws": 2, "detectors": False, **options})
 
 
 def repeated(view):
@@ -48,25 +47,23 @@ def repeated(view):
 
 
 def sweep(model):
-    return tls.ablation_sweep(model, "output", heads=[(0, 2), (1, 1)], tokens=repeated(attention_view(model)), **QUIET)
+    return tls.ablation_sweep(model, "output", heads=[(0, 2), (1, 1)], tokens=repeated(attention_view(model)))
 
 
 def bands(model):
-    return tls.ablation.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1, **QUIET)
+    return tls.ablation.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1)
 
 
 def edges(model):
-    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=repeated(attention_view(model))), **QUIET)
+    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=repeated(attention_view(model))))
 
 
 def profile(model):
-    return tls.positional_symbolic_profile(
-        model, Marks(), n_blocks=5, queries=1, draws=2, seed=4, per_frequency=True, **QUIET
-    )
+    return tls.positional_symbolic_profile(model, Marks(), n_blocks=5, queries=1, draws=2, seed=4, per_frequency=True)
 
 
 def scores(model, **options):
-    return tls.positional_symbolic(model, block_prompt(), exclude_first_block=False, **QUIET, **options)
+    return tls.positional_symbolic(model, block_prompt(), exclude_first_block=False, **options)
 
 
 def agreement(model):

@@ -27,7 +27,7 @@ def accuracy(logits, tokens, mask):
 
 
 def sweep(model, part="symmetric", task=None, **options):
-    return tls.ablation_sweep(model, part, task=task or margin_task(), show_progress=False, **options)
+    return tls.ablation_sweep(model, part, task=task or margin_task(), **options)
 
 
 REFERENCE = zoo.prompt(batch=5, seed=3)[:, :4]
@@ -109,9 +109,9 @@ def test_filling_is_not_counted_in_the_size_of_an_edit():
     """The RMS of each prompt by itself, over its own unmasked pairs of tokens, and then over prompts."""
     model = shared("bridge", "llama")
     alone = [
-        tls.ablation_sweep(
-            model, "symmetric", heads="L1H2", task=tls.logit_difference([prompt] * 2, 3, 7), show_progress=False
-        )["score_rms"].item()
+        tls.ablation_sweep(model, "symmetric", heads="L1H2", task=tls.logit_difference([prompt] * 2, 3, 7))[
+            "score_rms"
+        ].item()
         for prompt in UNEQUAL
     ]
     together = sweep(model, heads="L1H2")["score_rms"].item()
@@ -142,7 +142,7 @@ def test_a_screen_estimates_the_effect_on_the_task(monkeypatch):
 
 def test_bands_take_a_task():
     model, task = shared("bridge", "llama"), margin_task()
-    table = tls.ablation.band_effects(model, "L1H2", task=task, draws=1, show_progress=False)
+    table = tls.ablation.band_effects(model, "L1H2", task=task, draws=1)
     order = np.argsort(-np.abs(tls.qk_operators(model)["L1H2"].rotary.theta.flatten().numpy()), kind="stable")
     band = table[table["band"] == "high"].iloc[0]
     chosen = order[int(band["first"]) : int(band["last"]) + 1].tolist()
@@ -155,7 +155,7 @@ def test_bands_take_a_task():
 def test_harm_is_ranked_by_what_is_better():
     """The head whose ablation lowers a score of which more is better does the most harm."""
     model = shared("bridge", "llama")
-    heads = tls.analyze_heads(model, null_draws=5, show_progress=False)
+    heads = tls.analyze_heads(model, null_draws=5)
     table = sweep(model, "output")
     lowest = table.loc[table["delta"].idxmin()]
     summary = tls.ablation.summarize_sweep(table, heads, small=0.05)

@@ -207,11 +207,9 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
 READERS = {
     "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
     "detectors": lambda model, tokens: tls.detect_heads(model, tokens=tokens),
-    "edges": lambda model, tokens: tls.edge_effects(
-        model, "L1H1.k", task=tls.tasks.induction(tokens=tokens), show_progress=False
-    ),
-    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens, show_progress=False),
-    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens, show_progress=False),
+    "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=tokens)),
+    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens),
+    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens),
     "in context": lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),

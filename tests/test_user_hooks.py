@@ -38,7 +38,7 @@ def test_a_steering_hook_is_named_in_the_table(backend, name):
     assert hooks_in(table) == table.attrs["detectors"]["user_hooks"] == {point: 2}
     json.dumps(table.attrs, allow_nan=False)
     with model.hooks(fwd_hooks=[(point, lambda x, hook: None)]):
-        swept = tls.ablation_sweep(model, "antisymmetric", heads=[(0, 0)], show_progress=False)
+        swept = tls.ablation_sweep(model, "antisymmetric", heads=[(0, 0)])
     assert hooks_in(swept) == {point: 1}
     assert not table["prev"].equals(plain["prev"])
     assert table["D_head"].equals(plain["D_head"])

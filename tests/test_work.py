@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import joblib
 import pandas as pd
 import pytest
+from tqdm.auto import tqdm
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import (
@@ -24,7 +25,7 @@ from tlspectral.tables import (
     workers_kept,
 )
 
-finished = partial(finished_parts, description="work", unit="part", show_progress=False)
+finished = partial(finished_parts, description="work", unit="part")
 
 
 def table_of(number, *prepared):
@@ -194,21 +195,22 @@ def test_two_works_do_not_share_what_they_prepared(tmp_path):
 # --- the bar ---
 
 
-class Bar(work.tqdm):
-    """A bar that notes where it stands."""
-
-    stood: list[int]
+class Bar(tqdm):
+    """A bar that is shown, and notes where it stands and what it says."""
 
     def update(self, n=1):
         super().update(n)
         self.stood.append(self.n)
 
+    def set_postfix_str(self, s="", refresh=True):
+        self.said.append(s)
+
 
 @pytest.fixture
-def stood(monkeypatch):
-    Bar.stood = []
-    monkeypatch.setattr(work, "tqdm", Bar)
-    return Bar.stood
+def shown(monkeypatch):
+    Bar.stood, Bar.said = [], []
+    monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total=total, initial=initial))
+    return Bar
 
 
 def until_the_bar_moves(number, folder):
@@ -222,27 +224,19 @@ def until_the_bar_moves(number, folder):
 
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
-def test_the_bar_moves_while_work_is_under_way(tmp_path, stood, monkeypatch, backend):
-    def moved(self, n=1):
-        Bar.update(self, n)
-        if self.n:
-            (tmp_path / "moved").touch()
-
-    monkeypatch.setattr(work, "tqdm", type("Moved", (Bar,), {"update": moved}))
+def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, monkeypatch, backend):
+    monkeypatch.setattr(Bar, "refresh", lambda self, **_: self.n and (tmp_path / "moved").touch())
     with joblib.parallel_config(backend=backend):
-        finished(parts_of(4, partial(until_the_bar_moves, folder=tmp_path)), n_jobs=2, show_progress=True)
-    assert stood == [1, 2, 3, 4]
+        finished(parts_of(4, partial(until_the_bar_moves, folder=tmp_path)), n_jobs=2)
+    assert shown.stood == [1, 2, 3, 4]
 
 
-def test_the_bar_begins_where_the_folder_stands(tmp_path, stood, capfd):
+def test_the_bar_begins_where_the_folder_stands(tmp_path, shown):
     folder = open_parts(tmp_path / "parts", {})
     finished(parts_of(3), folder)
-    stood.clear()
-    finished(parts_of(5), folder, show_progress=True)
-    assert stood == [4, 5]
-    assert "3/5" in capfd.readouterr().err
-    finished(parts_of(2))
-    assert capfd.readouterr() == ("", "")
+    shown.stood.clear()
+    finished(parts_of(5), folder)
+    assert shown.stood == [4, 5]
 
 
 # --- continued ---
@@ -387,17 +381,9 @@ def test_a_bundle_gives_its_tables_back():
         pd.testing.assert_frame_equal(found[name], table)
 
 
-def test_after_the_first_part_the_bar_says_how_long_all_take(monkeypatch):
-    shown = []
-
-    class Bar(work.tqdm):
-        def set_postfix_str(self, s="", refresh=True):
-            shown.append(s)
-            super().set_postfix_str(s, refresh)
-
+def test_after_the_first_part_the_bar_says_how_long_all_take(monkeypatch, shown):
     clock = iter([0.0, 44.0, 9180.0])
-    monkeypatch.setattr(work, "tqdm", Bar)
     monkeypatch.setattr(work, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=count) for layer, count in enumerate((10, 260))]
     finished_parts(parts, description="sweep", unit="layer", items="heads")
-    assert shown == ["270 heads, 4.4 s each, about 20 min", "270 heads, 34 s each, about 2.5 h"]
+    assert shown.said == ["270 heads, 4.4 s each, about 20 min", "270 heads, 34 s each, about 2.5 h"]

@@ -35,7 +35,6 @@ from tlspectral.studies.positional_symbolic.traces import attention_traces, freq
 from .rows import KINDS, Row, label
 
 BLOCKS = block_prompt((2, 2, 2), prefix=16, suffix=2)  # inside the zoo's window of 8
-quiet = {"show_progress": False}
 
 
 class Place(NamedTuple):
@@ -299,7 +298,7 @@ def gradients_flow_through_an_ablation_on_the_device(row):
 @asked()
 def tables_are_those_of_the_cpu(row):
     extras = ("score_asym", "position_share") if row.name == "gpt2" else ("score_asym",)
-    options = {"null_draws": 3, "extras": extras if row.name in ("gpt2", "llama") else (), **quiet}
+    options = {"null_draws": 3, "extras": extras if row.name in ("gpt2", "llama") else ()}
     tables = [tls.analyze_heads(model, **options) for model in row.both]
     of_runs = ("prev", "dup", "ind", "outside", "score")
     scored = [name for name in tables[0] if name.split("_")[0] in of_runs]
@@ -345,7 +344,6 @@ def sweeps_are_those_of_the_cpu(row):
                     part,
                     heads=heads,
                     **{key: on(model, value) if torch.is_tensor(value) else value for key, value in options.items()},
-                    **quiet,
                 )
                 for model in row.both
             )
@@ -354,10 +352,10 @@ def sweeps_are_those_of_the_cpu(row):
                 one, other = here.pop("estimate"), there.pop("estimate")
                 np.testing.assert_allclose(other, one, rtol=0, atol=max(1e-4, row.place.gradients) * one.abs().max())
             row.tables_agree(here, there)
-    row.tables_agree(*(band_effects(model, heads[:2], tokens=induction, draws=2, **quiet) for model in row.both))
+    row.tables_agree(*(band_effects(model, heads[:2], tokens=induction, draws=2) for model in row.both))
     output = tls.parts.Output
     for part in (tls.parts.LongRange(3, sinks=1), output("mean"), output("resample", zoo.prompt(4, 13))):
-        row.tables_agree(*(tls.ablation_sweep(model, part, tokens=induction, **quiet) for model in row.both))
+        row.tables_agree(*(tls.ablation_sweep(model, part, tokens=induction) for model in row.both))
     here, there = (tls.tasks.induction_loss(model, n_sequences=4).value for model in row.both)
     assert there == pytest.approx(here, abs=row.place.logits)
 
@@ -367,7 +365,7 @@ def sweeps_are_those_of_the_cpu(row):
 
 @asked(fast=True, mode=("prompt", "key"))
 def positional_scores_are_those_of_the_cpu(row, mode):
-    options = {"mode": mode, "per_frequency": row.rotary, "exclude_first_block": False, **quiet}
+    options = {"mode": mode, "per_frequency": row.rotary, "exclude_first_block": False}
     row.tables_agree(*(tls.positional_symbolic(model, block_prompt(), **options) for model in row.both))
     if row.name in ("yarn", "bloom"):
         options = {"mode": mode, "swaps": [(1, 3)], "frequencies": [0, 1] if row.rotary else None}
@@ -389,7 +387,7 @@ def spectral_models_learn_on_the_device(row, log_omega, tmp_path):
         tokens = on(spectral, zoo.prompt())
         with torch.no_grad(), tls.ablate(spectral, [(0, 1), (1, 2)], "rope_phase"):
             logits.append(spectral(tokens, return_type="logits"))
-        tables.append(tls.analyze_heads(spectral, null_draws=2, detectors=False, **quiet))
+        tables.append(tls.analyze_heads(spectral, null_draws=2, detectors=False))
         losses.append(spectral(tokens, return_type="loss"))
         losses[-1].backward(inputs=parameters)
         gradients.append([parameter.grad for parameter in parameters])

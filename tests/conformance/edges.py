@@ -53,7 +53,7 @@ def an_edge_is_what_plain_recomputation_gives(row, what, kind):
 
 def edges_of(row, what, measure, replace):
     options = {"measure": measure, "replace": replace, "task": tls.tasks.induction(tokens=repeated(row.view))}
-    return tls.edge_effects(row.model, tls.receivers([(1, 1), (1, 2)], what), show_progress=False, **options)
+    return tls.edge_effects(row.model, tls.receivers([(1, 1), (1, 2)], what), **options)
 
 
 def row_of(table, sender, receiver):

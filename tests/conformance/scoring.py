@@ -21,7 +21,7 @@ ERRORS = ["prev_se", "dup_se", "ind_se"]
 # Lengths of sequences in one padded batch.
 LENGTHS = (7, 19, 12, 19, 2)
 PAD = 0
-sweep = functools.partial(tls.ablation_sweep, task="language", show_progress=False)
+sweep = functools.partial(tls.ablation_sweep, task="language")
 
 
 # --- losses ---

@@ -16,7 +16,7 @@ from tlspectral.spectral_rope import merge, to_spectral
 
 from .rows import asked, rotating_right
 
-tabulated = functools.partial(analyze_heads, null_draws=4, detectors=False, show_progress=False)
+tabulated = functools.partial(analyze_heads, null_draws=4, detectors=False)
 
 
 def assert_tables_agree(found, expected, *, rtol, atol):

@@ -7,7 +7,6 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.ablation.columns import BAND_EFFECTS
 from tlspectral.ablation.effects import replayed_scores, unpadded
@@ -20,6 +19,7 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Band
 from tlspectral.parts.scores import Removal
+from tlspectral.progress import bar
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
@@ -48,7 +48,6 @@ def band_effects(
     by: str | None = None,
     draws: int = 5,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Remove each third of a head's rotary frequencies in turn, and random sets of frequencies of equal RMS.
 
@@ -63,7 +62,6 @@ def band_effects(
             sequences that have it. Sets, and the RMS that they have, are those of all sequences.
         draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
         seed: of the sets and of the task's sequences.
-        show_progress: a bar over heads.
 
     Returns:
         DataFrame, one row per head and band (with `by` per value too): `layer, head, band` (`high`: the fastest third
@@ -96,12 +94,12 @@ def band_effects(
     intact, intact_value = intact_values(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
-    with tqdm(total=total, desc="bands", unit="head", leave=False, disable=not show_progress) as progress:
+    with bar(total, "bands", "head") as shown:
         for layer, chosen in by_layer.items():
             folded = view.layer(layer)
             for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
                 rows += _head_rows(intact, sequences, intact_value, groups, folded, head, products, draws, seed)
-                progress.update(1)
+                shown.update(1)
     table = pd.DataFrame(rows)
     table.attrs = {
         **view.origin(),

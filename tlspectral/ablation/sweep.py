@@ -56,7 +56,6 @@ def ablation_sweep(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Remove `part` from one head at a time and score the model each time (FP sections 5 and 8).
 
@@ -90,7 +89,6 @@ def ablation_sweep(
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
         seed: of sequences, control draws, the screen's random set and sign flips.
-        show_progress: a bar over layers.
 
     Returns:
         DataFrame sorted by layer and head: `layer, head, part, value, delta, delta_stderr, delta_p, score_rms`; with a
@@ -116,7 +114,7 @@ def ablation_sweep(
 
         >>> import tlspectral as tls
         >>> model = tls.load_model("tiny-rope")
-        >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0", show_progress=False)
+        >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0")
         >>> sweep["delta"].round(1).abs().tolist()
         [0.0, 0.0, 0.0, 1.3]
     """
@@ -148,9 +146,7 @@ def ablation_sweep(
     screened = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
-        (screened,) = finished_parts(
-            [screening], folder, description=screening.name, unit="screen", show_progress=False
-        ).values()
+        (screened,) = finished_parts([screening], folder, description=screening.name, unit="screen").values()
         chosen_heads = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
@@ -164,7 +160,6 @@ def ablation_sweep(
         items="heads",
         prepare=partial(intact_values, view, sequences, list(by_layer)),
         n_jobs=n_jobs,
-        show_progress=show_progress,
     )
     return _assembled(view, plan, list(layers.values()), screened, {"control": control, "screen": screen})
 

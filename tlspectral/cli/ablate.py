@@ -17,7 +17,6 @@ from tlspectral.cli.app import (
     app,
     choice,
     deliver,
-    load_model,
     require_table_file,
 )
 from tlspectral.cli.summary import read_heads, require_detectors
@@ -132,7 +131,7 @@ def ablate(
     if heads is None and known is not None and table is not None:
         require_detectors(known, table)
         chosen = strongest_heads(known, top, matched, seed)
-    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
+    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
     scored: Any = task or "induction" if answered is None else tlspectral.logit_difference(*answered)
@@ -145,7 +144,6 @@ def ablate(
         draws=draws,
         checkpoint_dir=folder,
         seed=seed,
-        show_progress=not quiet,
     )
     deliver(sweep, output, form)
     if form is not None or quiet:

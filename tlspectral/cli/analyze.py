@@ -18,10 +18,10 @@ from tlspectral.cli.app import (
     app,
     choice,
     deliver,
-    load_model,
     require_table_file,
 )
 from tlspectral.cli.summary import self_check, summary
+from tlspectral.progress import hidden
 
 
 @app.command(short_help="one row per head of a model or of many, as a table")
@@ -86,7 +86,6 @@ def analyze(
         "detectors": not no_detectors,
         "n_jobs": jobs,
         "seed": seed,
-        "show_progress": not quiet,
     }
     if len(models) > 1 or is_model_list(models[0]):
         _refuse_of_many(checkpoint_dir=checkpoint_dir, revision=revision, layers=layers, device=device, dtype=dtype)
@@ -105,7 +104,9 @@ def analyze(
 
     began = time.perf_counter()
     loaded = (
-        model if streams else load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
+        model
+        if streams
+        else tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
     )
     settings |= {"revision": revision if streams else None, "layers": chosen, "checkpoint_dir": checkpoint_dir}
     heads = tlspectral.analyze_heads(loaded, **settings)
@@ -144,7 +145,7 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
     if len(failures):
         typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures'}")
         raise typer.Exit(1)
-    if settings["show_progress"]:
+    if not hidden():
         typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
 
 
@@ -166,7 +167,7 @@ def verify(
     """
     import tlspectral
 
-    loaded = load_model(model, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
+    loaded = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
     errors = tlspectral.verify_scores(loaded)
     deliver(errors.rename("worst_error").reset_index(), None, form)
     if form is not None or quiet:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from tlspectral.errors import TlspectralError, did_you_mean
+from tlspectral.progress import without_bars
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def _checked_device(name: str | None) -> str | None:
     return name
 
 
+def _hide_bars(context: typer.Context, quiet: bool) -> bool:
+    if quiet:
+        context.with_resource(without_bars())
+    return quiet
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
@@ -57,7 +64,13 @@ Format = Annotated[
     choice("--format", ("json", "csv"), "Print the table in this form, and nothing else, to standard output."),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress bars, and nothing printed but what --format asks for.")
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="No progress bars, and nothing printed but what --format asks for.",
+        callback=_hide_bars,
+    ),
 ]
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
 TableOutput = Annotated[
@@ -148,15 +161,6 @@ def require_table_file(output: Path | None) -> None:
     if not output.is_dir() and output.suffix.lower() not in (".parquet", ".csv"):
         raise ValueError(f"{output}: a table is a .parquet or .csv file: give -o such a name")
     require_writable(output)
-
-
-def load_model(model: str, quiet: bool, **options: Any) -> Any:
-    """Load a model; `quiet` also switches off the bars of what the hub sends."""
-    import tlspectral
-    from tlspectral.models.loading.bars import download_bars
-
-    with download_bars(not quiet):
-        return tlspectral.load_model(model, **options)
 
 
 def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tlspectral.cli.ablate import echo_sweep, strongest_heads
-from tlspectral.cli.app import app, load_model, require_writable, write_figure
+from tlspectral.cli.app import app, require_writable, write_figure
 from tlspectral.cli.summary import summary
 
 _MODEL = "smollm2-135m"
@@ -34,7 +34,7 @@ def demo(
     import tlspectral
     from tlspectral.plots import content_direction_plane
 
-    model = load_model(_MODEL, quiet=False)
+    model = tlspectral.load_model(_MODEL)
     heads = tlspectral.analyze_heads(model, n_jobs=jobs)
     tlspectral.write_table(heads, table)
     typer.echo(f"{table}: {len(heads)} heads\n\n{summary(heads, top=5)}\n")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, load_model, require_writable, write_figure
+from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, require_writable, write_figure
 from tlspectral.cli.summary import read_heads, require_detectors
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def positional(
 
     heads = None if table is None else read_heads(table)
     scored = task if prompts is None else PromptFile(str(prompts))
-    loaded = load_model(model, quiet, revision=revision, device=device, dtype=dtype)
+    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
     if heads is not None and table is not None:
@@ -99,10 +99,9 @@ def positional(
             per_frequency=weights is not None,
             checkpoint_dir=None if output is None else output / "runs",
             seed=seed,
-            show_progress=not quiet,
         )
         if heads is None:  # after the first profile, which refuses in seconds what it cannot measure
-            heads = tlspectral.analyze_heads(loaded, null_draws=2, show_progress=not quiet)
+            heads = tlspectral.analyze_heads(loaded, null_draws=2)
         columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
         way_tables = {f"{name}_{way}": frame for name, frame in profile.tables.items()}
         way_tables[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
@@ -118,7 +117,7 @@ def positional(
         tables |= way_tables
     if bands and weights is not None and heads is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
-        tables["bands"] = _bands(loaded, heads, scores, bands, seed, not quiet)
+        tables["bands"] = _bands(loaded, heads, scores, bands, seed)
         say(_bands_text(tables["bands"], _MODES[mode][0]))
     if output is not None:
         for name, frame in tables.items():
@@ -137,9 +136,7 @@ def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
     )
 
 
-def _bands(
-    model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int, show_progress: bool
-) -> "pd.DataFrame":
+def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int) -> "pd.DataFrame":
     """Band effects of the strongest previous-token heads and of the most symbolic ones, each once."""
     import pandas as pd
 
@@ -151,7 +148,7 @@ def _bands(
     }
     labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
     chosen_heads = labelled.drop_duplicates(["layer", "head"])
-    effects = tlspectral.ablation.band_effects(model, chosen_heads, seed=seed, show_progress=show_progress)
+    effects = tlspectral.ablation.band_effects(model, chosen_heads, seed=seed)
     kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
     joined = effects.merge(kinds, on=["layer", "head"])
     joined.attrs = effects.attrs

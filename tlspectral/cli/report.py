@@ -15,7 +15,6 @@ from tlspectral.cli.app import (
     Quiet,
     Revision,
     app,
-    load_model,
     require_writable,
 )
 from tlspectral.cli.summary import read_heads
@@ -78,6 +77,7 @@ def report(
         raise ValueError(f"{source} is measured into a folder, with its page: give -o a folder's name")
     page = output if from_table else output / "report.html"
     require_writable(page)
+    import tlspectral
     from tlspectral.report import report as write_report
     from tlspectral.tables import read_table
 
@@ -87,7 +87,7 @@ def report(
     if from_table:
         heads = read_heads(Path(source))
     else:
-        loaded = load_model(source, quiet, backend=backend, revision=revision, device=device, dtype=dtype)
+        loaded = tlspectral.load_model(source, backend=backend, revision=revision, device=device, dtype=dtype)
         heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
         further |= measured
     write_report(heads, page, **further)
@@ -110,12 +110,12 @@ def _measured(
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
     parts = open_parts(folder, {"work": "report", **weights, "seed": seed})
-    makers = _makers(model, seed, show_progress=not quiet)
+    makers = _makers(model, seed)
     wanted = [name for name in _TABLES if (name in makers or name == "directions") and name not in given]
     if not quiet:
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
-    made = partial(finished_parts, folder=parts, description="report", unit="table", show_progress=not quiet)
+    made = partial(finished_parts, folder=parts, description="report", unit="table")
     heads = made([WorkPart("heads", makers["heads"])])["heads"]
     makers["directions"] = partial(_directions, model, heads, seed)
     tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failures.__setitem__)
@@ -124,13 +124,13 @@ def _measured(
     return heads, tables
 
 
-def _makers(model: Any, seed: int, *, show_progress: bool) -> "dict[str, Callable[[], pd.DataFrame]]":
+def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
     """Return what makes each table of a model alone."""
     import tlspectral
     from tlspectral.detectors import kernel_prediction
     from tlspectral.positional import BindingTask
 
-    shown: Any = {"seed": seed, "show_progress": show_progress}
+    shown: Any = {"seed": seed}
     makers: dict[str, Callable[[], pd.DataFrame]] = {
         "heads": partial(tlspectral.analyze_heads, model, **shown),
         "kernels": partial(tlspectral.relative_position_kernel, model),

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
 from tlspectral.detectors.sequences import (
@@ -25,6 +24,7 @@ from tlspectral.detectors.sequences import (
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.progress import bar
 from tlspectral.rotary import in_float64
 from tlspectral.tables import named
 
@@ -49,7 +49,6 @@ def detect_heads(
     exclude_special: bool = False,
     null_draws: int = 0,
     seed: int = 0,
-    show_progress: bool = False,
 ) -> pd.DataFrame:
     """Measure the attention of every head on random repeated sequences, or on prompts of your own.
 
@@ -82,7 +81,6 @@ def detect_heads(
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
-        show_progress: a bar over batches, and one over draws of the null.
 
     Returns:
         DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
@@ -129,7 +127,6 @@ def detect_heads(
         pattern=pattern,
         null_draws=null_draws,
         seed=seed,
-        show_progress=show_progress,
     )
     table.attrs = {**view.origin(), **table.attrs}
     return table
@@ -143,7 +140,6 @@ def measured_detectors(
     pattern: Pattern | None = None,
     null_draws: int = 0,
     seed: int,
-    show_progress: bool,
 ) -> pd.DataFrame:
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
@@ -159,8 +155,8 @@ def measured_detectors(
 
         marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern)
     scorer = partial(_scorer, length, marks and marks.scorer)
-    with tqdm(total=len(sequences.tokens), desc="detectors", unit="seq", leave=False, disable=not show_progress) as bar:
-        statistics = _statistics(view, sequences, scorer, bar.update)
+    with bar(len(sequences.tokens), "detectors", "seq") as shown:
+        statistics = _statistics(view, sequences, scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
     chance: Any = None if length is None else chance_level(length)
@@ -172,7 +168,7 @@ def measured_detectors(
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
-        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed, show_progress=show_progress)
+        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed)
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
     columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
@@ -205,7 +201,7 @@ def split_half_reliability(
 
 
 def _pvalues(
-    view: AttentionView, sequences: PackedTokens, scorer: Scorer, draws: int, seed: int, *, show_progress: bool
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, draws: int, seed: int
 ) -> tuple[Float64[np.ndarray, "scores heads"], int]:
     """Return p of each score beside the null, and on how many sequences it was measured."""
     from tlspectral.detectors.rotated_keys import rotated_key_pvalues
@@ -214,9 +210,9 @@ def _pvalues(
     rows = slice(0, min(n_sequences, NULL_SEQUENCES, max(1, _MOST_TOKENS // width)))
     reduce, counts = scorer(rows)
     total = draws * view.n_layers
-    with tqdm(total=total, desc="detectors, null", unit="draw", leave=False, disable=not show_progress) as bar:
+    with bar(total, "detectors, null", "draw") as shown:
         pvalues = rotated_key_pvalues(
-            view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=bar.update
+            view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=shown.update
         )
     return pvalues, rows.stop
 

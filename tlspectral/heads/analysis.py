@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import scipy.stats
-from tqdm.auto import tqdm
 
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors.heads import measured_detectors
@@ -29,6 +28,7 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
+from tlspectral.progress import bar
 from tlspectral.selection import Heads, chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
@@ -55,7 +55,6 @@ def analyze_heads(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """One row per attention head: the spectrum of its norm-folded QK operator against the matched random null.
 
@@ -91,7 +90,6 @@ def analyze_heads(
             its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
             same for any number.
         seed: of the null and of the detector sequences.
-        show_progress: a bar per layer, and huggingface_hub's for what is fetched.
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
@@ -118,7 +116,7 @@ def analyze_heads(
         raise ValueError("layers= and heads= both choose the rows; give one of them")
     if detectors and n_sequences < 2:
         raise ValueError(f"detectors need at least two sequences, found n_sequences={n_sequences}")
-    source = open_layers(model, load=detectors, revision=revision, show_progress=show_progress)
+    source = open_layers(model, load=detectors, revision=revision)
     chosen = None
     if heads is not None:
         chosen = heads_by_layer(source, heads)
@@ -128,7 +126,7 @@ def analyze_heads(
             raise ValueError(
                 "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
             )
-        tables = _loaded_layers(source, indices, chosen, tokens, extras, settings, n_jobs, show_progress)
+        tables = _loaded_layers(source, indices, chosen, tokens, extras, settings, n_jobs)
     else:
         from tlspectral.heads.streamed import streamed_layers
 
@@ -143,14 +141,13 @@ def analyze_heads(
             extras=extras,
             checkpoint_dir=checkpoint_dir,
             n_jobs=n_jobs,
-            show_progress=show_progress,
         )
     layer_attrs = [layer_table.attrs for layer_table in tables]
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
         sequences = even_rows(repeated_sequences(source, n_sequences, segment_length=64, seed=seed))
-        detected = measured_detectors(source, sequences, seed=seed, show_progress=show_progress)
+        detected = measured_detectors(source, sequences, seed=seed)
         table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]
@@ -184,20 +181,19 @@ def _loaded_layers(
     extras: Sequence[str],
     settings: NullSettings,
     n_jobs: int,
-    show_progress: bool,
 ) -> list[pd.DataFrame]:
     """Return a table for each layer of a loaded model, as `streamed_layers` does.
 
     All but the null is measured layer by layer: one layer's factors are in memory at a time.
     """
     measured = []
-    with one_thread():
+    with one_thread(), bar(len(indices), "spectra", "layer") as shown:
         check = check_scores(view, tokens)
         asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
         ends_digest = view.ends_digest()
         moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
         directions = position_directions(view) if "position_share" in extras else None
-        for index in tqdm(indices, desc="spectra", unit="layer", leave=False, disable=not show_progress):
+        for index in indices:
             heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
             output = view.output(index)
             columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
@@ -208,9 +204,10 @@ def _loaded_layers(
             attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
             heads = replace(heads, columns=columns, attrs=attrs)
             measured.append(heads if chosen is None else selected(heads, chosen[index]))
+            shown.update()
     parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
     try:
-        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs, show_progress=show_progress)
+        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs)
     finally:
         forget_blocks()
     return list(tables.values())

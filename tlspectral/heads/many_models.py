@@ -69,7 +69,6 @@ def analyze_models(
     backend: str = "auto",
     n_jobs: int = 1,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Write the head tables of many models as one parquet dataset, `folder/heads`, and return what failed.
 
@@ -92,7 +91,6 @@ def analyze_models(
             `joblib.parallel_config` and models are loaded whole (detectors, or a backend by name), the workers take a
             model each. The tables are the same for any number.
         seed: as for `analyze_heads`.
-        show_progress: a bar over models, and those of `analyze_heads`.
 
     Returns:
         DataFrame `model, error, message, raised_in`, a row per model that failed, in the order of `models`. Its
@@ -119,7 +117,7 @@ def analyze_models(
     (folder / "heads").mkdir(exist_ok=True)
     (folder / "failures").mkdir(exist_ok=True)
     shared_out = n_jobs != 1 and (detectors or backend != "auto") and backend_configured()
-    inside = {"backend": backend, "n_jobs": 1 if shared_out else n_jobs, "show_progress": show_progress} | settings
+    inside = {"backend": backend, "n_jobs": 1 if shared_out else n_jobs} | settings
     parts = [
         WorkPart(
             f"heads/{entry.part}",
@@ -157,7 +155,6 @@ def analyze_models(
             n_jobs=n_jobs if shared_out else 1,
             failed=failed,
             done=done,
-            show_progress=show_progress,
         )
     return _failure_table(entries, failures)
 
@@ -249,7 +246,6 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[s
     """Return the rows of a model in the dataset. Layers that are read from files are stored in `layers` meanwhile."""
     given = dict(settings)
     backend = given.pop("backend")
-    given["show_progress"] &= not shared_out
     model: Any = entry.name
     if backend != "auto":
         from tlspectral.models.loading import load_model

@@ -9,12 +9,12 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.heads.columns import NOISE_COLUMNS, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
 from tlspectral.heads.measure import drawn_columns, measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
+from tlspectral.progress import bar
 from tlspectral.tables import named
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
@@ -27,7 +27,7 @@ class StorageSteps(NamedTuple):
     step: Float[Tensor, "heads d_model d_head"]
 
 
-def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progress: bool = False) -> pd.DataFrame:
+def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataFrame:
     """Standard deviation of each spectral column when query and key weights move within their storage steps.
 
     Each draw adds to every weight of W_Q and W_K a uniform amount within half a step of the grid that the weight lies
@@ -40,7 +40,6 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
             found is in `attrs["storage"]`, so look there for a model that should be quantised.
         draws: perturbed copies of each layer.
         seed: of the perturbations, keyed by layer.
-        show_progress: a bar over layers.
 
     Returns:
         DataFrame `layer, head` and for each spectral and phase column `<column>_sd` (ddof 1 over draws) and
@@ -53,7 +52,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     What it does not establish: how far the unquantised model's numbers lie from these. Quantising is not independent
     noise, and weights elsewhere in the model moved too.
     """
-    drawn_table = weight_noise_draws(model, draws=draws, seed=seed, show_progress=show_progress)
+    drawn_table = weight_noise_draws(model, draws=draws, seed=seed)
     table = drawn_table.loc[drawn_table["draw"] == -1, ["layer", "head"]].reset_index(drop=True)
     exact, *drawn = drawn_table[list(NOISE_COLUMNS)].to_numpy().reshape(draws + 1, len(table), -1)
     # NaN where a column has no value in some draw: the other draws alone would give another spread.
@@ -64,11 +63,11 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0, show_progre
     return named(table, WEIGHT_NOISE_BAND)
 
 
-def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progress: bool = False) -> pd.DataFrame:
+def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataFrame:
     """Compute the spectral columns under each of the perturbations that `weight_noise_band` summarises.
 
     Args:
-        model, draws, seed, show_progress: as of `weight_noise_band`.
+        model, draws, seed: as of `weight_noise_band`.
 
     Returns:
         DataFrame `draw, layer, head` and the spectral and phase columns, sorted by the first three; draw -1 is the
@@ -83,11 +82,12 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0, show_progr
         raise ValueError(f"a standard deviation needs at least two draws, found draws={draws}")
     view = attention_view(model)
     layer_tables, kinds = [], set()
-    with one_thread():
-        for index in tqdm(range(view.n_layers), desc="noise", unit="layer", leave=False, disable=not show_progress):
+    with one_thread(), bar(view.n_layers, "noise", "layer") as shown:
+        for index in range(view.n_layers):
             layer_table, kind = _layer_draws(view, index, draws, seed)
             layer_tables.append(layer_table)
             kinds |= kind
+            shown.update()
     table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
     return named(table, WEIGHT_NOISE_DRAWS)

@@ -28,6 +28,7 @@ from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
+from tlspectral.progress import hidden
 from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.version import __version__
 
@@ -41,7 +42,6 @@ def streamed_layers(
     extras: Iterable[str],
     checkpoint_dir: str | os.PathLike[str] | None,
     n_jobs: int,
-    show_progress: bool,
 ) -> list[pd.DataFrame]:
     """Return a table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
 
@@ -53,7 +53,7 @@ def streamed_layers(
         IncompatibleCheckpoint: the folder was made with other weights or settings.
         BadWeights, UnsupportedArchitecture, ScoreMismatch: a layer cannot be read or trusted.
     """
-    with download_bars(show_progress):
+    with download_bars(not hidden()):
         checkpoint.prepare(indices)
         if "position_share" in extras:
             checkpoint.prepare(indices[:1], "positions")
@@ -81,9 +81,7 @@ def streamed_layers(
         measure = partial(_measured, checkpoint, null, directions, index, chosen)
         parts.append(WorkPart(name, measure, same_weights))
     try:
-        tables = finished_parts(
-            parts, folder, description="layers", unit="layer", n_jobs=n_jobs, show_progress=show_progress
-        )
+        tables = finished_parts(parts, folder, description="layers", unit="layer", n_jobs=n_jobs)
         return list(tables.values())
     finally:
         forget_blocks()

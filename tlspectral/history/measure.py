@@ -70,7 +70,6 @@ def measure_step(
         detectors=detectors,
         n_jobs=n_jobs,
         seed=seed,
-        show_progress=False,
     )
     for column in PERCENTILES:
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
@@ -89,7 +88,7 @@ def _positional(model: Any, prompt: BlockPrompt | None) -> dict[str, pd.DataFram
     view = attention_view(model)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
     return {
-        name: positional_symbolic(view.model, prompt, mode="key", per_frequency=per_frequency, show_progress=False)
+        name: positional_symbolic(view.model, prompt, mode="key", per_frequency=per_frequency)
         for name, per_frequency in (("positional", False), ("frequencies", True))
         if rotary or not per_frequency
     }

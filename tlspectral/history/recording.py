@@ -44,7 +44,6 @@ def head_history(
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> HeadHistory:
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
@@ -79,7 +78,6 @@ def head_history(
             only if its weights cannot be identified without loading.
         n_jobs: worker processes for the null; the tables do not depend on it.
         seed: of the null, of the sequences and of the simulated medians.
-        show_progress: a bar over steps.
 
     Returns:
         A `HeadHistory` of DataFrames. Their column `step` holds the labels: whole numbers, or names.
@@ -100,7 +98,7 @@ def head_history(
     Example:
         >>> import tlspectral as tls
         >>> models = ["tiny-rope-sym", "tiny-rope"]
-        >>> history = tls.head_history(models, null_draws=2, detectors=False, show_progress=False)
+        >>> history = tls.head_history(models, null_draws=2, detectors=False)
         >>> history.steps
         ['tiny-rope-sym', 'tiny-rope']
     """
@@ -142,7 +140,6 @@ def head_history(
             description="history",
             unit="step",
             total=len(labelled) if isinstance(labelled, Sequence) else None,
-            show_progress=show_progress,
         )
     if not tables:
         raise ValueError("there are no checkpoints to measure")

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
+from tlspectral.progress import hidden
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
 
-def open_layers(
-    model: Any, *, load: bool = False, revision: str | None = None, show_progress: bool = True
-) -> "AttentionView | CheckpointLayers":
+def open_layers(model: Any, *, load: bool = False, revision: str | None = None) -> "AttentionView | CheckpointLayers":
     """Return the attention layers of a model, or of the model that a name or path means, at a revision on the hub.
 
     A folder or hub model is read from its files, unless `load`; other names are loaded. A `Source`, which is what
@@ -25,7 +24,7 @@ def open_layers(
         return attention_view(model)
     from tlspectral.models.loading.bars import download_bars
 
-    with download_bars(show_progress):
+    with download_bars(not hidden()):
         if isinstance(model, Source) or not load:
             from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import digest_of
@@ -22,6 +21,7 @@ from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined
 from tlspectral.positional.measure import tokenized_for
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
+from tlspectral.progress import bar
 from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, stacked, unbundled
 
 Swaps = Literal["kept", "all", "per_query"]
@@ -191,16 +191,16 @@ def draw_folder(
     return open_model_parts(path, stored, float(loss))
 
 
-def draw_parts(drawn: DrawnPrompts, settings: DrawSettings, show_progress: bool) -> list[WorkPart]:
+def draw_parts(drawn: DrawnPrompts, settings: DrawSettings) -> list[WorkPart]:
     """The parts of one draw: the unchanged prompts, then, where words swap, a few swaps at a time.
 
     Each is made of an `AttentionView`, so that a worker is sent the model once.
     """
     name, swaps = f"{settings.mode}_draw{drawn.seed}", drawn.every_swap
-    parts = [WorkPart(name, partial(_intact_part, drawn, settings, show_progress), items=1)]
+    parts = [WorkPart(name, partial(_intact_part, drawn, settings), items=1)]
     for start in range(0, len(swaps) if settings.mode == "prompt" else 0, _SWAPS_IN_A_PART):
         some = swaps[start : start + _SWAPS_IN_A_PART]
-        make = partial(_swapped_part, drawn, settings, some, show_progress)
+        make = partial(_swapped_part, drawn, settings, some)
         parts.append(WorkPart(f"{name}_swaps{start}", make, items=len(some)))
     return parts
 
@@ -225,23 +225,21 @@ def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | Non
     }
 
 
-def _intact_part(drawn: DrawnPrompts, settings: DrawSettings, show_progress: bool, view: AttentionView) -> pd.DataFrame:
+def _intact_part(drawn: DrawnPrompts, settings: DrawSettings, view: AttentionView) -> pd.DataFrame:
     reading = _reading(view, drawn, settings)
     steps = reading.n_steps if settings.mode == "key" else len(reading.prompts) * len(reading.layers)
-    with tqdm(total=steps, desc="prompts", unit="layer", leave=False, disable=not show_progress) as bar:
-        tables, logits = reading.intact(bar.update)
+    with bar(steps, "prompts", "layer") as shown:
+        tables, logits = reading.intact(shown.update)
     tokenizer = getattr(view.model, "tokenizer", None)
     stored = torch.stack(logits).cpu().double()
     return bundled({**tables, "answers": answers_table(tokenizer, drawn.draw, drawn.queries, stored)})
 
 
-def _swapped_part(
-    drawn: DrawnPrompts, settings: DrawSettings, swaps: list[Swap], show_progress: bool, view: AttentionView
-) -> pd.DataFrame:
+def _swapped_part(drawn: DrawnPrompts, settings: DrawSettings, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
     reading = _reading(view, drawn, settings)
     steps = len(swaps) * len(reading.prompts) * len(reading.layers)
-    with tqdm(total=steps, desc="swaps", unit="layer", leave=False, disable=not show_progress) as bar:
-        return bundled(reading.swapped(swaps, bar.update))
+    with bar(steps, "swaps", "layer") as shown:
+        return bundled(reading.swapped(swaps, shown.update))
 
 
 def _reading(view: AttentionView, drawn: DrawnPrompts, settings: DrawSettings) -> BlockReading:

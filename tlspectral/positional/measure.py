@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float64
-from tqdm.auto import tqdm
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, query_scores
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
+from tlspectral.progress import bar
 from tlspectral.tables import named, stacked
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
@@ -34,7 +34,6 @@ def positional_symbolic(
     swaps: str | Iterable[Sequence[int]] | None = None,
     every_query: bool = False,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Positional and symbolic score of every head, or of every rotary frequency of every head, on one prompt.
 
@@ -72,7 +71,6 @@ def positional_symbolic(
         every_query: score every token of one prompt's suffix as a query, as PS Definition 2 is for any: rows per
             `query`, its position in the prompt. The model reads the blocks once for all of them.
         seed: of the null of the correlation.
-        show_progress: a bar over passes.
 
     Returns:
         DataFrame `layer, head[, frequency], s_pos, s_sym, exclusion_index, logit_std, tau, alpha_ess`, sorted.
@@ -111,10 +109,10 @@ def positional_symbolic(
     ]
     tables, correlations, ends = [], [], []
     total = sum(reading.n_steps for reading in readings)
-    with tqdm(total=total, desc="swaps", unit="layer", leave=False, disable=not show_progress) as bar:
+    with bar(total, "swaps", "layer") as shown:
         for reading in readings:
             swaps_of = [reading.swaps] * len(reading.prompts)
-            scores, of_queries = query_scores(reading.whole(bar.update), swaps_of, tau, seed)
+            scores, of_queries = query_scores(reading.whole(shown.update), swaps_of, tau, seed)
             tables += [one["frequencies" if "frequencies" in one else "heads"] for one in scores]
             correlations += of_queries
             ends += [len(one.tokens()) - 1 for one in reading.prompts]

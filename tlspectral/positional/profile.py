@@ -124,7 +124,6 @@ def positional_symbolic_profile(
     heads: Heads | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
-    show_progress: bool = True,
 ) -> PositionalSymbolicProfile:
     """Positional and symbolic scores of every head on a block task, averaged over questions and draws.
 
@@ -157,7 +156,6 @@ def positional_symbolic_profile(
             there and gives the tables it would have given. Both modes, profiles of more draws and of other `tau` may
             share it.
         n_jobs: workers, as joblib counts them.
-        show_progress: bars over parts and layers.
 
     Returns:
         A `PositionalSymbolicProfile` of DataFrames.
@@ -197,7 +195,7 @@ def positional_symbolic_profile(
     folder = None
     if checkpoint_dir is not None:
         folder = draw_folder(checkpoint_dir, view, experiment, drawn, settings, seed)
-    of_draws = [draw_parts(one, settings, show_progress) for one in drawn]
+    of_draws = [draw_parts(one, settings) for one in drawn]
     made = finished_parts(
         [part for parts in of_draws for part in parts],
         folder,
@@ -206,7 +204,6 @@ def positional_symbolic_profile(
         items="passes",
         prepare=partial(_unchanged, view),
         n_jobs=n_jobs,
-        show_progress=show_progress,
     )
     measured = [
         scored_draw(one, [made[part.name] for part in parts], tau) for one, parts in zip(drawn, of_draws, strict=True)

@@ -14,7 +14,8 @@ import joblib
 import numpy as np
 import pandas as pd
 from joblib.externals.loky import get_reusable_executor
-from tqdm.auto import tqdm
+
+from tlspectral.progress import bar, without_bars
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder
@@ -71,7 +72,6 @@ def finished_parts(
     n_jobs: int = 1,
     failed: Callable[[str, PartFailure], None] | None = None,
     done: Callable[[str], None] | None = None,
-    show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
 
@@ -99,7 +99,6 @@ def finished_parts(
         failed: called in this process with the name of a part that cannot be read, checked or made, and why. The work
             goes on without that part.
         done: called in this process with the name of a part that is stored or made.
-        show_progress: a bar that moves when a part is finished.
 
     Returns:
         The tables by name, in the order of `parts`, without those that failed.
@@ -137,8 +136,7 @@ def finished_parts(
     initial = len(tables) + len(failures)
     sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
     finished_items, began = 0, time.perf_counter()
-    bar = tqdm(total=total, initial=initial, desc=description, unit=unit, leave=False, disable=not show_progress)
-    with bar, closing(made_parts):
+    with bar(total, description, unit, initial=initial) as shown, closing(made_parts):
         for name, made in made_parts:
             if isinstance(made, PartFailure):
                 note(name, made)
@@ -148,8 +146,8 @@ def finished_parts(
                 finished_items += sizes[name]
                 each = (time.perf_counter() - began) / finished_items
                 whole = duration(each * sum(sizes.values()))
-                bar.set_postfix_str(f"{sum(sizes.values())} {items}, {each:.2g} s each, about {whole}", refresh=False)
-            bar.update(len(tables) + len(failures) - bar.n)  # with those that were read in between
+                shown.set_postfix_str(f"{sum(sizes.values())} {items}, {each:.2g} s each, about {whole}", refresh=False)
+            shown.update(len(tables) + len(failures) - shown.n)  # with those that were read in between
     return {name: tables[name] for name in names if name in tables}
 
 
@@ -246,13 +244,14 @@ def _made_by_workers(
 def _made_there(
     part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | PartFailure]:
-    if packed is None:
-        return _made(part, folder, goes_on)
-    if getattr(_WORKER, "token", None) != token:
-        _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
-        _WORKER.prepared = pickle.loads(packed.data)()
-        _WORKER.token = token
-    return _made(part, folder, goes_on, _WORKER.prepared)
+    with without_bars():
+        if packed is None:
+            return _made(part, folder, goes_on)
+        if getattr(_WORKER, "token", None) != token:
+            _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
+            _WORKER.prepared = pickle.loads(packed.data)()
+            _WORKER.token = token
+        return _made(part, folder, goes_on, _WORKER.prepared)
 
 
 # What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.

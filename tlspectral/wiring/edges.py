@@ -54,7 +54,6 @@ def edge_effects(
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Cut each edge from a sender into a receiver's queries, keys or values, one at a time.
 
@@ -64,7 +63,7 @@ def edge_effects(
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
-    >>> edges = tls.edge_effects(model, "L1H0.k", measure="ind", show_progress=False)
+    >>> edges = tls.edge_effects(model, "L1H0.k", measure="ind")
     >>> edges.loc[edges["delta"].idxmin(), "sender"]
     'L0H3'
 
@@ -89,7 +88,6 @@ def edge_effects(
         folder: a folder with one file per layer of receivers; a run that was stopped is resumed from there.
         n_jobs: workers that share the layers of receivers, as in `ablation_sweep`.
         seed: of sequences and control draws.
-        show_progress: a bar over layers of receivers.
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for, sorted by
@@ -157,7 +155,6 @@ def edge_effects(
         items="receivers",
         prepare=partial(_prepared, view, sequences, layers, plan),
         n_jobs=n_jobs,
-        show_progress=show_progress,
     )
     table = stacked(parts.values())
     if plan.draws:

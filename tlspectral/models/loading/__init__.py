@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.source import find_source
+from tlspectral.progress import hidden
 
 __all__ = ["load_model"]
 
@@ -86,20 +88,21 @@ def load_model(
     # The default is never mps, which has no float64.
     on_device = on_device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     float_type = float_type or torch.float32
-    source = find_source(name, revision, checkpoint)
-    if source.kind == "tiny":
-        if tokenizer is not None:
-            raise ValueError(f"{name} knows no text, so it takes no tokenizer.")
-        from tlspectral.models.loading.packaged import load_packaged
+    with download_bars(not hidden()):
+        source = find_source(name, revision, checkpoint)
+        if source.kind == "tiny":
+            if tokenizer is not None:
+                raise ValueError(f"{name} knows no text, so it takes no tokenizer.")
+            from tlspectral.models.loading.packaged import load_packaged
 
-        return load_packaged(source, backend, on_device, float_type)
-    if source.kind == "spectral":
-        return import_module("tlspectral.spectral_rope.storage").load_folder(
-            source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
-        )
-    from tlspectral.models.loading.building import load_from_files
+            return load_packaged(source, backend, on_device, float_type)
+        if source.kind == "spectral":
+            return import_module("tlspectral.spectral_rope.storage").load_folder(
+                source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
+            )
+        from tlspectral.models.loading.building import load_from_files
 
-    return load_from_files(source, backend, on_device, float_type, tokenizer)
+        return load_from_files(source, backend, on_device, float_type, tokenizer)
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:

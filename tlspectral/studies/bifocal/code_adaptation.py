@@ -146,7 +146,6 @@ def code_experiment(
     schedule: CodeSchedule,
     *,
     n_jobs: int = 1,
-    show_progress: bool = False,
     load: Callable[[str], Any] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
@@ -160,7 +159,7 @@ def code_experiment(
     What it does not establish: that the model needed other frequencies. The files may have been in its training; one
     run per arm says nothing about the spread between runs; intervals are over held-out files.
     """
-    finished = _finished(folder, schedule, CODE_ARMS, load, n_jobs=n_jobs, show_progress=show_progress)
+    finished = _finished(folder, schedule, CODE_ARMS, load, n_jobs=n_jobs)
     return {
         "code_losses": _over_rows(finished),
         "code_effects": _effects(finished, [("full", "placebo"), ("full", "omega"), ("omega", "placebo")]),
@@ -176,7 +175,6 @@ def fine_tuning(
     schedule: CodeSchedule,
     *,
     n_jobs: int = 1,
-    show_progress: bool = False,
     load: Callable[[str], Any] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Fine-tune all weights on code with fixed rotary positions and with learned ones, at equal steps and rate.
@@ -188,7 +186,7 @@ def fine_tuning(
 
     What it does not establish: the spread between runs, of which there is one per arm, or what longer training does.
     """
-    finished = _finished(folder, schedule, BACKBONE_ARMS, load, n_jobs=n_jobs, show_progress=show_progress)
+    finished = _finished(folder, schedule, BACKBONE_ARMS, load, n_jobs=n_jobs)
     return {
         "backbone_losses": _over_rows(finished),
         "backbone_effects": _effects(finished, [("full", "standard")]),
@@ -223,11 +221,10 @@ def _finished(
     load: Callable[[str], Any] | None,
     *,
     n_jobs: int,
-    show_progress: bool,
 ) -> dict[str, dict[str, pd.DataFrame]]:
     load = partial(load_model, device=folder.device) if load is None else load
     runs = {arm: (schedule.seed, partial(_adapt_arm, schedule, learned, load)) for arm, learned in arms.items()}
-    return finish_runs(folder, runs, n_jobs=n_jobs, show_progress=show_progress)
+    return finish_runs(folder, runs, n_jobs=n_jobs)
 
 
 def _phases(finished: dict[str, dict[str, pd.DataFrame]], schedule: CodeSchedule) -> pd.DataFrame:

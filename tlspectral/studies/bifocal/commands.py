@@ -1,6 +1,5 @@
 """Commands of the study of "Bifocal Attention": `learn` and `evolution`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +52,6 @@ def learn(
         n_jobs=jobs,
         device=device,
         command=f"tlspectral study learn {name}" + " --quick" * quick + f" --device {device}" * (device != "cpu"),
-        show_progress=sys.stderr.isatty(),
     )
     for path in paths:
         table = read_table(path)

@@ -92,9 +92,7 @@ class Texts:
     held_out: Int64[Tensor, "files pos"]
 
 
-def extension_experiment(
-    folder: RunFolder, schedule: ExtensionSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def extension_experiment(folder: RunFolder, schedule: ExtensionSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train the arms, read them at twice the length, adapt them there for a few steps, and read them again.
 
     Returns:
@@ -109,7 +107,7 @@ def extension_experiment(
     def make(runs: list[tuple[str, float, int]], *, reported: bool) -> dict[tuple[str, float, int], Any]:
         names = {run: f"{'' if reported else 'tuning-'}{run[0]}-{run[1]:g}-seed{run[2]}" for run in runs}
         work = {names[run]: (run[2], partial(train_and_read, schedule, *run, reported)) for run in runs}
-        finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
+        finished = finish_runs(folder, work, n_jobs=n_jobs)
         return {run: finished[names[run]] for run in runs}
 
     tuned = [(arm, r, s) for s in schedule.tuning_seeds for arm in ("fixed", "learned") for r in schedule.rates]
@@ -214,9 +212,9 @@ def scaled(model: LlamaForCausalLM, scaling: str, schedule: ExtensionSchedule) -
 def head_measures(model: Any, schedule: ExtensionSchedule, texts: Texts) -> pd.DataFrame:
     """`layer, head, rope_imag_frac, D_head, s_pos`; the last on prompts of four blocks of 16 bytes each."""
     bridge = load_model(model)
-    table = analyze_heads(bridge, null_draws=2, detectors=False, show_progress=False)
+    table = analyze_heads(bridge, null_draws=2, detectors=False)
     prompts = [BlockPrompt(row[:16], row[16:80].split(16), row[80:96]) for row in texts.held_out[: schedule.prompts]]
-    scores = positional_symbolic(bridge, prompts, show_progress=False)[["layer", "head", "s_pos"]]
+    scores = positional_symbolic(bridge, prompts)[["layer", "head", "s_pos"]]
     return table[["layer", "head", *_MEASURES[:2]]].merge(scores, on=["layer", "head"])
 
 

@@ -73,15 +73,13 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
     return pd.concat(tables, ignore_index=True)
 
 
-def manifold(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def manifold(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """BA's Fig. 3: `depth_manifold` of the first seed's Dyck-3 models, one per arm, trained again from their settings.
 
     Returns:
         `manifold`: `arm` and the columns of `depth_manifold`.
     """
-    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
+    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs)
     wanted = [run for run in runs if run.language == "dyck3" and run.seed == schedule.seeds[0]]
     tables = []
     for run in wanted:

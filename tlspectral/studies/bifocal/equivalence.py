@@ -18,9 +18,7 @@ _DEPTH = 16  # of the words whose depths are compared; BA speaks of depths 10 an
 VIEWS = ("equal", "best")
 
 
-def arms_with_power(
-    folder: RunFolder, schedule: EquivalenceSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def arms_with_power(folder: RunFolder, schedule: EquivalenceSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train every arm on every reported seed at the common rate and at its own best one, and compare with `standard`.
 
     Returns:
@@ -31,9 +29,7 @@ def arms_with_power(
 
     What it does not establish: equality at other sizes, rates or lengths of training; nor below the margin.
     """
-    make = partial(
-        finish_language_runs, folder, schedule, train=train_with_depths, n_jobs=n_jobs, show_progress=show_progress
-    )
+    make = partial(finish_language_runs, folder, schedule, train=train_with_depths, n_jobs=n_jobs)
     grid = itertools.product(schedule.arms, schedule.rates)
     tuning = [LanguageRun("dyck3", *cell, seed) for seed, cell in itertools.product(schedule.tuning_seeds, grid)]
     rates = _rates(make(tuning))

@@ -69,7 +69,6 @@ def run_experiment(
     n_jobs: int = 1,
     device: str = "cpu",
     command: str = "",
-    show_progress: bool = False,
 ) -> list[Path]:
     """Run an experiment, or finish one that was interrupted, and write its tables as parquet.
 
@@ -80,7 +79,6 @@ def run_experiment(
         n_jobs: processes, one thread each; the tables do not depend on it.
         device: where the models are trained.
         command: recorded in the tables' `attrs`.
-        show_progress: bars over runs.
 
     Returns:
         The tables' paths.
@@ -107,7 +105,7 @@ def run_experiment(
     folder = open_run_folder(output / runs, settings, command=command, device=device)
     make = partial(run, folder, schedule)
     paths = []
-    for table_name, table in make(n_jobs=n_jobs, show_progress=show_progress).items():
+    for table_name, table in make(n_jobs=n_jobs).items():
         table.attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": list(seeds)}
         paths.append(output / f"{table_name}.parquet")
         write_table(named(table, _TABLES[table_name]), paths[-1])

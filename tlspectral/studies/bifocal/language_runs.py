@@ -118,7 +118,7 @@ def score_answers(model: SpectralLlama, batch: LanguageBatch) -> dict[str, float
 
 
 def tune_and_train(
-    folder: RunFolder, schedule: LanguageSchedule, arms: list[str], *, n_jobs: int = 1, show_progress: bool = False
+    folder: RunFolder, schedule: LanguageSchedule, arms: list[str], *, n_jobs: int = 1
 ) -> tuple[pd.DataFrame, dict[LanguageRun, dict[str, pd.DataFrame]]]:
     """Choose each arm's learning rate on the tuning seed, then train it on all seeds at that rate.
 
@@ -132,14 +132,14 @@ def tune_and_train(
         for arm in arms
         for rate in schedule.rates
     ]
-    rates = chosen_rates(finish_language_runs(folder, schedule, tuning, n_jobs=n_jobs, show_progress=show_progress))
+    rates = chosen_rates(finish_language_runs(folder, schedule, tuning, n_jobs=n_jobs))
     chosen = rates[rates["chosen"]]
     trainings = [
         LanguageRun(language, arm, rate, seed)
         for language, arm, rate in zip(chosen["language"], chosen["arm"], chosen["learning_rate"], strict=True)
         for seed in schedule.seeds
     ]
-    return rates, finish_language_runs(folder, schedule, trainings, n_jobs=n_jobs, show_progress=show_progress)
+    return rates, finish_language_runs(folder, schedule, trainings, n_jobs=n_jobs)
 
 
 def finish_language_runs(
@@ -149,7 +149,6 @@ def finish_language_runs(
     *,
     train: Callable[[LanguageRun, Any, str], dict[str, pd.DataFrame]] | None = None,
     n_jobs: int = 1,
-    show_progress: bool = False,
 ) -> dict[LanguageRun, dict[str, pd.DataFrame]]:
     """Return the tables of runs: finished ones are read from the folder, the others trained and written there.
 
@@ -157,7 +156,7 @@ def finish_language_runs(
     """
     train = train or train_on_language
     work = {run.name: (run.seed, partial(train, run, schedule, folder.device)) for run in runs}
-    finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
+    finished = finish_runs(folder, work, n_jobs=n_jobs)
     return {run: finished[run.name] for run in runs}
 
 

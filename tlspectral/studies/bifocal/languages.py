@@ -33,9 +33,7 @@ def lock_in_step(losses: pd.DataFrame, entropy_floor: float) -> int | None:
     return int(fell.iloc[0]) if len(fell) else None
 
 
-def arms_on_languages(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def arms_on_languages(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train every arm on every language and compare.
 
     Returns:
@@ -46,7 +44,7 @@ def arms_on_languages(
     of another size, or trained for longer.
     """
     arms = list(ARMS)
-    rates, runs = tune_and_train(folder, schedule, arms, n_jobs=n_jobs, show_progress=show_progress)
+    rates, runs = tune_and_train(folder, schedule, arms, n_jobs=n_jobs)
     measured = held_out_table(runs, schedule)
     return {
         "table1_runs": measured,
@@ -56,9 +54,7 @@ def arms_on_languages(
     }
 
 
-def memorisation(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def memorisation(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train on the same few sequences in every step, as a control: one seed, the middle learning rate.
 
     Every arm reaches losses of BA's size here in 400 steps, and none on fresh sequences.
@@ -73,7 +69,7 @@ def memorisation(
         for plan in schedule.plans
         for arm in ARMS
     ]
-    runs = finish_language_runs(folder, schedule, wanted, n_jobs=n_jobs, show_progress=show_progress)
+    runs = finish_language_runs(folder, schedule, wanted, n_jobs=n_jobs)
     measured = held_out_table(runs, schedule).drop(columns=["lock_in"])
     ends = [float(tables["losses"]["loss"].tail(20).mean()) for tables in runs.values()]
     measured.insert(4, "training_loss", ends)
@@ -135,9 +131,7 @@ def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.D
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
-def structure_gap(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def structure_gap(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Measure accuracy of the models of `languages` by depth of the word and by length of the noise.
 
     Dyck-3 is trained at depths 4 to 8 and tested up to 24; Bio-Rotation at 100 to 200 noise letters and up to 400.
@@ -149,7 +143,7 @@ def structure_gap(
 
     What it does not establish: why accuracy falls. Longer inputs are new positions, new distances and new depths alike.
     """
-    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
+    _, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs)
     table = stacked(runs, "by_size")
     table["trained"] = False
     for plan in schedule.plans:

@@ -46,7 +46,6 @@ def learned_frequency(
     schedule: CanonicalSchedule,
     *,
     n_jobs: int = 1,
-    show_progress: bool = False,
 ) -> dict[str, pd.DataFrame]:
     """Train heads from ten frequencies with five seeds and record their frequencies.
 
@@ -57,7 +56,6 @@ def learned_frequency(
         folder: where finished stacks are kept, one per task and seed.
         schedule: of the training.
         n_jobs: processes; the numbers do not depend on it.
-        show_progress: a bar over stacks.
 
     Returns:
         `headline_runs`: a row per run. `headline_paths`: Omega over its steps. `headline_shares`: shares of successes
@@ -70,7 +68,7 @@ def learned_frequency(
         for task in TASKS
         for seed in SEEDS
     }
-    stacks = finish_runs(folder, jobs, n_jobs=n_jobs, show_progress=show_progress)
+    stacks = finish_runs(folder, jobs, n_jobs=n_jobs)
     runs = _judged(pd.concat([tables["runs"] for tables in stacks.values()], ignore_index=True))
     paths = pd.concat([tables["paths"] for tables in stacks.values()], ignore_index=True)
     order = ["task", "start", "seed"]

@@ -58,9 +58,7 @@ QUICK_MODULO = ModuloSchedule(
 )  # fmt: skip
 
 
-def modulo_experiment(
-    folder: RunFolder, schedule: ModuloSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def modulo_experiment(folder: RunFolder, schedule: ModuloSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Run the pilot, and if it has learned the task every arm on every seed; compare with `standard`.
 
     Returns:
@@ -74,7 +72,7 @@ def modulo_experiment(
     def make(runs: list[tuple[str, float, float, int]]) -> dict[Any, pd.DataFrame]:
         names = {run: "{}-{:g}-decay{:g}-seed{}".format(*run) for run in runs}
         work = {names[run]: (run[3], partial(train_modulo, schedule, *run, folder.device)) for run in runs}
-        finished = finish_runs(folder, work, n_jobs=n_jobs, show_progress=show_progress)
+        finished = finish_runs(folder, work, n_jobs=n_jobs)
         return {run: finished[names[run]]["measured"] for run in runs}
 
     grid = [(REFERENCE, r, d, schedule.pilot_seed) for r in schedule.rates for d in schedule.weight_decays]

@@ -140,9 +140,7 @@ def phase_drift(trajectory: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["step", "layer", "head"], ignore_index=True)
 
 
-def resonance_experiment(
-    folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1, show_progress: bool = False
-) -> dict[str, pd.DataFrame]:
+def resonance_experiment(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Resonance and phase drift of the models of `languages`, and of two arms that start with BA's phase noise.
 
     The noisy arms run at the learning rate that was chosen for `full`.
@@ -153,7 +151,7 @@ def resonance_experiment(
         `phase_drift`, per run and head; heads that an arm leaves geometric and arms that learn no phase are left out.
         `resonance`, `phase_drift`: their means over heads, with 95 % t intervals over seeds.
     """
-    rates, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs, show_progress=show_progress)
+    rates, runs = tune_and_train(folder, schedule, list(ARMS), n_jobs=n_jobs)
     chosen = rates[rates["chosen"] & (rates["arm"] == "full")].set_index("language")["learning_rate"]
     noisy = [
         LanguageRun(plan.language.name, arm, float(chosen[plan.language.name]), seed)
@@ -161,7 +159,7 @@ def resonance_experiment(
         for arm in PHASE_NOISE_ARMS
         for seed in schedule.seeds
     ]
-    runs |= finish_language_runs(folder, schedule, noisy, n_jobs=n_jobs, show_progress=show_progress)
+    runs |= finish_language_runs(folder, schedule, noisy, n_jobs=n_jobs)
     gains, drifts, resonances, phases = {}, {}, {}, {}
     for run, tables in runs.items():
         trajectory = _spectral_heads(run.arm, tables["trajectory"])

@@ -209,7 +209,7 @@ class AttentionOnlyTransformer(nn.Module):
             >>> import tlspectral as tls
             >>> from tlspectral.studies.common import AttentionOnlyTransformer, TransformerConfig
             >>> model = AttentionOnlyTransformer(TransformerConfig()).to_model()
-            >>> len(tls.analyze_heads(model, null_draws=2, detectors=False, show_progress=False))
+            >>> len(tls.analyze_heads(model, null_draws=2, detectors=False))
             8
         """
         parameter = self.embed.W_E

@@ -69,7 +69,6 @@ def finish_runs(
     *,
     store: bool = True,
     n_jobs: int = 1,
-    show_progress: bool = False,
 ) -> dict[str, dict[str, pd.DataFrame]]:
     """Return the tables of all runs: finished ones are read from the folder, the others made, each on one thread.
 
@@ -78,7 +77,6 @@ def finish_runs(
         runs: by name, the seed and the function that makes the tables.
         store: whether to write the tables that are made. False where runs may be unfinished: they are only returned.
         n_jobs: processes; the tables do not depend on it.
-        show_progress: a bar over the runs.
     """
     parts = [
         WorkPart(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
@@ -91,7 +89,6 @@ def finish_runs(
         description="runs",
         unit="run",
         n_jobs=n_jobs,
-        show_progress=show_progress,
     )
     return {name: unbundled(finished[name]) for name in runs}
 

@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from tlspectral.progress import bar
 from tlspectral.studies.common.columns import TRAIN_HISTORY
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
@@ -87,7 +87,6 @@ def train(
     penalty_weight: float = 0.0,
     keep_steps: Iterable[int] = (),
     device: str | torch.device = "cpu",
-    show_progress: bool = False,
 ) -> TrainingRun:
     """Train a model from scratch.
 
@@ -104,7 +103,6 @@ def train(
         keep_steps: numbers of steps after which a copy of the weights is kept; 0 is before the first. The training
             does not depend on them. The copies are on the CPU.
         device: where the model is trained.
-        show_progress: a bar over steps.
 
     Raises:
         ValueError: the task has another vocabulary than the model, or longer sequences than its context; a step to
@@ -118,9 +116,9 @@ def train(
     model = training.model
     held_out = held_out_sequences(task, settings)
     history, checkpoints = [], {}
-    with tqdm(total=settings.steps, desc="training", unit="step", leave=False, disable=not show_progress) as bar:
+    with bar(settings.steps, "training", "step") as shown:
         for done in training_steps(training, task, settings, penalty=penalty, penalty_weight=penalty_weight):
-            bar.update(done - bar.n)
+            shown.update(done - shown.n)
             if done in steps_to_keep:
                 weights = model.state_dict()
                 checkpoints[done] = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
@@ -129,7 +127,7 @@ def train(
                 if penalty is not None:
                     measures["penalty"] = penalty(model).item()
                 history.append({"step": done, **measures})
-                bar.set_postfix({name: f"{value:.3f}" for name, value in measures.items()})
+                shown.set_postfix({name: f"{value:.3f}" for name, value in measures.items()})
     return TrainingRun(model, named(pd.DataFrame(history), TRAIN_HISTORY), checkpoints)
 
 

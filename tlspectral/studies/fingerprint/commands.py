@@ -4,7 +4,6 @@
 """
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,6 @@ from tlspectral.cli.app import (
     TableOutput,
     TrainedOn,
     deliver,
-    load_model,
     require_table_file,
     require_writable,
     write_figure,
@@ -138,11 +136,12 @@ def statistics(
     for option, value in (("--revision", revision), ("--device", device), ("--dtype", dtype)):
         if value is not None and model is None:
             raise typer.BadParameter("goes with --model", param_hint=option)
+    import tlspectral
     from tlspectral.studies.fingerprint.statistics import another_model
 
     heads = read_heads(table)
-    loaded = None if model is None else load_model(model, quiet, revision=revision, device=device, dtype=dtype)
-    results = another_model(heads, model=loaded, k=top, seed=seed, show_progress=not quiet)
+    loaded = None if model is None else tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
+    results = another_model(heads, model=loaded, k=top, seed=seed)
     deliver(results, output, form)
     if form is not None or quiet:
         return
@@ -255,7 +254,6 @@ def constrained(
         command=f"tlspectral study constrained --preset {preset} --arms {names} --seeds {seeds}"
         + f" --until {until}" * (until is not None)
         + f" --device {device}" * (device != "cpu"),
-        show_progress=sys.stderr.isatty(),
     )
     for name, table in tables.items():
         typer.echo(f"{output / name}.parquet: {len(table)} rows")

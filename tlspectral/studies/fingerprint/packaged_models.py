@@ -65,14 +65,13 @@ RECIPES = {
 _NEWER_FIELDS = ("rotary_adjacent_pairs", "unembed_bias")
 
 
-def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, show_progress: bool = False) -> Path:
+def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None) -> Path:
     """Train a checkpoint and write `NAME.safetensors` and `NAME.json` into a folder; returns the path of the latter.
 
     Args:
         name: one of `RECIPES`, or any name where `recipe` is given.
         folder: where to write; made if needed.
         recipe: what to train; None takes the one of that name.
-        show_progress: a bar over steps.
 
     Raises:
         ValueError: an unknown name.
@@ -89,9 +88,8 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None, sh
             recipe.training,
             penalty=recipe.penalty,
             penalty_weight=recipe.penalty_weight,
-            show_progress=show_progress,
         )
-        metrics = _metrics(name, recipe, run, show_progress)
+        metrics = _metrics(name, recipe, run)
     data = save({key: value.contiguous() for key, value in _weights(run).items()})
     record = {
         "name": name,
@@ -131,7 +129,7 @@ def _weights(run: TrainingRun) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in run.model.state_dict().items()}
 
 
-def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -> dict[str, Any]:
+def _metrics(name: str, recipe: Recipe, run: TrainingRun) -> dict[str, Any]:
     """Final losses, how far TransformerLens' logits are from the trained model's, and the detector scores.
 
     Of a constrained model also `spectra`: `dir_frac` and `rope_imag_frac` of each head.
@@ -145,7 +143,7 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun, show_progress: bool) -
         raise RuntimeError(
             f"{name}: TransformerLens' logits differ by {difference:.1e} from those of the trained model"
         )
-    heads = detect_heads(bridge, show_progress=show_progress)
+    heads = detect_heads(bridge)
     last = run.history.iloc[-1].drop("step").round(_DIGITS)
     metrics = {
         **last.to_dict(),
@@ -182,7 +180,7 @@ def main(
 ) -> None:
     """Train a packaged checkpoint and write its weights and its record: two to four minutes."""
     try:
-        path = make_checkpoint(name, output or models_folder(), show_progress=True)
+        path = make_checkpoint(name, output or models_folder())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(str(path))

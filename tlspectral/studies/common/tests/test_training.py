@@ -213,7 +213,7 @@ def test_a_seed_decides_the_training_however_often_it_is_evaluated(run, capfd):
     assert not torch.equal(AttentionOnlyTransformer(SMALL).embed.W_E, AttentionOnlyTransformer(SMALL, seed=1).embed.W_E)
     assert other.history["loss"].iloc[0] != run.history["loss"].iloc[0]
     assert capfd.readouterr() == ("", "")
-    train(SMALL, SMALL_TASK, replace(SHORT, steps=1), show_progress=True)
+    train(SMALL, SMALL_TASK, replace(SHORT, steps=1))
     assert "training" in capfd.readouterr().err
 
 

@@ -27,7 +27,6 @@ def constrained_grid(
     n_jobs: int = 1,
     device: str = "cpu",
     command: str = "",
-    show_progress: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Train every arm with every seed, or finish a grid that was interrupted, and write its tables (FP section 10).
 
@@ -48,7 +47,6 @@ def constrained_grid(
             `joblib.parallel_config` says, Dask included. The tables do not depend on it.
         device: where the cells are trained; the data are the same on every device, the rounding is not.
         command: recorded in the tables' `attrs`.
-        show_progress: a bar over cells.
 
     Returns:
         The tables, which are also written to `output` as parquet files of these names: `evaluations`, `heads` and
@@ -77,7 +75,7 @@ def constrained_grid(
         for arm in chosen
     }
     to_the_end = until is None or until >= preset.training.steps
-    cells = finish_runs(folder, runs, store=to_the_end, n_jobs=n_jobs, show_progress=show_progress)
+    cells = finish_runs(folder, runs, store=to_the_end, n_jobs=n_jobs)
     order = {arm.name: index for index, arm in enumerate(chosen)}
     tables = {}
     for name in ("evaluations", "heads", "kernels"):

@@ -37,7 +37,6 @@ def another_model(
     placebo_draws: int = 50,
     noise_draws: int = 20,
     seed: int = 0,
-    show_progress: bool = False,
 ) -> pd.DataFrame:
     """Compute the statistics of FP's Tables 2 and 3 for a model, with intervals, placebos and the noise of rounding.
 
@@ -49,7 +48,6 @@ def another_model(
         placebo_draws: permuted pairings of rotary columns; a model without RoPE has one pseudo-RoPE instead.
         noise_draws: perturbations of query and key weights within the rounding they are stored with.
         seed: of all draws.
-        show_progress: a bar over perturbed layers.
 
     Returns:
         DataFrame, one row per statistic: `statistic, method, value, low, high` (95 %, layers resampled), `pvalue` and
@@ -99,7 +97,7 @@ def another_model(
     table = pd.DataFrame(rows)
     table["noise_sd"] = math.nan
     if model is not None:
-        perturbed = weight_noise_draws(model, draws=noise_draws, seed=seed, show_progress=show_progress)
+        perturbed = weight_noise_draws(model, draws=noise_draws, seed=seed)
         statistics: dict[str, Callable[[pd.DataFrame], float]] = {
             f"{top}/median": lambda moved: top_head_percentile(moved, k=k).statistic
         }

@@ -25,7 +25,7 @@ def detected(name, backend="bridge"):
 
 @functools.cache
 def analyzed(name):
-    return tls.analyze_heads(loaded(name), detectors=False, null_draws=2, show_progress=False)
+    return tls.analyze_heads(loaded(name), detectors=False, null_draws=2)
 
 
 def trained(name):

@@ -73,7 +73,7 @@ def test_chance_is_that_of_heads_drawn_at_random():
 @pytest.mark.parametrize("name", ["tiny-rope", "tiny-ape"])
 def test_with_the_model_come_placebo_and_rounding(name):
     model = tls.load_model(name)
-    heads = tls.analyze_heads(model, null_draws=2, show_progress=False)
+    heads = tls.analyze_heads(model, null_draws=2)
     table = another_model(heads, model=model, k=3, bootstrap_draws=20, placebo_draws=4, noise_draws=3, seed=1)
     rotary = name == "tiny-rope"
     placebo = permuted_pairing(model, draws=4, seed=1) if rotary else pseudo_rope(model)
@@ -94,7 +94,7 @@ def test_with_the_model_come_placebo_and_rounding(name):
 def test_noise_of_a_statistic_is_that_of_the_drawn_tables():
     model = zoo.shared("bridge", "llama")
     moved = weight_noise_draws(model, draws=6)
-    heads = tls.analyze_heads(model, detectors=False, null_draws=2, show_progress=False)
+    heads = tls.analyze_heads(model, detectors=False, null_draws=2)
     heads["prev"] = np.arange(len(heads)) / 10
     table = statistic_noise(
         heads.iloc[::-1],

@@ -54,16 +54,16 @@ def test_a_grid_that_was_stopped_goes_on_to_the_same_tables(tiny_grid, tmp_path,
 
     monkeypatch.setattr(grid, "train_cell", some)
     with pytest.raises(KeyboardInterrupt):
-        constrained_grid(tmp_path, TINY, seeds=2, show_progress=False)
+        constrained_grid(tmp_path, TINY, seeds=2)
     assert len(list((tmp_path / "cells").glob("*.parquet"))) == 5
     assert not list(tmp_path.glob("*.parquet"))
     left[0] = 5  # those that are there are not trained again
-    same_tables(constrained_grid(tmp_path, TINY, seeds=2, show_progress=False), tiny_grid[1])
+    same_tables(constrained_grid(tmp_path, TINY, seeds=2), tiny_grid[1])
     assert left[0] == 0
 
 
 def test_arms_and_seeds_are_added_to_a_grid_of_one_seed(tmp_path, tiny_grid):
-    tables = constrained_grid(tmp_path, TINY, arms=["rope_free", "ape_free"], seeds=[1], show_progress=False)
+    tables = constrained_grid(tmp_path, TINY, arms=["rope_free", "ape_free"], seeds=[1])
     expected = tiny_grid[1]["kernels"]
     one = expected[(expected["seed"] == 1) & expected["arm"].isin(["rope_free", "ape_free"])]
     # Arms stand in the order in which they were given.
@@ -78,7 +78,7 @@ def test_arms_and_seeds_are_added_to_a_grid_of_one_seed(tmp_path, tiny_grid):
     assert tables["rerouting"][["kernel_distance", "free_spread", "distance_ratio"]].isna().all(axis=None)
     assert tables["heads"].attrs["seeds"] == [1]
     mine = Arm("rope_mine", "rotary", lambda built: built.layers[0].attn.W_V.square().sum(), 0.1)
-    more = constrained_grid(tmp_path, TINY, arms=["rope_free", mine], seeds=2, show_progress=False)
+    more = constrained_grid(tmp_path, TINY, arms=["rope_free", mine], seeds=2)
     assert more["formation"]["arm"].value_counts().to_dict() == {"rope_free": 2, "rope_mine": 2}
     assert more["table4"].empty
     assert more["heads"].attrs["arms"]["rope_mine"]["penalty"] == "<lambda>"
@@ -91,7 +91,7 @@ def test_arms_and_seeds_are_added_to_a_grid_of_one_seed(tmp_path, tiny_grid):
 
 @pytest.mark.slow
 def test_workers_give_the_same_tables(tiny_grid, tmp_path):
-    found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=2, show_progress=False)
+    found = constrained_grid(tmp_path, TINY, seeds=2, n_jobs=2)
     same_tables(found, tiny_grid[1])
 
 

@@ -54,7 +54,7 @@ def test_the_model_becomes_one_that_all_analysis_reads(positions, adjacent):
         # Measured: 2e-6 in logits of up to 2 (1.4e-5 of 3.4 at the paper's sizes); the other pairing is off by 2.
         torch.testing.assert_close(bridge(tokens()), built(tokens()), atol=1e-5, rtol=0)
     tls.verify_scores(bridge)
-    table = tls.analyze_heads(bridge, detectors=False, null_draws=2, show_progress=False)
+    table = tls.analyze_heads(bridge, detectors=False, null_draws=2)
     assert table.attrs["model"] == "own training"
     for name, values in spectral_columns(built, folded=True).items():
         # Float32 weights are the same; only columns are in another order.

@@ -29,7 +29,7 @@ TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
 
 
 def finish(folder, preset=SAVING, **options):
-    return constrained_grid(folder, preset, **{"arms": ARM_NAMES, "seeds": 1, "show_progress": False, **options})
+    return constrained_grid(folder, preset, **{"arms": ARM_NAMES, "seeds": 1, **options})
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_cell_gives_its_model_back(tmp_path, arm, adjacent):
 
 def test_a_history_of_a_cell(whole):
     folder, tables = whole
-    history = tls.head_history(cell_checkpoints(folder, "rope_imag"), null_draws=2, show_progress=False)
+    history = tls.head_history(cell_checkpoints(folder, "rope_imag"), null_draws=2)
     assert history.steps == [0, 2, 4, 6]
     for name in ("dir_frac", "D_head", "rope_imag_frac"):
         expected = tables["heads"].query("arm == 'rope_imag'")[name]

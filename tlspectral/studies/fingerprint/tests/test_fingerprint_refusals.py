@@ -185,10 +185,10 @@ def test_it_is_refused(name):
 )
 def test_what_makes_no_grid_leaves_no_folder(tmp_path, given, said):
     with pytest.raises(ValueError, match=said):
-        constrained_grid(tmp_path / "grid", **{"preset": TINY, **given}, show_progress=False)
+        constrained_grid(tmp_path / "grid", **{"preset": TINY, **given})
     assert not (tmp_path / "grid").exists()
 
 
 def test_a_grid_of_another_preset_is_refused(tiny_grid):
     with pytest.raises(IncompatibleCheckpoint, match="was made with other settings"):
-        constrained_grid(tiny_grid[0], "quick", seeds=2, show_progress=False)
+        constrained_grid(tiny_grid[0], "quick", seeds=2)

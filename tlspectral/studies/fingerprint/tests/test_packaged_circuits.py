@@ -49,7 +49,7 @@ def test_the_circuit_is_there_and_its_operators_are_the_models(name):
 def test_both_backends_have_the_same_tables(name):
     # Measured: 3e-8.
     pd.testing.assert_frame_equal(*(detected(name, backend) for backend in BACKENDS), rtol=0, atol=1e-6)
-    options = {"detectors": False, "null_draws": 20, "extras": ["position_share"], "show_progress": False}
+    options = {"detectors": False, "null_draws": 20, "extras": ["position_share"]}
     tables = [tls.analyze_heads(loaded(name, backend), **options) for backend in BACKENDS]
     numbers = [table.select_dtypes("number").drop(columns="outside_m") for table in tables]
     # Measured: 1.1e-5 of a number (z and the condition of eigenvectors), folding in float32; a gain or a bias that is
@@ -75,7 +75,7 @@ def test_k_composition_finds_the_previous_token_head_for_every_induction_head(na
 
 
 def test_the_table_of_heads_by_name():
-    table = tls.analyze_heads("tiny-rope", null_draws=2, show_progress=False)
+    table = tls.analyze_heads("tiny-rope", null_draws=2)
     assert table["name"].tolist() == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
     assert (table["status"] == "ok").all()
     assert (table["bilinear"] == "exact").all()
@@ -140,7 +140,7 @@ def test_the_layer_below_is_positional_and_the_one_above_symbolic(name):
     for number, tokens in enumerate(kept[:8]):
         swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
         prompt = tls.BlockPrompt(tokens[:0], tokens[:120].split(8), tokens[120:])
-        tables.append(tls.positional_symbolic(loaded(name), prompt, swaps=swaps, show_progress=False))
+        tables.append(tls.positional_symbolic(loaded(name), prompt, swaps=swaps))
     scores = pd.concat(tables).groupby(["layer", "head"])[["s_pos", "s_sym"]].mean()
     head = previous_token_head(name)
     assert head["layer"] == 0

@@ -57,7 +57,6 @@ def canonical_sweep(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     device: str = "cpu",
     n_jobs: int = 1,
-    show_progress: bool = True,
 ) -> CanonicalSweep:
     """Train one-layer one-head models on canonical tasks at each rotary frequency (PS sections 4, 5 and D.1).
 
@@ -78,7 +77,6 @@ def canonical_sweep(
             keeps no weights.
         device: where the heads are trained; prompts are the same on every device, rounding is not.
         n_jobs: workers among which these stacks are shared out, by joblib.
-        show_progress: bars over stacks and steps.
 
     Returns:
         The tables, sorted by task (in the order given), n_frequencies, angle and seed. `attrs` say how the heads
@@ -100,7 +98,6 @@ def canonical_sweep(
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
     elsewhere = device_setting(device)
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
-    show_steps = show_progress and n_jobs == 1
     settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
     folder = None
     if checkpoint_dir is not None:
@@ -108,15 +105,13 @@ def canonical_sweep(
     stacks = [
         WorkPart(
             f"{task}_{n_frequencies}f_seed{seed:03d}",
-            partial(_trained, plan, task, n_frequencies, seed, folder and folder.path / "weights", show_steps),
+            partial(_trained, plan, task, n_frequencies, seed, folder and folder.path / "weights"),
         )
         for task in tasks
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
     ]
-    tables = finished_parts(
-        stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs, show_progress=show_progress
-    )
+    tables = finished_parts(stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs)
     return _assembled(tables.values(), {**settings, "seeds": seeds})
 
 
@@ -129,9 +124,7 @@ class _Plan:
     device: str
 
 
-def _trained(
-    plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path | None, show_progress: bool
-) -> pd.DataFrame:
+def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path | None) -> pd.DataFrame:
     """Train heads at all angles in one stack and measure them; three tables in one, see `bundled`."""
     task, schedule = CanonicalTask(name), plan.schedule
     fixed = (0.0,) * (n_frequencies - 1)
@@ -144,7 +137,6 @@ def _trained(
         measured=CanonicalBatch(*(values[:_MEASURED_WHILE_LEARNING] for values in prompts)),
         state=None if folder is None else folder / f"{name}_{n_frequencies}f_seed{seed:03d}.safetensors",
         device=plan.device,
-        show_progress=show_progress,
     )
     assert training.progress is not None
     behaviour = head_behaviour(training.model, CanonicalBatch(*(values[:_BEHAVIOUR_PROMPTS] for values in prompts)))

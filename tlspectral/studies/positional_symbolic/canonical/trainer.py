@@ -9,9 +9,9 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from tlspectral.nulls import one_thread
+from tlspectral.progress import bar
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
@@ -55,7 +55,6 @@ def train_canonical(
     state: Path | None = None,
     observe: Callable[[int, CanonicalHeads], None] | None = None,
     device: str = "cpu",
-    show_progress: bool = False,
 ) -> CanonicalTraining:
     """Train one-layer one-head models on a canonical task, all runs at once, on one thread (PS D.1).
 
@@ -74,7 +73,6 @@ def train_canonical(
         observe: called with the number of steps done and the heads, before the first step of this call, after every
             `schedule.log_every` steps and after the last. It must not change the heads.
         device: where the heads are trained.
-        show_progress: a bar over steps.
 
     Returns:
         The heads, losses, and frequencies over the steps.
@@ -87,7 +85,7 @@ def train_canonical(
     scale may succeed. Bitwise equality holds on one machine, CPU and version of torch.
     """
     schedule = schedule or CanonicalSchedule()
-    with one_thread():
+    with one_thread(), bar(schedule.steps, task.name, "step") as shown:
         model = CanonicalHeads(task, runs, learn_frequencies=learn_frequencies).to(device)
         weights = [model.W_E, model.W_V, model.W_U, model.W_Q, model.W_K]
         groups, shares = [{"params": weights}], [1.0]
@@ -116,16 +114,9 @@ def train_canonical(
             done=log.done,
             rates_at=lambda step: [share * schedule.learning_rate_at(step) for share in shares],
         )
-        bar = tqdm(
-            training,
-            total=schedule.steps,
-            initial=log.done,
-            desc=task.name,
-            unit="step",
-            leave=False,
-            disable=not show_progress,
-        )
-        for done, loss in enumerate(bar, start=log.done + 1):  # loss: runs
+        shown.update(log.done)
+        for done, loss in enumerate(training, start=log.done + 1):  # loss: runs
+            shown.update()
             summed += loss.cpu().double()
             if done % schedule.log_every == 0 or done == schedule.steps:
                 log.note(done, model.frequencies, summed / (done - log.done), _counted(model, measured))

@@ -19,7 +19,6 @@ def query_key_trajectories(
     preset: str | CanonicalSchedule = "quick",
     seed: int = 0,
     device: str = "cpu",
-    show_progress: bool = True,
 ) -> pd.DataFrame:
     """Train heads of one frequency on the index task and follow their queries and keys (PS Figure 3B).
 
@@ -28,7 +27,6 @@ def query_key_trajectories(
         preset: `"quick"`, `"paper"`, or a schedule; its `log_every` is the distance of the steps that are kept.
         seed: of weights and prompts.
         device: where the heads are trained.
-        show_progress: a bar over steps.
 
     Returns:
         DataFrame, one row per angle, step and token: `angle, seed, step, kind, token, label, x, y`. `kind` is `"query"`
@@ -58,7 +56,7 @@ def query_key_trajectories(
                 where = {"angle": angle, "seed": seed, "step": step, "kind": kind}
                 rows.append(pd.DataFrame({**where, "token": tokens.numpy(), "label": labels.numpy(), "x": x, "y": y}))
 
-    train_canonical(task, runs, schedule_of(preset), observe=observe, device=device, show_progress=show_progress)
+    train_canonical(task, runs, schedule_of(preset), observe=observe, device=device)
     table = pd.concat(rows, ignore_index=True)
     table = table.sort_values(["angle", "step", "kind", "token"], ignore_index=True)
     return named(table, QUERY_KEY_TRAJECTORIES)

@@ -30,7 +30,7 @@ ANGLES = (0.0, 0.3, 2.0)
 
 
 def swept(*args, angles=ANGLES, **kwargs):
-    return canonical_sweep(*args, **{"preset": SHORT, "angles": angles, "seeds": 2, "show_progress": False, **kwargs})
+    return canonical_sweep(*args, **{"preset": SHORT, "angles": angles, "seeds": 2, **kwargs})
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypat
         assert one.attrs == other.attrs
     assert capfd.readouterr() == ("", "")
     # A third seed, or some tasks in another order, need nothing anew of what is there.
-    more = swept(("retrieval", "index"), seeds=3, checkpoint_dir=again, angles=ANGLES[::-1], show_progress=True)
+    more = swept(("retrieval", "index"), seeds=3, checkpoint_dir=again, angles=ANGLES[::-1])
     assert trained[2:] == [("retrieval", 1, 2), ("index", 1, 2)]
     assert "canonical sweep" in capfd.readouterr().err
     assert more.accuracy["task"].unique().tolist() == ["retrieval", "index"]
@@ -136,7 +136,7 @@ def test_an_impossible_sweep_is_refused(wrong, said):
 
 
 def test_trajectories_are_the_queries_and_keys_of_the_heads():
-    table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3, show_progress=False)
+    table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3)
     task = CanonicalTask("index")
     assert_described(table)
     assert len(table) == 2 * 4 * (32 + 512)
@@ -157,7 +157,7 @@ def test_trajectories_are_the_queries_and_keys_of_the_heads():
 @pytest.mark.slow
 def test_index_needs_a_high_frequency_and_retrieval_a_low_one():
     """The tension of PS Figure 2A at three angles, under the quick preset; each of the two seeds has to show it."""
-    sweep = canonical_sweep(("index", "retrieval"), angles=(0.0, 0.5, 2.0), seeds=2, show_progress=False)
+    sweep = canonical_sweep(("index", "retrieval"), angles=(0.0, 0.5, 2.0), seeds=2)
     learned = {key: rows["accuracy"] for key, rows in sweep.accuracy.groupby(["task", "angle"])}
     assert learned["retrieval", 0.0].min() > 0.9 > 0.3 > learned["retrieval", 2.0].max()
     assert learned["index", 2.0].min() > 0.8 > 0.25 > learned["index", 0.0].max()

@@ -255,8 +255,5 @@ def test_training_on_another_device_is_the_same_training(learned, device):
     assert here.frequencies.equals(there.frequencies)
     counts = [accuracy_by_position(one.model, validation_prompts(task, SHORT)) for one in (here, there)]
     assert counts[0].equals(counts[1])
-    paths = [
-        query_key_trajectories((1.0,), preset=SHORT, show_progress=False, **options)
-        for options in ({}, {"device": device})
-    ]
+    paths = [query_key_trajectories((1.0,), preset=SHORT, **options) for options in ({}, {"device": device})]
     assert paths[0].equals(paths[1])

@@ -111,7 +111,6 @@ def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequen
         swaps=SWAPS,
         exclude_first_block=False,
         per_frequency=per_frequency,
-        show_progress=False,
     )
     for layer, head in HEADS:
         for pair in pairs if per_frequency else [None]:
