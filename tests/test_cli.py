@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import tlspectral
-from tlspectral import progress
 from tlspectral.cli import app
 from tlspectral.errors import ScoreMismatch
-from tlspectral.tables import HEAD_COLUMNS, read_table, write_table
+from tlspectral.tables import HEAD_COLUMNS, progress, read_table, write_table
 
 ATTRS = {
     "model": "tiny-model",

@@ -201,6 +201,8 @@ class Bar(tqdm):
     def update(self, n=1):
         super().update(n)
         self.stood.append(self.n)
+        if self.moved and self.n:
+            self.moved.touch()
 
     def set_postfix_str(self, s="", refresh=True):
         self.said.append(s)
@@ -208,7 +210,7 @@ class Bar(tqdm):
 
 @pytest.fixture
 def shown(monkeypatch):
-    Bar.stood, Bar.said = [], []
+    Bar.stood, Bar.said, Bar.moved = [], [], None
     monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total=total, initial=initial))
     return Bar
 
@@ -224,8 +226,8 @@ def until_the_bar_moves(number, folder):
 
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
-def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, monkeypatch, backend):
-    monkeypatch.setattr(Bar, "refresh", lambda self, **_: self.n and (tmp_path / "moved").touch())
+def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, backend):
+    shown.moved = tmp_path / "moved"
     with joblib.parallel_config(backend=backend):
         finished(parts_of(4, partial(until_the_bar_moves, folder=tmp_path)), n_jobs=2)
     assert shown.stood == [1, 2, 3, 4]

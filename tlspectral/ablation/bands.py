@@ -19,10 +19,10 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Band
 from tlspectral.parts.scores import Removal
-from tlspectral.progress import bar
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
+from tlspectral.tables.progress import bar
 from tlspectral.tasks import (
     ScoredSequences,
     Task,

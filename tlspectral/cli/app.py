@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from tlspectral.errors import TlspectralError, did_you_mean
-from tlspectral.progress import without_bars
+from tlspectral.tables.progress import without_bars
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _checked_device(name: str | None) -> str | None:
     return name
 
 
-def _hide_bars(context: typer.Context, quiet: bool) -> bool:
+def _hide_bars(context: Any, quiet: bool) -> bool:
     if quiet:
         context.with_resource(without_bars())
     return quiet

@@ -24,9 +24,9 @@ from tlspectral.detectors.sequences import (
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
-from tlspectral.progress import bar
 from tlspectral.rotary import in_float64
 from tlspectral.tables import named
+from tlspectral.tables.progress import bar
 
 BATCH = 25
 _MOST_TOKENS = 2**12

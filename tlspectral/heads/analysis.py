@@ -28,11 +28,11 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.progress import bar
 from tlspectral.selection import Heads, chosen_layers
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.origin import recorded_weights
+from tlspectral.tables.progress import bar
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)

@@ -14,8 +14,8 @@ from tlspectral.heads.columns import NOISE_COLUMNS, WEIGHT_NOISE_BAND, WEIGHT_NO
 from tlspectral.heads.measure import drawn_columns, measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.nulls import one_thread
-from tlspectral.progress import bar
 from tlspectral.tables import named
+from tlspectral.tables.progress import bar
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
 

@@ -28,8 +28,8 @@ from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.progress import hidden
 from tlspectral.tables import WorkPart, finished_parts, open_parts
+from tlspectral.tables.progress import hidden
 from tlspectral.version import __version__
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
-from tlspectral.progress import hidden
+from tlspectral.tables.progress import hidden
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers

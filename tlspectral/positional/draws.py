@@ -21,8 +21,8 @@ from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined
 from tlspectral.positional.measure import tokenized_for
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.progress import bar
 from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, stacked, unbundled
+from tlspectral.tables.progress import bar
 
 Swaps = Literal["kept", "all", "per_query"]
 

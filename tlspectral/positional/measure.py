@@ -15,8 +15,8 @@ from tlspectral.models.attention.layer import digest_of
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, query_scores
 from tlspectral.positional.columns import POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
-from tlspectral.progress import bar
 from tlspectral.tables import named, stacked
+from tlspectral.tables.progress import bar
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
 SCORES = (*WITH_ERRORS, "tau", "alpha_ess")

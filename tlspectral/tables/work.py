@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 
-from tlspectral.progress import bar, without_bars
+from tlspectral.tables.progress import bar, without_bars
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder

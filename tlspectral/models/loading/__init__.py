@@ -8,7 +8,7 @@ import torch
 
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.source import find_source
-from tlspectral.progress import hidden
+from tlspectral.tables.progress import hidden
 
 __all__ = ["load_model"]
 

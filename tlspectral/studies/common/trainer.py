@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.progress import bar
 from tlspectral.studies.common.columns import TRAIN_HISTORY
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
 from tlspectral.tables import named
+from tlspectral.tables.progress import bar
 
 _TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared

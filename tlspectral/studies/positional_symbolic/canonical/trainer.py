@@ -11,7 +11,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from tlspectral.nulls import one_thread
-from tlspectral.progress import bar
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
@@ -19,6 +18,7 @@ from tlspectral.studies.positional_symbolic.canonical.state import TrainingLog, 
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
 from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY, PROGRESS
 from tlspectral.tables import named
+from tlspectral.tables.progress import bar
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
 _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared
