@@ -17,6 +17,7 @@ from tlspectral.cli.app import (
     app,
     choice,
     deliver,
+    listed_heads,
     require_table_file,
 )
 from tlspectral.cli.summary import read_heads, require_detectors
@@ -111,15 +112,12 @@ def ablate(
         raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
     if prompts is None and (correct, wrong) != (None, None):
         raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
-    from tlspectral.selection import head_pairs, whole_layers
-
     if control is None and draws is not None:
         raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
     if (part == "long_range") != (window is not None):
         raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
     every = heads == "all"
-    chosen: Any = None if heads is None or every else heads.split(",")
-    head_pairs(whole_layers(chosen or [])[1])  # what names no head is refused before the model is loaded
+    chosen: Any = None if every else listed_heads(heads)
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of

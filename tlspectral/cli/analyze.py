@@ -18,6 +18,7 @@ from tlspectral.cli.app import (
     app,
     choice,
     deliver,
+    listed_heads,
     require_table_file,
 )
 from tlspectral.cli.summary import self_check, summary
@@ -47,17 +48,19 @@ def analyze(
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
     ] = False,
-    layers: Annotated[str | None, typer.Option(metavar="0,5,-1", help="These layers alone; -1 is the last.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(metavar="L5H1,L-1", help="These heads or layers alone; L-1 is the last layer.")
+    ] = None,
     backend: Backend = "auto",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
-    checkpoint_dir: Annotated[
+    folder: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="FOLDER",
             help="With --no-detectors: a folder that keeps each finished layer; the same command continues there.",
         ),
     ] = None,
@@ -88,7 +91,7 @@ def analyze(
         "seed": seed,
     }
     if len(models) > 1 or is_model_list(models[0]):
-        _refuse_of_many(checkpoint_dir=checkpoint_dir, revision=revision, layers=layers, device=device, dtype=dtype)
+        _refuse_of_many(folder=folder, revision=revision, heads=heads, device=device, dtype=dtype)
         if form is not None:
             raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
         _analyze_many(models, output, backend=backend, **settings)
@@ -96,40 +99,31 @@ def analyze(
     (model,) = models
     require_table_file(output)
     streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
-    chosen = None if layers is None else _numbers(layers)
-    if checkpoint_dir is not None and not streams:
+    chosen = listed_heads(heads)
+    if folder is not None and not streams:
         said = "goes with --no-detectors, without --backend, --device and --dtype"
-        raise typer.BadParameter(said, param_hint="--checkpoint-dir")
+        raise typer.BadParameter(said, param_hint="--folder")
     import tlspectral
+    from tlspectral.models.checkpoints import streamable_checkpoint
 
     began = time.perf_counter()
-    loaded = (
-        model
-        if streams
-        else tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
-    )
-    settings |= {"revision": revision if streams else None, "layers": chosen, "checkpoint_dir": checkpoint_dir}
-    heads = tlspectral.analyze_heads(loaded, **settings)
-    deliver(heads, output, form)
+    source: Any = streamable_checkpoint(model, revision) if streams else None
+    if source is None:
+        source = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
+    table = tlspectral.analyze_heads(source, heads=chosen, folder=folder, **settings)
+    deliver(table, output, form)
     if form is None and not quiet:
         seconds = time.perf_counter() - began
-        typer.echo(f"{output or model}: {len(heads)} heads in {seconds:.1f} s; {self_check(heads.attrs)}\n")
-        typer.echo(summary(heads, top=5))
-
-
-def _numbers(layers: str) -> list[int]:
-    try:
-        return [int(layer) for layer in layers.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"{layers!r} is not a layer, or several as 0,5,-1", param_hint="--layers") from error
+        typer.echo(f"{output or model}: {len(table)} heads in {seconds:.1f} s; {self_check(table.attrs)}\n")
+        typer.echo(summary(table, top=5))
 
 
 def _refuse_of_many(**for_one: Any) -> None:
     """Refuse options that choose within one model."""
     for name, value in for_one.items():
         if value is not None:
-            hint = ": several keep theirs in -o" if name == "checkpoint_dir" else ""
-            raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name.replace('_', '-')}")
+            hint = ": several keep theirs in -o" if name == "folder" else ""
+            raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name}")
 
 
 def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> None:

@@ -154,6 +154,15 @@ def require_writable(output: Path) -> None:
         raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
 
 
+def listed_heads(heads: str | None) -> list[str] | None:
+    """Return the heads and layers of an option. Raises BadHead, before a model is loaded, for what names none."""
+    from tlspectral.selection import head_pairs, whole_layers
+
+    listed = None if heads is None else heads.split(",")
+    head_pairs(whole_layers(listed or [])[1])
+    return listed
+
+
 def require_table_file(output: Path | None) -> None:
     """Refuse, before the command does its long work, a table's path of unknown type or that cannot be written."""
     if output is None:

@@ -15,7 +15,7 @@ from tlspectral.tables import COLUMNS, Table, named
 COPYING_SCORES = Table(
     "copying_scores",
     "`tls.heads.copying_scores`",
-    (COLUMNS["layer"], COLUMNS["head"], COLUMNS["copying"], COLUMNS["positivity"]),
+    tuple(COLUMNS[name] for name in ("layer", "head", "name", "copying", "positivity")),
 )
 TABLES = (COPYING_SCORES,)
 
@@ -27,7 +27,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     LayerNorm both are centred); W_E is raw.
 
     Returns:
-        DataFrame `layer, head, copying, positivity`: the share (a count) of the eigenvalues above rounding with a
+        DataFrame `layer, head, name, copying, positivity`: the share (a count) of the eigenvalues above rounding with a
         positive real part (the column's text says which these are), and `sum Re l / sum |l|` of all. NaN for a head
         that writes nothing or whose P is nilpotent: sum |l| is below 1e-6 ||P||, and what is computed is rounding.
         `attrs` hold where the model came from, with hashes of its weights.

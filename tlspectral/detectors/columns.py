@@ -52,7 +52,7 @@ _PATTERN = (
         does_not_establish="Sampling of sequences only: neither other prompts nor another seed of the model."),
     _pvalue("pattern"),
 )  # fmt: skip
-_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_HEAD = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
 _DETECTOR_COLUMNS = tuple(
     column for name in DETECTORS for column in (COLUMNS[name], COLUMNS[f"{name}_se"], _pvalue(name))
 )
@@ -64,7 +64,9 @@ _PROMPT_COLUMNS = (
 )  # fmt: skip
 DETECT_HEADS = Table("detect_heads", "`tls.detect_heads`", (*_HEAD, *_DETECTOR_COLUMNS, *_FIRST_COPY, *_PATTERN))
 DETECT_HEADS_ON_PROMPTS = Table(
-    "detect_heads.prompts", "`tls.detect_heads` with `prompts=`", (*_HEAD, *_PROMPT_COLUMNS, *_PATTERN)
+    "detect_heads.prompts",
+    "`tls.detect_heads` with `prompts=` other than repeated segments",
+    (*_HEAD, *_PROMPT_COLUMNS, *_PATTERN),
 )
 _KERNEL = (
     Column("offset", "Position of the key less that of the query; -1 is the previous token, 0 the query itself.",

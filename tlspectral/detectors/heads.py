@@ -17,7 +17,7 @@ from tlspectral.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, 
 from tlspectral.detectors.sequences import (
     chance_level,
     detector_offsets,
-    given_sequences,
+    repeated_ids,
     repeated_sequences,
     segment_length_of,
 )
@@ -43,7 +43,6 @@ def detect_heads(
     *,
     n_sequences: int = 200,
     segment_length: int = 64,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
     prompts: Any = None,
     pattern: Pattern | None = None,
     exclude_special: bool = False,
@@ -55,8 +54,9 @@ def detect_heads(
     On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
     (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
     queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
-    tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Hooks that are
-    on the model stay in force.
+    tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Prompts that
+    are token ids [sequences, 1 + 2 L], an opening token, a segment of two or more and the same segment again in every
+    row, are measured as the drawn sequences are. Hooks that are on the model stay in force.
 
     With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
     W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
@@ -70,9 +70,8 @@ def detect_heads(
         model: a TransformerBridge or HookedTransformer.
         n_sequences: sequences drawn; standard errors are over them.
         segment_length: L, at most (n_ctx - 1) // 2.
-        tokens: sequences of your own, [sequences, 1 + 2 L], the copy equal to the segment; None draws them.
-        prompts: any text, in place of such sequences, in any form that `Task` takes: strings, token ids, lists of
-            unequal length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
+        prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
+            length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
         pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
             [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
@@ -83,20 +82,20 @@ def detect_heads(
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
 
     Returns:
-        DataFrame `layer, head, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and `prev_first,
-        prev_first_se` on those of the segment, where nothing has been repeated yet; on prompts `layer, head, prev,
-        prev_se, dup, dup_se, self, self_se`. With `pattern` also `pattern, pattern_se`: weighted attention to marked
-        keys, averaged over the queries that have any. With `null_draws` each error is followed by its score's p
-        (`prev_p`), NaN where none of the compared sequences counts. `attrs` hold where the model came from, with hashes
-        of its weights, L, the number of sequences, the opening token, `chance`, what uniform attention would score,
-        `reliability`, the rank correlation over heads of each score between even and odd sequences, and `user_hooks`,
-        as in `analyze_heads`. On prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how
-        many sequences have a query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
+        DataFrame `layer, head, name, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and
+        `prev_first, prev_first_se` on those of the segment, where nothing has been repeated yet; on other prompts
+        `layer, head, name, prev, prev_se, dup, dup_se, self, self_se`. Errors of one sequence are NaN. With
+        `pattern` also `pattern, pattern_se`: weighted attention to marked keys, averaged over the queries that have
+        any. With `null_draws` each error is followed by its score's p (`prev_p`), NaN where none of the compared
+        sequences counts. `attrs` hold where the model came from, with hashes of its weights, L, the number of
+        sequences, the opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation
+        over heads of each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other
+        prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a
+        query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
-        ValueError: fewer than two sequences are drawn, `tokens` that are no repeated sequences, that the model does not
-            have or that are longer than its context, `tokens` beside `prompts`, or a pattern of another shape, without
-            a mark, or with a key after its query.
+        ValueError: fewer than two sequences are drawn, or a pattern of another shape, without a mark, or with a key
+            after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
         ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
@@ -108,25 +107,16 @@ def detect_heads(
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
-    if prompts is not None:
-        from tlspectral.models.attention.prompts import packed_prompts
-
-        if tokens is not None:
-            raise ValueError("tokens= are repeated sequences and prompts= any text: give one of them")
-        sequences = packed_prompts(view, prompts)
-    elif tokens is None:
-        sequences = even_rows(
-            repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
-        )
+    if prompts is None:
+        repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        sequences = even_rows(repeated)
     else:
-        sequences = given_sequences(view, tokens, at_least=2)
+        from tlspectral.models.attention.prompts import packed_prompts, packed_rows
+
+        repeated = repeated_ids(prompts)
+        sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
     table = measured_detectors(
-        view,
-        sequences,
-        on_prompts=prompts is not None,
-        pattern=pattern,
-        null_draws=null_draws,
-        seed=seed,
+        view, sequences, on_prompts=repeated is None, pattern=pattern, null_draws=null_draws, seed=seed
     )
     table.attrs = {**view.origin(), **table.attrs}
     return table

@@ -20,7 +20,7 @@ from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads, whole_number
-from tlspectral.tables import named
+from tlspectral.tables import Table, named
 
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
@@ -29,7 +29,7 @@ _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
-    tokens: Any = None,
+    prompts: Any = None,
     offsets: Iterable[Any] | None = None,
     *,
     reference: Any = None,
@@ -54,14 +54,14 @@ def relative_position_kernel(
         model: a TransformerBridge or HookedTransformer.
         heads: as in `ablate`; None is every head. All are measured in one pass, in memory that does not grow with the
             number of prompts.
-        tokens: prompts in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose
-            padding is not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
+        prompts: in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose padding is
+            not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
         offsets: positions of the key less that of the query, 0 or negative; None is -20 (or as far as prompts reach)
             to 0.
-        reference: prompts that the mean query and key are taken over. None: half of `tokens`, by a fixed seed.
+        reference: prompts that the mean query and key are taken over. None: half of `prompts`, by a fixed seed.
 
     Returns:
-        DataFrame `layer, head, offset, score, predicted`, offsets ascending. Both are NaN where every such key is
+        DataFrame `layer, head, name, offset, score, predicted`, offsets ascending. Both are NaN where every such key is
         masked. `predicted` is NaN in layers without rotary positions, whose mean query and key give the same score at
         every distance (ALiBi's slope and learned positions are left out); where a prompt is longer than frequencies or
         score scale hold; and for one prompt without a reference. `attrs` say which model and weights, and
@@ -71,7 +71,7 @@ def relative_position_kernel(
         BadHead: a head that does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern.
         EditNotHonored: a layer whose scores are rebuilt has hooks on z, as those of an ablation there.
-        ValueError, TypeError: tokens that cannot be read (see `Task`), or offsets that no prompt has.
+        ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
 
     What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
     softmax sees only differences within a query's row. That `predicted` follows `score` is nearly an identity of means:
@@ -79,9 +79,8 @@ def relative_position_kernel(
     of the means on the position. It needs activations, so it says nothing from weights alone.
     """
     view = attention_view(model)
-    columns = [column.name for column in RELATIVE_POSITION_KERNEL.columns]
     rows: list[tuple[Any, ...]] = []
-    kernels, back, n_reference = _measured(view, heads, tokens, offsets, reference)
+    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
     for kernel in kernels:
         score = kernel.score.numpy()  # [distances, heads]
         predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
@@ -90,7 +89,7 @@ def relative_position_kernel(
             for column, head in enumerate(kernel.heads)
             for row, distance in enumerate(back)
         ]
-    table = pd.DataFrame.from_records(rows, columns=columns)
+    table = _without_names(rows, RELATIVE_POSITION_KERNEL)
     if kernels:
         table.attrs = {**view.origin(), "n_reference": n_reference}
     return named(table, RELATIVE_POSITION_KERNEL)
@@ -99,7 +98,7 @@ def relative_position_kernel(
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,
-    tokens: Any = None,
+    prompts: Any = None,
     offsets: Iterable[Any] | None = None,
     *,
     reference: Any = None,
@@ -112,16 +111,16 @@ def kernel_prediction(
             moved = tls.relative_position_kernel(model, row)  # without its peak
 
     Args:
-        model, heads, tokens, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
+        model, heads, prompts, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
             over half of the prompts, and scores are those of the other half.
 
     Returns:
-        DataFrame, one row per head: `layer, head, r` (Pearson's, over the offsets, between measured and predicted mean
-        score), `peak, predicted_peak` (offset of the largest), `share_high, share_middle, share_low` (shares of thirds
-        of the rotary pairs, from fast to slow, in the variance of the prediction over the offsets; they sum to 1),
-        `band` (the largest of these), `first, last` (its frequencies, as in `band_effects`: indices when sorted from
-        fast to slow, which is the order of an ordinary model's pairs). NaN where there is no prediction. `attrs` as
-        of `relative_position_kernel`, and `n_judged`.
+        DataFrame, one row per head: `layer, head, name, r` (Pearson's, over the offsets, between measured and predicted
+        mean score), `peak, predicted_peak` (offset of the largest), `share_high, share_middle, share_low` (shares of
+        thirds of the rotary pairs, from fast to slow, in the variance of the prediction over the offsets; they sum to
+        1), `band` (the largest of these), `first, last` (its frequencies, as in `band_effects`: indices when sorted
+        from fast to slow, which is the order of an ordinary model's pairs). NaN where there is no prediction. `attrs`
+        as of `relative_position_kernel`, and `n_judged`.
 
     Raises:
         ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
@@ -130,34 +129,39 @@ def kernel_prediction(
     It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them.
     """
     view = attention_view(model)
-    kernels, back, n_reference = _measured(view, heads, tokens, offsets, reference)
+    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
     if kernels and not n_reference:
         raise ValueError(
             "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
         )
     rows = [row for kernel in kernels for row in _judged(kernel, back)]
-    table = pd.DataFrame.from_records(rows, columns=[column.name for column in KERNEL_PREDICTION.columns])
-    table = table.astype({"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"})
+    table = _without_names(rows, KERNEL_PREDICTION).astype(
+        {"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"}
+    )
     if kernels:
         table.attrs = {**view.origin(), "n_reference": n_reference, "n_judged": kernels[0].n_judged}
     return named(table, KERNEL_PREDICTION)
 
 
 def _measured(
-    view: AttentionView, heads: Heads | None, tokens: Any, offsets: Iterable[Any] | None, reference: Any
+    view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
 ) -> tuple[list[LayerKernels], list[int], int]:
     """Return the kernels by layer, the distances as columns have them (far to near), and the size of the reference."""
     chosen = heads_by_layer(view, heads)
     if not chosen:
         return [], [], 0
-    prompts = even_rows(_random_prompts(view)) if tokens is None else packed_prompts(view, tokens)
-    back = _distances(offsets, prompts.tokens.shape[1])
+    packed = even_rows(_random_prompts(view)) if prompts is None else packed_prompts(view, prompts)
+    back = _distances(offsets, packed.tokens.shape[1])
     if reference is None:
-        averaged = torch.zeros(len(prompts.tokens), dtype=torch.bool)
+        averaged = torch.zeros(len(packed.tokens), dtype=torch.bool)
         averaged[torch.randperm(len(averaged), generator=torch.Generator().manual_seed(0))[: len(averaged) // 2]] = True
-        return measured_kernels(view, chosen, prompts, back, averaged), back, int(averaged.sum())
+        return measured_kernels(view, chosen, packed, back, averaged), back, int(averaged.sum())
     others = packed_prompts(view, reference)
-    return measured_kernels(view, chosen, prompts, back, others), back, len(others.tokens)
+    return measured_kernels(view, chosen, packed, back, others), back, len(others.tokens)
+
+
+def _without_names(rows: list[tuple[Any, ...]], table: Table) -> pd.DataFrame:
+    return pd.DataFrame.from_records(rows, columns=[column.name for column in table.columns if column.name != "name"])
 
 
 def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:

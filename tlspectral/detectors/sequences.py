@@ -1,5 +1,7 @@
 """Random repeated sequences `[BOS, r, r]`."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -12,7 +14,12 @@ SMALL_VOCABULARY = 64
 
 
 def repeated_sequences(
-    view: AttentionView, n_sequences: int, segment_length: int, *, exclude_special: bool = False, seed: int = 0
+    view: AttentionView,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    *,
+    exclude_special: bool = False,
+    seed: int = 0,
 ) -> Int[Tensor, "sequences pos"]:
     """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
 
@@ -42,21 +49,30 @@ def repeated_sequences(
     return torch.cat([torch.full((n_sequences, 1), bos), segment, segment], dim=1)
 
 
-def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"], *, at_least: int) -> PackedTokens:
-    """Return sequences `[BOS, r, r]` that a caller gives, of which there have to be some.
+def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
+    """Return sequences `[BOS, r, r]` that a caller gives.
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
     from tlspectral.models.attention.prompts import packed_rows, refuse_padding
 
-    if len(tokens) < at_least or segment_length_of(tokens) is None:
+    if not len(tokens) or segment_length_of(tokens) is None:
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(
-            f"tokens must be at least {('one sequence', 'two sequences')[at_least - 1]} [BOS, r, r]: one token, then a "
-            "segment of two or more tokens, then the same segment again; found shape "
-            f"{tuple(tokens.shape)}. detect_heads takes other text as prompts="
+            "tokens must be at least one sequence [BOS, r, r]: one token, then a segment of two or more tokens, then "
+            f"the same segment again; found shape {tuple(tokens.shape)}"
         )
     return packed_rows(view, tokens)
+
+
+def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
+    """Return prompts as one tensor if they are token ids `[BOS, r, r]` in every row; None for all others."""
+    try:
+        tokens = torch.stack([torch.as_tensor(row) for row in prompts])
+    except (TypeError, ValueError, RuntimeError):  # text, a tokenizer's batch, rows of unequal length
+        return None
+    ids = tokens.ndim == 2 and not tokens.is_floating_point()
+    return tokens if ids and segment_length_of(tokens) is not None else None
 
 
 def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:

@@ -13,6 +13,7 @@ import scipy.stats
 from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.detectors.heads import measured_detectors
 from tlspectral.detectors.sequences import repeated_sequences
+from tlspectral.errors import BadHead
 from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
@@ -28,7 +29,7 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
 from tlspectral.operators import check_scores
-from tlspectral.selection import Heads, chosen_layers
+from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.origin import recorded_weights
@@ -42,17 +43,14 @@ _PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 def analyze_heads(
     model: Any,
     *,
-    revision: str | None = None,
-    layers: int | Iterable[int] | None = None,
     heads: Heads | None = None,
     null_draws: int = 300,
     null_blocks: Literal["shared", "fresh"] = "shared",
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
-    n_sequences: int = 200,
-    tokens: Any = None,
+    prompts: Any = None,
     extras: Iterable[str] = (),
-    checkpoint_dir: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -68,11 +66,9 @@ def analyze_heads(
             `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
             read.
-        revision: branch, tag or commit of a hub model that is given by name.
-        layers: a layer or several to tabulate, negative ones from the end; None for all.
-        heads: heads to tabulate, as in `ablate`, in place of `layers`. Their rows are those of the whole table, but
-            `D_head_pct` is the percentile among them. Of a model that is read from its files only their layers are
-            read.
+        heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
+            list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
+            among them. Of a model that is read from its files only their layers are read.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws).
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
@@ -80,11 +76,10 @@ def analyze_heads(
             and for heads where its rounding stays below 1 % of the Monte-Carlo error; all others, and the heads' own
             spectra, are in float64. The random frames are the same.
         detectors: also run the model on repeated sequences (`detect_heads`), the only slow part for a large model.
-        n_sequences: repeated sequences that the detectors run on.
-        tokens: prompts in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the
+        prompts: in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the
             self-check, `outside_m` and `score_asym`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`.
-        checkpoint_dir: only for a model that is read from its files: a folder for one file per layer. A run that
+        folder: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
         n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
             its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
@@ -100,9 +95,9 @@ def analyze_heads(
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
         BadHead: a layer or head that does not exist, or none at all.
-        IncompatibleCheckpoint: `checkpoint_dir` holds layers of other weights or settings.
-        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, an argument that does not fit the
-            model, or layers beside heads; for a name also as `load_model`.
+        IncompatibleCheckpoint: `folder` holds layers of other weights or settings.
+        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, or an argument that does not fit the
+            model; for a name also as `load_model`.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
@@ -112,43 +107,29 @@ def analyze_heads(
     if unknown:
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
     settings = NullSettings(seed, null_draws, null_blocks, null_dtype)
-    if layers is not None and heads is not None:
-        raise ValueError("layers= and heads= both choose the rows; give one of them")
-    if detectors and n_sequences < 2:
-        raise ValueError(f"detectors need at least two sequences, found n_sequences={n_sequences}")
-    source = open_layers(model, load=detectors, revision=revision)
-    chosen = None
-    if heads is not None:
-        chosen = heads_by_layer(source, heads)
-    indices = chosen_layers(layers if chosen is None else chosen, source.n_layers)
+    source = open_layers(model, load=detectors)
+    chosen = heads_by_layer(source, heads)
+    if not chosen:
+        raise BadHead(f"heads={heads!r} chooses none: a table has one head at least")
     if isinstance(source, AttentionView):
-        if checkpoint_dir is not None:
+        if folder is not None:
             raise ValueError(
-                "checkpoint_dir is for a folder or hub name that is read with detectors=False; this model is loaded"
+                "folder= is for a model that is read from its files with detectors=False; this one is loaded"
             )
-        tables = _loaded_layers(source, indices, chosen, tokens, extras, settings, n_jobs)
+        tables = _loaded_layers(source, chosen, prompts, extras, settings, n_jobs)
     else:
         from tlspectral.heads.streamed import streamed_layers
 
-        if tokens is not None or "score_asym" in extras:
-            needs = "score_asym" if tokens is None else "tokens"
+        if prompts is not None or "score_asym" in extras:
+            needs = "score_asym" if prompts is None else "prompts"
             raise ValueError(f"{needs} needs the model's activations: pass a loaded model, or leave detectors=True")
-        tables = streamed_layers(
-            source,
-            indices,
-            chosen,
-            settings,
-            extras=extras,
-            checkpoint_dir=checkpoint_dir,
-            n_jobs=n_jobs,
-        )
+        tables = streamed_layers(source, chosen, settings, extras=extras, folder=folder, n_jobs=n_jobs)
     layer_attrs = [layer_table.attrs for layer_table in tables]
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
-        sequences = even_rows(repeated_sequences(source, n_sequences, segment_length=64, seed=seed))
-        detected = measured_detectors(source, sequences, seed=seed)
-        table = table.merge(detected, on=["layer", "head"], how="left", validate="one_to_one")
+        detected = measured_detectors(source, even_rows(repeated_sequences(source, seed=seed)), seed=seed)
+        table = table.merge(detected, on=["layer", "head", "name"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]
     control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
@@ -158,7 +139,7 @@ def analyze_heads(
     table.attrs = {
         **source.source,
         **recorded_weights(
-            {index: attrs["digest"] for index, attrs in zip(indices, layer_attrs, strict=True)}, source.n_layers
+            {index: attrs["digest"] for index, attrs in zip(chosen, layer_attrs, strict=True)}, source.n_layers
         ),
         "versions": {"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
         **asdict(settings),
@@ -175,9 +156,8 @@ def analyze_heads(
 
 def _loaded_layers(
     view: AttentionView,
-    indices: Sequence[int],
-    chosen: dict[int, list[int]] | None,
-    tokens: Any,
+    chosen: dict[int, list[int]],
+    prompts: Any,
     extras: Sequence[str],
     settings: NullSettings,
     n_jobs: int,
@@ -187,13 +167,13 @@ def _loaded_layers(
     All but the null is measured layer by layer: one layer's factors are in memory at a time.
     """
     measured = []
-    with one_thread(), bar(len(indices), "spectra", "layer") as shown:
-        check = check_scores(view, tokens)
-        asymmetries = score_asymmetries(view, tokens) if "score_asym" in extras else None
+    with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
+        check = check_scores(view, prompts)
+        asymmetries = score_asymmetries(view, prompts) if "score_asym" in extras else None
         ends_digest = view.ends_digest()
         moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
         directions = position_directions(view) if "position_share" in extras else None
-        for index in indices:
+        for index, wanted in chosen.items():
             heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
             output = view.output(index)
             columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
@@ -202,8 +182,7 @@ def _loaded_layers(
             del output  # before the next layer is read
             digest = layer_digest(view.raw(index)) + ends_digest
             attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
-            heads = replace(heads, columns=columns, attrs=attrs)
-            measured.append(heads if chosen is None else selected(heads, chosen[index]))
+            measured.append(selected(replace(heads, columns=columns, attrs=attrs), wanted))
             shown.update()
     parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
     try:

@@ -9,7 +9,7 @@ from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, FREQUENCY_COLUMNS, HEAD_COLUMNS
 
 # fmt: off
-_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_HEAD = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
 
 NOISE_COLUMNS = (
     "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
@@ -62,7 +62,6 @@ _ONE_IN_TWENTY = (
     "That a larger difference comes from training: one head in twenty is outside where rounding is all there is."
 )
 _CHANGE = (
-    COLUMNS["name"],
     Column("change_rank", "Rank of the head by the better of behaviour_rank and spectrum_rank, then by the other; "
         "missing where both are. Rows are in this order.", "count", range="1 .. heads",
         does_not_establish="That a change of behaviour and one of the spectrum are of equal weight."),

@@ -7,7 +7,6 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.heads.columns import CHANGE_FLOOR, COMPARE_HEADS, COMPARED_COLUMNS, RANKED_COLUMNS
-from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
@@ -94,7 +93,6 @@ def compare_heads(
     summary = {
         "layer": first["layer"],
         "head": first["head"],
-        "name": [head_name(layer, head) for layer, head in zip(first["layer"], first["head"], strict=True)],
         "change_rank": _joint_rank(pd.DataFrame(ranks)).astype("Int64"),
         **changes,
         **{name: rank.astype("Int64") for name, rank in ranks.items()},

@@ -101,10 +101,11 @@ def head_directions(
         seed: of the random directions.
 
     Returns:
-        DataFrame with a row per direction, side and word: `layer, head, kind, direction` (from 1), `share` (of the
-        operator's squared norm), `side, strength, random_strength` (mean over random directions), `pvalue, qvalue,
-        rank` (of the token, from 1), `token` (id), `word` (the id again without a tokenizer), `loading` (signed),
-        `random_loading` (mean absolute loading of that rank on random directions). Empty for an operator that is 0.
+        DataFrame with a row per direction, side and word: `layer, head, name, kind, direction` (from 1), `share` (of
+        the operator's squared norm), `side, strength, random_strength` (mean over random directions), `pvalue,
+        qvalue, rank` (of the token, from 1), `token` (id), `word` (the id again without a tokenizer), `loading`
+        (signed), `random_loading` (mean absolute loading of that rank on random directions). Empty for an operator
+        that is 0.
 
     Raises:
         BadHead: no such head.
@@ -253,9 +254,9 @@ class Loadings(NamedTuple):
 
 
 def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> pd.DataFrame:
-    """Return the rows of all directions, sides and words, without layer, head and kind."""
+    """Return the rows of all directions, sides and words, without layer, head, name and kind."""
     n = len(shares)
-    columns = [column.name for column in HEAD_DIRECTIONS.columns if column.name not in ("layer", "head", "kind")]
+    columns = [column.name for column in HEAD_DIRECTIONS.columns[4:]]
     if n == 0:
         return pd.DataFrame(columns=columns)
     read = [_loadings(view, sides[0], n_words)]

@@ -10,16 +10,16 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.columns import FREQUENCY_TABLE
 from tlspectral.models.attention import attention_view
 from tlspectral.rotary import phase_norms
-from tlspectral.tables import FREQUENCY_COLUMNS, named
+from tlspectral.tables import named
 
 
 def frequency_table(model: Any) -> pd.DataFrame:
     """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
 
     Returns:
-        DataFrame `layer, head, frequency, theta` (radians per token), `wavelength` (tokens per full rotation),
-        `re_norm, im_norm, im_share`, sorted by the first three; layers without rotary positions have no rows. `attrs`
-        hold where the model came from, with hashes of its weights, and `rotary_valid_up_to`.
+        DataFrame `layer, head, name, frequency, theta` (radians per token), `wavelength` (tokens per full rotation),
+        `re_norm, im_norm, im_share`, sorted by layer, head and frequency; layers without rotary positions have no rows.
+        `attrs` hold where the model came from, with hashes of its weights, and `rotary_valid_up_to`.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
@@ -48,7 +48,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
             "im_norm": im,
             "im_share": share,
         }
-        layer_tables.append(pd.DataFrame(columns)[[column.name for column in FREQUENCY_COLUMNS]])
+        layer_tables.append(pd.DataFrame(columns))
         if layer.valid_up_to is not None:
             limits.append(layer.valid_up_to)
     if not layer_tables:

@@ -255,7 +255,7 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[s
         from tlspectral.models.checkpoints import streamable_checkpoint
 
         if streamable_checkpoint(entry.name) is not None:
-            given["checkpoint_dir"] = layers
+            given["folder"] = layers
     try:
         with one_thread() if shared_out else nullcontext():
             heads = analyze_heads(model, **given)

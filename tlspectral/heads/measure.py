@@ -153,20 +153,20 @@ def forget_blocks() -> None:
     _shared_blocks.cache_clear()
 
 
-def score_asymmetries(view: AttentionView, tokens: Any) -> list[Float64[np.ndarray, "heads"]]:
+def score_asymmetries(view: AttentionView, prompts: Any) -> list[Float64[np.ndarray, "heads"]]:
     """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
-    With `tokens=None` the prompt is the random one of the self-check; FP uses text.
+    With `prompts=None` the prompt is the random one of the self-check; FP uses text.
     """
-    prompts = checked_prompts(view, tokens)
+    packed = checked_prompts(view, prompts)
     names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
     last = view.hook_names(view.n_layers - 1)["pattern"]
-    residuals = view.capture(prompts.tokens, names, last=last)
+    residuals = view.capture(packed.tokens, names, last=last)
     asymmetries = []
     for index, name in enumerate(names):
         layer = view.layer(index)
-        n = layer.norm.normalized(residuals[name].cpu().double()) * prompts.real[..., None]  # 0 where filled up
+        n = layer.norm.normalized(residuals[name].cpu().double()) * packed.real[..., None]  # 0 where filled up
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)

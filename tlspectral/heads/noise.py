@@ -42,7 +42,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataF
         seed: of the perturbations, keyed by layer.
 
     Returns:
-        DataFrame `layer, head` and for each spectral and phase column `<column>_sd` (ddof 1 over draws) and
+        DataFrame `layer, head, name` and for each spectral and phase column `<column>_sd` (ddof 1 over draws) and
         `<column>_shift` (mean of the perturbed values less the value); NaN where the column has no value.
 
     Raises:
@@ -70,8 +70,8 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
         model, draws, seed: as of `weight_noise_band`.
 
     Returns:
-        DataFrame `draw, layer, head` and the spectral and phase columns, sorted by the first three; draw -1 is the
-        weights as they are. `attrs` hold the model and the grids.
+        DataFrame `draw, layer, head, name` and the spectral and phase columns, sorted by the first three; draw -1 is
+        the weights as they are. `attrs` hold the model and the grids.
 
     Raises:
         As `weight_noise_band`.

@@ -35,17 +35,16 @@ from tlspectral.version import __version__
 
 def streamed_layers(
     checkpoint: CheckpointLayers,
-    indices: list[int],
-    heads: dict[int, list[int]] | None,
+    heads: dict[int, list[int]],
     null: NullSettings,
     *,
     extras: Iterable[str],
-    checkpoint_dir: str | os.PathLike[str] | None,
+    folder: str | os.PathLike[str] | None,
     n_jobs: int,
 ) -> list[pd.DataFrame]:
     """Return a table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
 
-    `heads` gives the heads of each layer to tabulate, None all.
+    `heads` gives the heads of each layer to tabulate.
     Every file is checked before the first layer is measured. With a folder, each finished layer is stored as a file
     there. A stored layer is used again if it was made from the same weights.
 
@@ -53,35 +52,37 @@ def streamed_layers(
         IncompatibleCheckpoint: the folder was made with other weights or settings.
         BadWeights, UnsupportedArchitecture, ScoreMismatch: a layer cannot be read or trusted.
     """
+    first = min(heads)
     with download_bars(not hidden()):
-        checkpoint.prepare(indices)
+        checkpoint.prepare(list(heads))
         if "position_share" in extras:
-            checkpoint.prepare(indices[:1], "positions")
+            checkpoint.prepare([first], "positions")
     directions = None
     if "position_share" in extras:
-        with one_thread(), checkpoint.layer(indices[0], "positions") as view:
+        with one_thread(), checkpoint.layer(first, "positions") as view:
             directions = position_directions(view)
-    folder = None
-    if checkpoint_dir is not None:
+    part_folder = None
+    if folder is not None:
         settings = {
             "config_sha256": checkpoint.files.config_digest(),
             **asdict(null),
             "extras": sorted(extras),
             "tlspectral": __version__,
         }
-        if heads is not None:
-            settings["heads"] = [[layer, head] for layer, chosen in heads.items() for head in chosen]
-        folder = open_parts(checkpoint_dir, settings, noted={"model": checkpoint.files.name})
+        # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
+        partly = {layer: chosen for layer, chosen in heads.items() if len(chosen) < checkpoint.n_heads(layer)}
+        if partly:
+            settings["heads"] = [[layer, head] for layer, chosen in partly.items() for head in chosen]
+        part_folder = open_parts(folder, settings, noted={"model": checkpoint.files.name})
     parts = []
-    for index in indices:
+    for index, chosen in heads.items():
         name = f"L{index:03d}"
-        file = os.path.join(checkpoint_dir or "", f"{name}.parquet")
+        file = os.path.join(folder or "", f"{name}.parquet")
         same_weights = partial(_require_same_weights, checkpoint, index, file)
-        chosen = None if heads is None else heads[index]
         measure = partial(_measured, checkpoint, null, directions, index, chosen)
         parts.append(WorkPart(name, measure, same_weights))
     try:
-        tables = finished_parts(parts, folder, description="layers", unit="layer", n_jobs=n_jobs)
+        tables = finished_parts(parts, part_folder, description="layers", unit="layer", n_jobs=n_jobs)
         return list(tables.values())
     finally:
         forget_blocks()
@@ -100,9 +101,9 @@ def _measured(
     null: NullSettings,
     directions: Float64[Tensor, "d_model directions"] | None,
     index: int,
-    heads: list[int] | None,
+    heads: list[int],
 ) -> pd.DataFrame:
-    """Measure a layer, or some heads of it, on one thread."""
+    """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         with refusing(misfit(checkpoint.files.record)):
             check = check_scores(view)
@@ -111,8 +112,7 @@ def _measured(
             measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
             for _, group in key_value_groups(raw)
         ]
-        measured = joined(groups)
-        table = with_null(measured if heads is None else selected(measured, heads), null)
+        table = with_null(selected(joined(groups), heads), null)
     table.attrs = {
         "check": check.of_layer(0) | {"layer": index},
         "valid_up_to": raw.valid_up_to,

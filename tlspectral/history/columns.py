@@ -79,9 +79,9 @@ _SUMMARY = (
 
 _PAIR = tuple(
     Column(f"{end}_{part}",
-        f"{part.capitalize()} of the {'earlier head, whose output is read' if end == 'source' else 'head that reads'}.",
+        f"{part.capitalize()} of the {'earlier head, whose output is read' if end == 'sender' else 'head that reads'}.",
         "index", range=f"0 .. {part}s - 1", source="the caller")
-    for end in ("source", "target")
+    for end in ("sender", "receiver")
     for part in ("layer", "head")
 )
 
@@ -90,16 +90,16 @@ _STEP = replace(
     meaning="Training step of the checkpoint; where checkpoints have names instead, the name, in the order given.",
 )
 
-_SCORES = (COLUMNS["layer"], COLUMNS["head"], *POSITIONAL_COLUMNS)
+_SCORES = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"], *POSITIONAL_COLUMNS)
 HEAD_HISTORY = {
     name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (_STEP, *columns))
     for name, also, columns in (
         ("heads", "", (*HEAD_COLUMNS, *map(percentile_column, ("prev", "rope_imag_frac", "dir_frac")))),
         ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),
         ("composition", "", (*_PAIR, replace(COMPOSITION[0],
-            meaning="||M OV^T|| / (||M|| ||OV||), M of the target and OV of the source."), *COMPOSITION[1:])),
+            meaning="||M OV^T|| / (||M|| ||OV||), M of the receiver and OV of the sender."), *COMPOSITION[1:])),
         ("positional", ", with `blocks=`", _SCORES),
-        ("frequencies", ", with `blocks=`", (*_SCORES[:2], COLUMNS["frequency"], *_SCORES[2:])),
+        ("frequencies", ", with `blocks=`", (*_SCORES[:3], COLUMNS["frequency"], *_SCORES[3:])),
     )
 }
 TABLES = tuple(HEAD_HISTORY.values())

@@ -26,7 +26,7 @@ from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
-_PAIR = ["source_layer", "source_head", "target_layer", "target_head"]
+_PAIR = ["sender_layer", "sender_head", "receiver_layer", "receiver_head"]
 _COMPOSITION = {**dict.fromkeys(_PAIR, np.int64), "score": float, "chance": float, "rank": np.int64}
 
 
@@ -113,15 +113,15 @@ def _in_context(model: Any, seed: int) -> dict[str, float]:
 
 
 def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
-    """Return the pairs' rows of `k_composition`, which is computed once per target."""
+    """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
     rows: list[tuple[Any, ...]] = []
-    by_target = {target: k_composition(model, target) for target in dict.fromkeys(target for _, target in pairs)}
-    for source, target in pairs:
-        table = by_target[target]
-        source_rows = table.loc[(table["layer"] == source[0]) & (table["head"] == source[1])]
-        if source_rows.empty:
-            raise BadHead(f"layer {source[0]} of the model has no head {source[1]}")
-        rows.append((*source, *target, *source_rows.iloc[0][["score", "chance", "rank"]]))
+    by_receiver = {end: k_composition(model, end) for end in dict.fromkeys(end for _, end in pairs)}
+    for sender, receiver in pairs:
+        table = by_receiver[receiver]
+        sender_rows = table.loc[(table["layer"] == sender[0]) & (table["head"] == sender[1])]
+        if sender_rows.empty:
+            raise BadHead(f"layer {sender[0]} of the model has no head {sender[1]}")
+        rows.append((*sender, *receiver, *sender_rows.iloc[0][["score", "chance", "rank"]]))
     return pd.DataFrame.from_records(rows, columns=list(_COMPOSITION)).astype(_COMPOSITION)
 
 

@@ -63,7 +63,7 @@ def head_history(
             (OLMo). See `hub_checkpoints`.
         steps: of one hub model or folder: which training steps, rising. None for all; without `revisions`, the 22 of
             `PYTHIA_STEPS` for a Pythia model.
-        pairs: (source, target) heads, each (layer, head), of which K-composition is followed.
+        pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
         null_dtype: as for `analyze_heads`.
@@ -84,7 +84,7 @@ def head_history(
 
     Raises:
         ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
-            different shapes, something that is no model, revisions or steps that are not there, or a pair whose source
+            different shapes, something that is no model, revisions or steps that are not there, or a pair whose sender
             is not in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
@@ -107,7 +107,7 @@ def head_history(
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
         check_labels([label for label, _ in labelled])
     settings = {
-        "what": "head history, one file a step",
+        "what": "head history, one file a step, senders and receivers",
         "pairs": [[list(head) for head in pair] for pair in wanted],
         "null_draws": null_draws,
         "null_dtype": null_dtype,
@@ -238,11 +238,11 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
-    checked = [(head_pair(source), head_pair(target)) for source, target in pairs]
+    checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
     for pair in checked:
         if not 0 <= pair[0][0] < pair[1][0]:
             raise ValueError(
-                f"the pair {pair} cannot compose: its source has to be in an earlier layer than its target"
+                f"the pair {pair} cannot compose: its sender has to be in an earlier layer than its receiver"
             )
     return checked
 

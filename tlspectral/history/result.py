@@ -22,7 +22,7 @@ class HeadHistory:
             `D_head_pct`: percentiles within the model of that step (`within_model_percentile`).
         summary: per step `n_heads`; `icl_score, icl_score_se, first_copy_loss, second_copy_loss` (`in_context_score`,
             NaN without detectors); and the medians of `population_medians` with their nulls.
-        composition: per step and pair of heads `source_layer, source_head, target_layer, target_head`, then `score,
+        composition: per step and pair of heads `sender_layer, sender_head, receiver_layer, receiver_head`, then `score,
             chance, rank` of `k_composition`; no rows without pairs.
         positional: per step the table of `positional_symbolic(mode="key")` on the history's `blocks`; None without.
         frequencies: the same per rotary frequency; None without, and for models without rotary positions.

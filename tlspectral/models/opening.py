@@ -11,16 +11,13 @@ if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
 
-def open_layers(model: Any, *, load: bool = False, revision: str | None = None) -> "AttentionView | CheckpointLayers":
-    """Return the attention layers of a model, or of the model that a name or path means, at a revision on the hub.
+def open_layers(model: Any, *, load: bool = False) -> "AttentionView | CheckpointLayers":
+    """Return the attention layers of a model, or of the model that a name or path means.
 
     A folder or hub model is read from its files, unless `load`; other names are loaded. A `Source`, which is what
-    `find_source` says of a name, a revision and a step, is read from its files. Raises as `load_model`, and ValueError
-    for a revision of what has none.
+    `find_source` says of a name, a revision and a step, is read from its files. Raises as `load_model`.
     """
     if not isinstance(model, Source | str | PathLike):
-        if revision is not None:
-            raise ValueError(f"this model is loaded, so revision={revision!r} has nothing to choose; give its hub name")
         return attention_view(model)
     from tlspectral.models.loading.bars import download_bars
 
@@ -28,9 +25,9 @@ def open_layers(model: Any, *, load: bool = False, revision: str | None = None) 
         if isinstance(model, Source) or not load:
             from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
 
-            source = model if isinstance(model, Source) else streamable_checkpoint(model, revision)
+            source = model if isinstance(model, Source) else streamable_checkpoint(model)
             if source is not None:
                 return CheckpointLayers(source)
         from tlspectral.models.loading import load_model
 
-        return attention_view(load_model(model, revision=revision))
+        return attention_view(load_model(model))

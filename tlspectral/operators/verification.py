@@ -44,7 +44,7 @@ class ScoreCheck:
         }
 
 
-def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
+def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     """Rebuild every layer's attention scores from its folded weights and compare them with the model's own.
 
     The input of each layer is taken from a run of the model; norm, biases, M, rotation (the model's own cos and sin
@@ -54,8 +54,8 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        tokens: prompts in any form that `Task` takes: strings, ids [batch, pos], or a tokenizer's batch, whose padding
-            is left out. None takes 24 ids drawn at random (seed 0), so that no tokenizer is needed.
+        prompts: in any form that `Task` takes: strings, ids [batch, pos], or a tokenizer's batch, whose padding is left
+            out. None takes 24 ids drawn at random (seed 0), so that no tokenizer is needed.
 
     Returns:
         Series, index `layer`: the worst absolute error of that layer.
@@ -64,35 +64,35 @@ def verify_scores(model: Any, tokens: Any = None) -> pd.Series:
         ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
             patterns 1e-5 or eps max|score|.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
-        ValueError, TypeError: tokens that cannot be read (as in `Task`), longer than the positions that the model has,
+        ValueError, TypeError: prompts that cannot be read (as in `Task`), longer than the positions that the model has,
             or than the length up to which its score scale holds.
 
     What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
     log-probabilities).
     """
     view = attention_view(model)
-    check = check_scores(view, tokens)
+    check = check_scores(view, prompts)
     return pd.Series(check.errors, index=pd.Index(check.layers, name="layer"), name="worst_error")
 
 
-def check_scores(view: AttentionView, tokens: Any = None) -> ScoreCheck:
+def check_scores(view: AttentionView, prompts: Any = None) -> ScoreCheck:
     """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
-    prompts = checked_prompts(view, tokens)
+    packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in range(view.n_layers)}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
-    captured = view.capture(prompts.tokens, wanted, last=names[max(names)]["pattern"])
-    results = [_check_layer(view, index, names[index], captured, prompts.real) for index in names]
+    captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
+    results = [_check_layer(view, index, names[index], captured, packed.real) for index in names]
     return ScoreCheck(tuple(names), *zip(*results, strict=True))
 
 
-def checked_prompts(view: AttentionView, tokens: Any) -> PackedTokens:
+def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the caller's prompts, or for None the random one of `check_prompt`. Raises as `verify_scores`."""
-    if tokens is None:
+    if prompts is None:
         return even_rows(check_prompt(view))
     from tlspectral.models.attention.prompts import packed_prompts
 
-    return packed_prompts(view, tokens)
+    return packed_prompts(view, prompts)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:

@@ -60,9 +60,16 @@ _DOCUMENTED: dict[str, dict[str, Column]] = {}
 
 
 def named(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Write the table's name into the frame's `attrs`, in place, so that `write_table` can document its columns."""
+    """Write the table's name into the frame's `attrs`, in place, so that `write_table` can document its columns.
+
+    A table with the column `name` that has `layer` and `head` alone gets the names of the heads, such as L16H0.
+    """
+    documented = {column.name: column for column in table.columns}
+    if {"layer", "head", "name"} <= set(documented) and "name" not in frame:
+        names = "L" + frame["layer"].astype(str) + "H" + frame["head"].astype(str)
+        frame.insert(frame.columns.get_loc("head") + 1, "name", names)
     frame.attrs["table"] = table.name
-    _DOCUMENTED.setdefault(table.name, {}).update({column.name: column for column in table.columns})
+    _DOCUMENTED.setdefault(table.name, {}).update(documented)
     return frame
 
 

@@ -254,7 +254,7 @@ EXTRA_COLUMNS: tuple[Column, ...] = (
 
 _NORM_UNIT = "score x attention scale, per unit of the normalised residual squared"
 FREQUENCY_COLUMNS: tuple[Column, ...] = (
-    *_IDENTITY[:2],
+    *_IDENTITY[:3],
     Column("frequency", "Index t of the rotary pair; 0 is the model's first pair.", "index", range="0 .. pairs - 1",
         source="the model", does_not_establish="Pairs of one index have other angles in other models: compare theta."),
     Column("theta", "Angle by which the pair rotates per token, as the model's own rotary module has it.", "rad/token",
@@ -309,7 +309,7 @@ POSITIONAL_COLUMNS: tuple[Column, ...] = (
     Column("alpha_ess", "Effective number of swaps behind a score: 1 / sum of alpha^2.", "swaps", range="1 .. swaps",
         also_known_as="effective sample size", does_not_establish="Near 1 the score is that of one swap."),
 )
-"""What `positional_symbolic` adds to `layer`, `head` and `frequency`."""
+"""What `positional_symbolic` adds to `layer`, `head`, `name` and `frequency`."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}

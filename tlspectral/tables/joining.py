@@ -99,7 +99,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     texts = {name: documents[name].meaning for name in joined if name in documents}
     joined.attrs = {**heads.attrs, "columns": texts, "joined": origins}
     made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
-    return named(joined, Table(f"join(heads, {made})", "`tls.tables.join`", tuple(documents.values())))
+    columns = tuple(documents[name] for name in texts)
+    return named(joined, Table(f"join(heads, {made})", "`tls.tables.join`", columns))
 
 
 def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Column]]:

@@ -36,7 +36,7 @@ class RepeatedSegments:
         tokens = self.tokens
         if tokens is None:
             tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
-        return given_sequences(view, tokens, at_least=1)
+        return given_sequences(view, tokens)
 
 
 @dataclass(frozen=True, eq=False)
