@@ -37,14 +37,14 @@ def test_some_layers_only_and_those_in_a_folder_are_taken_over(folder, read, tmp
     whole = analyze(folder("gemma2"))
     expected = whole[whole["layer"].isin([0, 3])].reset_index(drop=True)
     read.clear()
-    part = analyze(folder("gemma2"), layers=[3, 0], checkpoint_dir=tmp_path / "parts")
+    part = analyze(folder("gemma2"), heads=["L3", "L0"], folder=tmp_path / "parts")
     assert [index for index, _ in read] == [0, 3]
     pd.testing.assert_frame_equal(
         part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"), check_exact=True
     )
     read.clear()
     moved = shutil.copytree(folder("gemma2"), tmp_path / "moved")
-    pd.testing.assert_frame_equal(analyze(moved, checkpoint_dir=tmp_path / "parts"), whole, check_exact=True)
+    pd.testing.assert_frame_equal(analyze(moved, folder=tmp_path / "parts"), whole, check_exact=True)
     assert [index for index, _ in read] == [1, 2]
 
 
@@ -68,17 +68,17 @@ def test_with_detectors_the_model_is_loaded(folder, sizes, capfd):
 
 
 NO_ACTIVATIONS = "needs the model's activations"
-NO_PARTS = "checkpoint_dir is for a folder or hub name"
+NO_PARTS = "folder= is for a model that is read from its files"
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda path, parts: analyze(path, layers=[2]), BadHead, "the model has layers 0 to 1"),
+        (lambda path, parts: analyze(path, heads="L2"), BadHead, "the model has layers 0 to 1"),
         (lambda path, parts: analyze(path, extras=["score_asym"]), ValueError, NO_ACTIVATIONS),
-        (lambda path, parts: analyze(path, tokens=torch.arange(3, 20)), ValueError, NO_ACTIVATIONS),
-        (lambda path, parts: analyze(path, detectors=True, checkpoint_dir=parts), ValueError, NO_PARTS),
-        (lambda path, parts: analyze(tls.load_model(path), checkpoint_dir=parts), ValueError, NO_PARTS),
+        (lambda path, parts: analyze(path, prompts=torch.arange(3, 20)), ValueError, NO_ACTIVATIONS),
+        (lambda path, parts: analyze(path, detectors=True, folder=parts), ValueError, NO_PARTS),
+        (lambda path, parts: analyze(tls.load_model(path), folder=parts), ValueError, NO_PARTS),
         (lambda path, parts: tls.k_composition(path, (2, 0)), BadHead, "does not exist: the model has layers 0 to 1"),
         (lambda path, parts: tls.k_composition(path, (1, 4)), BadHead, "does not exist: layer 1 has heads 0 to 3"),
         (lambda path, parts: tls.k_composition(path, (-3, 0)), BadHead, "does not exist"),
@@ -101,11 +101,11 @@ def test_refusals_before_any_work(folder, sizes, tmp_path, call, error, words):
     ("name", "kind"), [("gpt2", "k"), ("llama", "k"), ("neox", "q"), ("phi3", "v"), ("gptneo", "v"), ("llama", "q")]
 )
 def test_composition_from_files(folder, sizes, name, kind):
-    path, target = folder(name), (1, 2)
+    path, receiver = folder(name), f"L1H2.{kind}"
     sizes.clear()
-    streamed = tls.k_composition(str(path), target, kind=kind)
+    streamed = tls.k_composition(str(path), receiver)
     assert set(sizes) == {1}
-    loaded = tls.k_composition(tls.load_model(path), target, kind=kind)
+    loaded = tls.k_composition(tls.load_model(path), receiver)
     pd.testing.assert_frame_equal(streamed, loaded, rtol=1e-12, atol=0)
 
 
@@ -123,7 +123,7 @@ def run(*arguments):
 
 def test_the_command_continues_too(folder, tmp_path, read):
     path = folder("llama")
-    options = (path, "--no-detectors", "--null-draws", 5, "--checkpoint-dir", tmp_path / "parts")
+    options = (path, "--no-detectors", "--null-draws", 5, "--folder", tmp_path / "parts")
     expected = analyze(path)
     for layers in ([0, 1], []):
         read.clear()
@@ -132,7 +132,7 @@ def test_the_command_continues_too(folder, tmp_path, read):
         assert [index for index, _ in read] == layers
         pd.testing.assert_frame_equal(read_table(tmp_path / "heads.parquet"), expected, check_exact=True)
     for more in ((), ("--no-detectors", "--backend", "bridge")):
-        done = run(path, "--checkpoint-dir", tmp_path / "parts", *more)
+        done = run(path, "--folder", tmp_path / "parts", *more)
         assert done.exit_code == 2
         assert "goes with --no-detectors" in done.stderr
 

@@ -87,21 +87,21 @@ def test_the_table_is_that_of_one_file(whole, shards, table, tmp_path, in_shards
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
 
-@pytest.mark.parametrize("layers", [[1], None])
-def test_only_the_shards_that_are_needed_are_fetched_and_once(hub, shards, table, layers):
+@pytest.mark.parametrize("heads", ["L1", None])
+def test_only_the_shards_that_are_needed_are_fetched_and_once(hub, shards, table, heads):
     commit = hub.publish(NAME, shards)
-    found = streamed(NAME, layers=layers)
-    expected = table if layers is None else table[table["layer"].isin(layers)].reset_index(drop=True)
+    found = streamed(NAME, heads=heads)
+    expected = table if heads is None else table[table["layer"] == 1].reset_index(drop=True)
     pd.testing.assert_frame_equal(
         found.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"), check_exact=True
     )
     files = files_of(shards)
-    wanted = {files[f"model.layers.{layer}.{part}"] for layer in layers or range(2) for part in PARTS}
+    wanted = {files[f"model.layers.{layer}.{part}"] for layer in ([1] if heads else range(2)) for part in PARTS}
     assert len(wanted) < len(set(files.values()))
     assert sorted(hub.fetched) == sorted({"config.json", "model.safetensors.index.json", *wanted})
     assert (found.attrs["model"], found.attrs["commit"]) == (NAME, commit)
     hub.close()
-    pd.testing.assert_frame_equal(streamed(NAME, layers=layers), found, check_exact=True)
+    pd.testing.assert_frame_equal(streamed(NAME, heads=heads), found, check_exact=True)
 
 
 def test_composition_fetches_values_of_earlier_layers(hub, shards, whole):

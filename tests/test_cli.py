@@ -130,7 +130,7 @@ def test_show_says_what_is_missing_and_counts_the_heads_that_are_not_ok(tmp_path
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
     options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
-    options += ("--revision", "v2", "--device", "cuda:1", "--dtype", "float64", "--layers", "0,-1")
+    options += ("--revision", "v2", "--device", "cuda:1", "--dtype", "float64", "--heads", "L0,L-1")
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
     assert library.load == [("tiny", {"backend": "hooked", "revision": "v2", "device": "cuda:1", "dtype": "float64"})]
@@ -142,9 +142,8 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
         "detectors": True,
         "n_jobs": 2,
         "seed": 7,
-        "revision": None,  # the model that is loaded is of that revision
-        "layers": [0, -1],
-        "checkpoint_dir": None,
+        "heads": ["L0", "L-1"],
+        "folder": None,
     }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
@@ -156,14 +155,14 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     assert columns["name"].tolist() == pd.read_csv(tmp_path / "heads.csv").columns.tolist()
 
 
-def test_analyze_without_detectors_hands_over_the_path_unloaded(tmp_path, library):
+def test_analyze_without_detectors_hands_over_the_files_unloaded(tmp_path, library):
     options = ("-o", tmp_path / "h.parquet", "--no-detectors")
-    done = run("analyze", "maker/model", *options, "--revision", "v2", "--checkpoint-dir", "parts")
+    done = run("analyze", "maker/model", *options, "--revision", "v2", "--folder", "parts")
     assert done.exit_code == 0, done.output
     assert library.load == []
     model, passed = library.analyze[0]
-    assert (model, passed["revision"], passed["detectors"]) == ("maker/model", "v2", False)
-    assert str(passed["checkpoint_dir"]) == "parts"
+    assert (model.location, model.revision, passed["detectors"]) == ("maker/model", "v2", False)
+    assert str(passed["folder"]) == "parts"
     # A backend, device or type that was asked for is used.
     for option, value in (("backend", "bridge"), ("device", "cpu"), ("dtype", "float64")):
         run("analyze", "tiny", *options, f"--{option}", value)
@@ -213,7 +212,7 @@ def test_a_list_of_one_model_is_a_dataset_too(tmp_path, many):
 
 
 def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
-    def verify_scores(model, tokens=None):
+    def verify_scores(model, prompts=None):
         return pd.Series([1e-6, 2.5e-6], index=pd.Index([0, 1], name="layer"))
 
     monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
@@ -265,17 +264,14 @@ def test_format_prints_the_table_and_nothing_else(library, form):
         (("analyze", "tiny", "-o", "heads.xlsx"), "heads.xlsx: a table is a .parquet or .csv file"),
         (("analyze", "tiny", "-o", "heads"), "heads: a table is a .parquet or .csv file: give -o such a name"),
         (("analyze", "tiny", "-o", "FOLDER"), "is a folder: give -o a file name in it"),
-        (("analyze", "tiny", "--layers", "first"), "'first' is not a layer, or several as 0,5,-1"),
+        (("analyze", "tiny", "--heads", "first"), "'first' names no head"),
         (("analyze", "tiny", "--backend", "brigde"), "did you mean 'bridge'?"),
-        (
-            ("analyze", "tiny", "--device", "cpu", "--no-detectors", "--checkpoint-dir", "d"),
-            "without --backend, --devi",
-        ),
-        (("analyze", "tiny", "--checkpoint-dir", "d"), "goes with --no-detectors"),
+        (("analyze", "tiny", "--device", "cpu", "--no-detectors", "--folder", "d"), "without --backend, --devi"),
+        (("analyze", "tiny", "--folder", "d"), "goes with --no-detectors"),
         (("analyze", "a", "b"), "several models need a folder for their dataset"),
-        (("analyze", "a", "b", "-o", "out", "--layers", "3"), "is for one model"),
+        (("analyze", "a", "b", "-o", "out", "--heads", "L3"), "is for one model"),
         (("analyze", "a", "b", "-o", "out", "--format", "csv"), "several are written to -o"),
-        (("analyze", "a", "b", "-o", "out", "--no-detectors", "--checkpoint-dir", "d"), "several keep theirs in -o"),
+        (("analyze", "a", "b", "-o", "out", "--no-detectors", "--folder", "d"), "several keep theirs in -o"),
         (("verify", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
         (("verify", "tiny", "--device", "gpu"), "'gpu' is none of cpu, cuda, mps and xpu"),
         (("verify", "tiny", "--format", "xml"), "'xml' is none of json, csv"),

@@ -1,7 +1,5 @@
 """Composition scores against dense d x d products; their order, their level by chance, and heads that have none."""
 
-from inspect import unwrap
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +9,7 @@ from reference_circuits import NAMES, bridge, edited, reference
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
+from tlspectral.selection import Receiver
 
 
 def dense_scores(dense, layer, head, kind):
@@ -30,7 +29,7 @@ def dense_scores(dense, layer, head, kind):
 def test_scores_are_those_of_the_dense_operators(name, kind):
     dense, last = reference(name), len(reference(name).layers) - 1
     for head in range(len(dense.layers[last].qk)):
-        table = tls.k_composition(bridge(name), (last, head), kind=kind)
+        table = tls.k_composition(bridge(name), f"L{last}H{head}.{kind}")
         assert_described(table)
         expected = dense_scores(dense, last, head, kind)
         found = table.set_index(["layer", "head"])["score"]
@@ -40,13 +39,14 @@ def test_scores_are_those_of_the_dense_operators(name, kind):
             assert found[at] == pytest.approx(score, rel=1e-10)
 
 
-@pytest.mark.parametrize("target", [(1, 2), (3, 0)])
-def test_the_table_ranks_all_heads_of_all_earlier_layers(target):
-    table = tls.k_composition(bridge("gemma3"), target)
-    pd.testing.assert_frame_equal(table, tls.k_composition(bridge("gemma3"), target, kind="k"))
+@pytest.mark.parametrize("head", [(1, 2), (3, 0)])
+def test_the_table_ranks_all_heads_of_all_earlier_layers(head):
+    table = tls.k_composition(bridge("gemma3"), head)
+    for keys in (f"l{head[0]}h{head[1]}.k", Receiver(*head, "k"), (head[0] - 4, head[1]), f"{head[0]}.{head[1]}"):
+        pd.testing.assert_frame_equal(table, tls.k_composition(bridge("gemma3"), keys))
     assert isinstance(table.index, pd.RangeIndex)
     pairs = list(zip(table["layer"], table["head"], strict=True))
-    assert sorted(pairs) == [(layer, head) for layer in range(target[0]) for head in range(zoo.HEADS)]
+    assert sorted(pairs) == [(layer, head) for layer in range(head[0]) for head in range(zoo.HEADS)]
     assert table["score"].is_monotonic_decreasing
     assert table["rank"].tolist() == list(range(1, 1 + len(pairs)))
     assert (table["chance"] == zoo.WIDTH**-0.5).all()
@@ -104,17 +104,23 @@ def test_a_head_that_writes_nothing_comes_last_and_one_that_reads_nothing_or_is_
     assert table["score"].isna().tolist() == [False, False, False, True]
     assert tls.k_composition(model, (1, 0))["score"].isna().all()
     first = tls.k_composition(model, (0, 1))
-    assert list(first) == ["layer", "head", "score", "chance", "rank"]
+    assert list(first) == ["layer", "head", "name", "score", "chance", "rank"]
     assert first.empty
 
 
-@pytest.mark.parametrize("kind", ["k", "v"])
-@pytest.mark.parametrize("target", [(2, 0), (-3, 0), (1, 4), (1, -1)])
-def test_heads_that_do_not_exist_are_refused(target, kind):
-    with pytest.raises(BadHead, match=r"does not exist: (the model has layers 0 to 1|layer . has heads 0 to 3)"):
-        tls.k_composition(bridge("llama"), target, kind=kind)
+MISSING = r"does not exist: (the model has layers 0 to 1|layer . has heads 0 to 3)"
 
 
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="kind must be"):  # past the check of annotations
-        unwrap(tls.k_composition)(bridge("llama"), (1, 0), kind="o")
+@pytest.mark.parametrize(
+    ("receiver", "words"),
+    [
+        *((receiver, MISSING) for receiver in ("L2H0", "L-3H0.v", (1, 4), Receiver(1, 4, "v"), (1, -1))),
+        ("L1KV0.k", "L1KV0.k may be read by several heads.*such as L1H0.k"),
+        ("L1H0.o", "'L1H0.o' names no head"),
+        ("L1.k", "'L1.k' names no receiver"),
+        ("L1", "'L1' is a whole layer"),
+    ],
+)
+def test_what_is_no_receiver_is_refused(receiver, words):
+    with pytest.raises(BadHead, match=words):
+        tls.k_composition(bridge("llama"), receiver)

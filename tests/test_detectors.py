@@ -104,8 +104,11 @@ def test_from_64_tokens_on_a_segment_may_repeat_a_token():
 def test_detect_heads_runs_on_these_sequences():
     model = shared("bridge", "llama")
     found = tls.detect_heads(model, **SMALL, seed=3)
-    given = tls.detect_heads(model, tokens=drawn(seed=3))
+    given = tls.detect_heads(model, prompts=drawn(seed=3))
     pd.testing.assert_frame_equal(found, given, check_exact=True)
+    assert tls.detect_heads(model, prompts=drawn(seed=3).tolist()).equals(given)
+    alone = tls.detect_heads(model, prompts=drawn(seed=3)[:1])
+    assert (list(alone), alone[["prev_se", "ind_se"]].isna().all(axis=None)) == (list(found), True)
     other = tls.detect_heads(model, **SMALL, seed=4)
     assert (found[SCORES] != other[SCORES]).all(axis=None)
 
@@ -133,14 +136,14 @@ def test_the_table_says_how_it_was_made():
 def test_first_copy_and_halves_are_those_of_the_kept_patterns(monkeypatch):
     monkeypatch.setattr(detectors.heads, "BATCH", 3)  # so that parity has to be counted across batches
     model, tokens = shared("bridge", "llama"), drawn()
-    table = tls.detect_heads(model, tokens=tokens)
+    table = tls.detect_heads(model, prompts=tokens)
     patterns = kept_patterns(model, tokens)
     first = np.stack([p[:, :, np.arange(2, 11), np.arange(1, 10)].mean(-1) for p in patterns])
     expected = first.mean(1).reshape(-1)
     # Measured: 1e-9, the sums of float32 patterns in another order; one query more moves it by 1e-3.
     np.testing.assert_allclose(table["prev_first"], expected, rtol=0, atol=1e-7)
     for name in ("prev", "dup", "ind"):
-        halves = [tls.detect_heads(model, tokens=tokens[start::2])[name] for start in (0, 1)]
+        halves = [tls.detect_heads(model, prompts=tokens[start::2])[name] for start in (0, 1)]
         known = scipy.stats.spearmanr(*halves).statistic
         assert table.attrs["reliability"][name] == pytest.approx(known, abs=1e-12)
 
@@ -233,17 +236,15 @@ def one_segment(*segment):
 @pytest.mark.parametrize(
     "tokens",
     [
-        one_segment(5, 6, 7)[:1],
         one_segment(5),
         one_segment(5, 6, 7)[:, 1:],
         one_segment(5, 6, 7)[:, :-1],
         torch.tensor([[0, 5, 6, 7, 5, 6, 8]] * 2),
     ],
-    ids=["one sequence", "one token", "no opening token", "cut copy", "other copy"],
+    ids=["one token", "no opening token", "cut copy", "other copy"],
 )
-def test_tokens_that_do_not_repeat_are_refused(tokens):
-    with pytest.raises(ValueError, match=r"at least two sequences \[BOS, r, r\].*found shape"):
-        tls.detect_heads(shared("bridge", "llama"), tokens=tokens)
+def test_ids_that_do_not_repeat_are_prompts(tokens):
+    assert "self" in tls.detect_heads(shared("bridge", "llama"), prompts=tokens)
 
 
 @pytest.mark.parametrize(

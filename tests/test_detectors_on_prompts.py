@@ -57,7 +57,7 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
     model, rows = shared("bridge", "qwen3"), rows_of_ids()
     plain = [plain_scores(kept_patterns(model, row), row) for row in rows]
     table = tls.detect_heads(model, prompts=rows)
-    assert list(table) == ["layer", "head", "prev", "prev_se", "dup", "dup_se", "self", "self_se"]
+    assert list(table) == ["layer", "head", "name", "prev", "prev_se", "dup", "dup_se", "self", "self_se"]
     for name in ("prev", "dup", "self"):
         by_prompt = np.array([scores[name] for scores, _ in plain]).reshape(len(rows), -1)
         by_prompt = by_prompt[~np.isnan(by_prompt[:, 0])]
@@ -89,10 +89,9 @@ def test_strings_are_read_by_the_models_tokenizer(tmp_path):
     assert tls.verify_scores(model, texts).equals(tls.verify_scores(model, rows))
     kernel = tls.relative_position_kernel(model, "L0H1", texts)
     pd.testing.assert_frame_equal(kernel, tls.relative_position_kernel(model, "L0H1", rows), check_exact=True)
-    quick = {"null_draws": 2, "extras": ["score_asym"], "n_sequences": 3}
-    tables = [tls.analyze_heads(model, tokens=given, **quick) for given in (texts, rows)]
+    quick = {"null_draws": 2, "extras": ["score_asym"], "detectors": False}
+    tables = [tls.analyze_heads(model, prompts=given, **quick) for given in (texts, rows)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
-    assert tables[0].attrs["detectors"]["n_sequences"] == 3
 
 
 def test_filling_counts_neither_in_the_self_check_nor_in_the_asymmetry():
@@ -101,7 +100,7 @@ def test_filling_counts_neither_in_the_self_check_nor_in_the_asymmetry():
     filled = torch.stack([rows[0], torch.cat([rows[1], rows[1][-1:].expand(18)])])
     quick = {"null_draws": 2, "extras": ["score_asym"], "detectors": False}
     both, long, short, all_counted = (
-        tls.analyze_heads(model, tokens=given, **quick) for given in (rows, rows[:1], rows[1:], filled)
+        tls.analyze_heads(model, prompts=given, **quick) for given in (rows, rows[:1], rows[1:], filled)
     )
     for name in ("score_asym", "outside_m"):
         # Runs of other batch shapes differ by 1e-6; counting the filling moves the largest by 0.6 and 0.04.
@@ -182,7 +181,6 @@ def test_matrices_are_weights():
         ({"pattern": torch.full((14, 14), torch.nan)}, TypeError, "matrix of weights"),
         ({"pattern": "prev"}, TypeError, "pattern is a matrix of weights .* found str 'prev'"),
         ({"pattern": lambda row: None}, TypeError, "found NoneType None for prompt 0"),
-        ({"tokens": zoo.prompt()}, ValueError, "tokens= are repeated sequences and prompts= any text"),
         ({"prompts": ["the red"]}, ValueError, "no tokenizer"),
     ],
 )

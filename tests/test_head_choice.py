@@ -58,16 +58,17 @@ def test_only_the_files_of_their_layers_are_fetched(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "error", "text"),
+    ("heads", "text"),
     [
-        ({"heads": [(0, 4)]}, BadHead, "L0H4 does not exist: layer 0 has heads 0 to 3"),
-        ({"heads": [(2, 0)]}, BadHead, "L2H0 does not exist: the model has layers 0 to 1"),
-        ({"heads": []}, BadHead, "cannot be tabulated"),
-        ({"heads": [(0, 1)], "layers": [0]}, ValueError, "layers= and heads= both choose the rows; give one of them"),
+        ([(0, 4)], "L0H4 does not exist: layer 0 has heads 0 to 3"),
+        ([(2, 0)], "L2H0 does not exist: the model has layers 0 to 1"),
+        ([], "chooses none"),
+        ("L2", "L2 does not exist: the model has layers 0 to 1"),
+        (["L0", "L-3"], "L-3 does not exist: the model has layers 0 to 1"),
     ],
 )
 @pytest.mark.parametrize("road", ["loaded", "streamed"])
-def test_choices_that_are_refused(folder, road, choice, error, text):
+def test_choices_that_are_refused(folder, road, heads, text):
     model = shared("bridge", "llama") if road == "loaded" else folder("llama")
-    with pytest.raises(error, match=text):
-        analyze(model, **choice)
+    with pytest.raises(BadHead, match=text):
+        analyze(model, heads=heads)

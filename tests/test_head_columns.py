@@ -126,14 +126,14 @@ def test_the_null_is_that_of_the_heads_own_singular_values(name, kind):
 
 
 def test_detector_columns_are_those_of_detect_heads():
-    model, options = built("bridge", "gpt2"), {"n_sequences": 20, "seed": 3}
-    table = analyze(model, detectors=True, **options)
-    expected = tls.detect_heads(model, **options)
+    model = built("bridge", "gpt2")
+    table = analyze(model, detectors=True, seed=3)
+    expected = tls.detect_heads(model, seed=3)
     assert_same(table[BEHAVIOUR], expected[BEHAVIOUR])
     assert expected.attrs == {**attention_view(model).origin(), **table.attrs["detectors"]}
     rest = [column for column in ALL if column not in BEHAVIOUR]
     assert_same(table[rest], analyze(model, seed=3)[rest])
-    of_layer = analyze(model, detectors=True, layers=[1], **options)
+    of_layer = analyze(model, detectors=True, heads="L1", seed=3)
     assert_same(of_layer[BEHAVIOUR], expected.loc[4:, BEHAVIOUR])
     percentiles = scipy.stats.rankdata(of_layer["D_head"]) / len(of_layer)  # of the rows of the table
     np.testing.assert_array_equal(of_layer["D_head_pct"], percentiles)

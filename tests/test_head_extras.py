@@ -18,7 +18,7 @@ def test_extras_come_last_in_the_documented_order():
     assert list(table) == [*ALL, *[column.name for column in EXTRA_COLUMNS]]
     assert_described(table)
     assert_same(table[ALL], table_of("gpt2"))
-    one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), layers=[1])
+    one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), heads="L1")
     assert list(one) == [*ALL, "position_share"]
     assert one["position_share"].tolist() == table.loc[4:, "position_share"].tolist()
     without = analyze(built("bridge", "llama"), extras=["position_share"])
@@ -28,7 +28,7 @@ def test_extras_come_last_in_the_documented_order():
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
 def test_score_asymmetry_is_that_of_plain_content_scores(name):
     model, tokens = built("bridge", name), zoo.prompt(batch=3)
-    table = analyze(model, extras=["score_asym"], tokens=tokens)
+    table = analyze(model, extras=["score_asym"], prompts=tokens)
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens)
     expected = []

@@ -62,17 +62,17 @@ def test_a_users_hooked_transformer_gives_the_table_of_the_bridge(name, fold_ln)
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 def test_neither_workers_nor_the_order_of_layers_change_a_bit(backend):
     model = built("bridge", "gemma2")
-    assert_same(analyze(model, layers=[3, 1, 0, 2]), table_of("gemma2"))
+    assert_same(analyze(model, heads=["L3", "L1", "L0", "L2"]), table_of("gemma2"))
     fresh = analyze(model, null_blocks="fresh")
     with joblib.parallel_config(backend):
-        assert_same(analyze(model, n_jobs=2, null_blocks="fresh", layers=(3, 2, 1, 0)), fresh)
+        assert_same(analyze(model, n_jobs=2, null_blocks="fresh", heads=("L3", "L-2", "L1", "L0")), fresh)
 
 
-@pytest.mark.parametrize(("layers", "blocks"), [([1, 1, 2], "shared"), ([3, 0], "fresh")])
-def test_a_part_of_the_table_is_that_part_of_the_table(layers, blocks):
+@pytest.mark.parametrize(("heads", "blocks"), [(["L1", "L1", "L2"], "shared"), (["L-1", "L0"], "fresh")])
+def test_a_part_of_the_table_is_that_part_of_the_table(heads, blocks):
     whole = analyze(built("bridge", "gemma2"), null_blocks=blocks)
-    part = analyze(built("bridge", "gemma2"), null_blocks=blocks, layers=iter(layers))
-    expected = whole[whole["layer"].isin(layers)]
+    part = analyze(built("bridge", "gemma2"), null_blocks=blocks, heads=heads)
+    expected = whole[whole["layer"].isin([int(layer[1:]) % 4 for layer in heads])]
     # D_head_pct runs over the rows computed.
     assert_same(part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"))
     assert isinstance(part.index, pd.RangeIndex)

@@ -36,10 +36,10 @@ def test_attrs_say_all_and_are_json():
     assert analyze(model).attrs["detectors"] is None
 
 
-def test_the_users_tokens_reach_the_check():
+def test_the_users_prompts_reach_the_check():
     model = built("bridge", "qwen2")
     tokens = zoo.prompt(batch=1, length=40, seed=5)
-    table = analyze(model, tokens=tokens)
+    table = analyze(model, prompts=tokens)
     worst = table.attrs["score_check"]
     assert worst["worst_error"] == tls.verify_scores(model, tokens)[worst["layer"]]
     assert (table["outside_m"] != table_of("qwen2")["outside_m"]).all()
@@ -49,11 +49,11 @@ def test_the_hash_of_the_weights_is_that_of_the_weights_alone():
     model = built("bridge", "llama")
     plain, *alike = (
         analyze(model, null_draws=2, **given).attrs["weights_sha256"]
-        for given in ({}, {"seed": 1}, {"null_blocks": "fresh"}, {"layers": [1, 0]})
+        for given in ({}, {"seed": 1}, {"null_blocks": "fresh"}, {"heads": ["L1", "L0"]})
     )
     assert len(plain) == 64
     assert alike == [plain] * 3
-    assert plain != analyze(model, null_draws=2, layers=[0]).attrs["weights_sha256"]
+    assert plain != analyze(model, null_draws=2, heads="L0").attrs["weights_sha256"]
 
 
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT[:1])

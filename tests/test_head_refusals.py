@@ -62,7 +62,6 @@ def test_a_bridge_that_computes_other_scores_gets_no_table(name):
         ({"null_draws": 1}, "at least two draws, found null_draws=1"),
         ({"null_blocks": "own"}, "null_blocks"),
         ({"null_dtype": "float16"}, "null_dtype"),
-        ({"detectors": True, "n_sequences": 1}, "n_sequences=1"),
     ],
 )
 def test_unknown_wishes_are_refused_before_any_work(monkeypatch, arguments, said):

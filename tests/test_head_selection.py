@@ -14,7 +14,7 @@ from tlspectral.history.recording import _checked_pairs
 from tlspectral.history.result import HeadHistory
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import chosen_layers, chosen_part, head_pair
+from tlspectral.selection import chosen_part, head_pair
 from tlspectral.spectral_rope.module import _chosen_heads
 
 FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, "L5" for all'
@@ -113,25 +113,6 @@ def test_texts_are_refused_by_whatever_takes_heads(call):
 def test_operators_refuse_what_names_no_head(at):
     with pytest.raises(BadHead, match=r"names no head: (a head is|write operators\[layer, head\])"):
         tls.qk_operators(shared("bridge", "llama"))[at]
-
-
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        *((layers, r"layers are whole numbers, such as 3 or \[0, 1\]; found") for layers in
-          ("01", ["1"], [0.5], 0.5, [True], [None], [(0, 1)])),
-        *((layers, "layers 0 to 1") for layers in ([2], [0, -3], [0, 1, 7], [], -3)),
-    ],
-)  # fmt: skip
-def test_layers_that_are_none_of_the_models_are_refused(layers, words):
-    with pytest.raises(BadHead, match=words):
-        chosen_layers(layers, 2)
-
-
-def test_a_layer_may_stand_alone_and_count_from_the_end():
-    assert chosen_layers(1, 2) == chosen_layers(-1, 2) == chosen_layers([-1, 1], 2) == [1]
-    assert chosen_layers([np.int64(1), 0.0], 2) == [0, 1]
-    assert chosen_layers(None, 2) == [0, 1]
 
 
 def test_parts_are_given_by_the_symbol_of_what_is_removed():

@@ -167,14 +167,14 @@ def test_every_step_is_the_head_table_of_its_model(history, run):
         for column in ("prev", "rope_imag_frac", "dir_frac", "D_head"):
             assert own[f"{column}_pct"].tolist() == (expected[column].rank() / 6).tolist()
         for pair in PAIRS:
-            (layer, head), target = pair
-            table = k_composition(model, target)
+            (layer, head), receiver = pair
+            table = k_composition(model, receiver)
             [(score, chance, rank)] = table[(table["layer"] == layer) & (table["head"] == head)][
                 ["score", "chance", "rank"]
             ].to_numpy()
             at = history.composition[history.composition["step"] == step]
-            at = at[(at["source_layer"] == layer) & (at["source_head"] == head)]
-            row = at[(at["target_layer"] == target[0]) & (at["target_head"] == target[1])]
+            at = at[(at["sender_layer"] == layer) & (at["sender_head"] == head)]
+            row = at[(at["receiver_layer"] == receiver[0]) & (at["receiver_head"] == receiver[1])]
             assert row[["score", "chance", "rank"]].to_numpy().tolist() == [[score, chance, rank]]
         score = in_context_score(model)
         row = history.summary[history.summary["step"] == step].iloc[0]
@@ -253,7 +253,7 @@ def test_without_detectors_weights_alone_are_read():
     assert found.heads["prev_pct"].isna().all()
     assert found.heads["D_head_pct"].notna().all()
     assert found.composition.empty
-    assert list(found.composition.columns)[:3] == ["step", "source_layer", "source_head"]
+    assert list(found.composition.columns)[:3] == ["step", "sender_layer", "sender_head"]
     assert len(found.track((0, 0))) == 1
     assert "previous-token" not in repr(found)
 

@@ -88,7 +88,7 @@ def test_every_head_is_measured_in_one_pass():
     model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
     calls = []
     with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", lambda x, hook: calls.append(len(x)))]):
-        table = relative_position_kernel(model, tokens=tokens)
+        table = relative_position_kernel(model, prompts=tokens)
     assert calls == [4]
     pairs = [(layer, head) for layer in range(zoo.LAYERS) for head in range(zoo.HEADS)]
     assert table[["layer", "head"]].drop_duplicates().to_records(index=False).tolist() == pairs
@@ -100,7 +100,7 @@ def test_every_head_is_measured_in_one_pass():
 def test_without_rotary_positions_there_is_no_prediction():
     judged = kernel_prediction(shared("bridge", "bloom"), None, zoo.prompt(4, 24))
     assert_described(judged)
-    assert judged.drop(columns=["layer", "head", "peak"]).isna().all(axis=None)
+    assert judged.drop(columns=["layer", "head", "name", "peak"]).isna().all(axis=None)
     assert judged["peak"].notna().all()
 
 

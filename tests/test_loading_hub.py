@@ -18,6 +18,7 @@ import tlspectral as tls
 import tlspectral.models.loading
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
+from tlspectral.models.loading.source import find_source
 
 HOOKED = pytest.param("hooked", "llama", marks=zoo.needs_hooked)
 NAME = "maker/model"
@@ -167,24 +168,23 @@ def test_each_revision_has_its_own_weights_and_tokenizer(hub, branches):
     assert hub.fetched.count("model.safetensors") == 2
 
 
-@pytest.mark.parametrize("detectors", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_tables_of_a_revision_are_of_its_weights_and_name_its_commit(branches, detectors):
+def test_tables_of_a_revision_are_of_its_weights_and_name_its_commit(branches):
     name, commits = branches
     for revision, seed in ((None, 0), ("step8", 3)):
-        table = streamed(name, revision=revision, layers=[0], detectors=detectors)
+        table = streamed(find_source(name, revision), heads="L0")
         assert (table.attrs["revision"], table.attrs["commit"]) == (revision, commits[revision])
-        expected = streamed(zoo.bridge("llama", seed), layers=[0])
+        expected = streamed(zoo.bridge("llama", seed), heads="L0")
         # Measured: 3e-16 between files and model; other weights differ by 0.05 and more.
         assert (table["D_head"] - expected["D_head"]).abs().max() < 1e-9
-        found = tls.k_composition(name, (1, 0), revision=revision)
+        found = tls.k_composition(find_source(name, revision), (1, 0))
         assert found.attrs["commit"] == commits[revision]
         expected = tls.k_composition(zoo.bridge("llama", seed), (1, 0))
         # Measured: 2e-16; other weights differ by 0.01 and more.
         assert abs(found.sort_values("head")["score"] - expected.sort_values("head")["score"]).max() < 1e-9
-    assert streamed(name, revision=commits["step8"], layers=[0], detectors=detectors).equals(table)
-    for of_revision in (streamed, tls.load_model):
+    assert streamed(find_source(name, commits["step8"]), heads="L0").equals(table)
+    for read in (lambda: streamed(find_source(name, "v3")), lambda: tls.load_model(name, revision="v3")):
         with pytest.raises(ValueError, match=f"^'{name}' at revision 'v3' is not .*there is no revision 'v3'"):
-            of_revision(name, revision="v3")
+            read()
 
 
 def test_a_branch_that_has_moved_is_still_that_of_the_cache(hub, folders, remote):

@@ -127,7 +127,7 @@ def test_the_commit_of_a_model_in_the_hubs_cache_is_named_on_every_road(hub, tok
     assert source == {"model": str(cached), "revision": None, "commit": commit}
     for name in (cached, "maker/model"):
         assert tls.load_model(name).tlspectral_source["commit"] == commit
-        assert streamed(name, layers=[0]).attrs["commit"] == commit
+        assert streamed(name, heads="L0").attrs["commit"] == commit
     assert "commit" not in tls.load_model(shutil.copytree(cached, tmp_path / "elsewhere")).tlspectral_source
 
 

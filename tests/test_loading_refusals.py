@@ -57,8 +57,6 @@ def test_files_and_folders_that_are_no_checkpoint(folder, tmp_path):
     for call, error, words in (
         (lambda: load(folder("llama") / "model.safetensors"), ValueError, r"is a file but not a \.gguf file"),
         (lambda: load(folder("llama"), revision="v2"), ValueError, "local folder, which has no revision='v2'"),
-        (lambda: ROADS["streamed"](folder("llama"), revision="v2"), ValueError, "which has no revision='v2'"),
-        (lambda: ROADS["streamed"]("tiny-rope", revision="v2"), ValueError, "tiny-rope is one packaged set of weights"),
         (lambda: load(fake, checkpoint=1), ValueError, "no revision or checkpoint to choose"),
         (lambda: load(tmp_path / "other.gguf"), ValueError, "does not begin as a GGUF file does"),
     ):
@@ -98,11 +96,6 @@ OBJECTS = {
     "a step": (lambda: load(llama(), checkpoint=3), ValueError, "it has no revision or checkpoint"),
     "a name as tokenizer": (lambda: load(llama(), tokenizer="gpt2"), TypeError, "tokenizer of transformers, .* str"),
     "text of a tiny model": (lambda: load("tiny-rope", tokenizer=zoo._tokenizer()), ValueError, "rope knows no text"),
-    "a revision of a loaded model": (
-        lambda: tls.analyze_heads(zoo.shared("bridge", "llama"), revision="main"),
-        ValueError,
-        "nothing to choose",
-    ),
     "a bridge": (lambda: load(zoo.shared("bridge", "llama")), TypeError, "it is a TransformerLens model already"),
     "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found Linear; give one of these"),
     "a body without head": (lambda: load(llama().model), UnsupportedArchitecture, "LlamaModel is no causal language"),
@@ -400,7 +393,7 @@ def test_folders(copied, monkeypatch, tmp_path, what, road):
     change(path)
     if road == "streamed":
         monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("a pickle was opened"))
-        options = {"checkpoint_dir": tmp_path / "parts"}
+        options = {"folder": tmp_path / "parts"}
     error, words = by_road[road]
     with pytest.raises(error, match=words):
         ROADS[road](path, **options)
@@ -431,7 +424,7 @@ def test_alibi_of_falcon(folder):
 def test_a_missing_layer_does_not_stop_the_others(copied):
     path = copied("gemma2")
     with_tensors(path, {"model.layers.3.self_attn.q_proj.weight": None})
-    assert len(ROADS["streamed"](path, layers=[0, 1])) == 8
+    assert len(ROADS["streamed"](path, heads=["L0", "L1"])) == 8
 
 
 @pytest.mark.parametrize("road", ROADS)

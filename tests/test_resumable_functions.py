@@ -121,7 +121,7 @@ def profiled(folder, model=None, task=MARKS, **options):
 
 def streamed(folder, path=None, name="llama", **options):
     path = saved(name) if path is None else path
-    return {"heads": tls.analyze_heads(path, checkpoint_dir=folder, **FEW_DRAWS | options)}
+    return {"heads": tls.analyze_heads(path, folder=folder, **FEW_DRAWS | options)}
 
 
 def history(folder, checkpoints=(("one", "tiny-rope-sym"), ("two", "tiny-rope")), **options):
@@ -287,7 +287,7 @@ ROWS = {
             (other("config_sha256"), {"path": partial(saved, "qwen3")}),
             ("made from other weights of layer 1", {"path": partial(with_one_other_weight, "llama", 1)}),
         ],
-        served=[(0, {"layers": [0], "path": partial(with_one_other_weight, "llama", 1)})],
+        served=[(0, {"heads": "L0", "path": partial(with_one_other_weight, "llama", 1)})],
     ),
     "head table from files, shares of positions": Row(
         streamed, 2, options={"name": "gpt2", "extras": ["position_share"]}

@@ -170,7 +170,7 @@ def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     else:
         segments = torch.randint(3, 90, (18, 7), generator=rng)
         rows = list(torch.cat([torch.zeros(18, 1, dtype=torch.long), segments, segments], dim=1))
-        given = {"tokens": torch.stack(rows)}
+        given = {"prompts": torch.stack(rows)}
     two_back = lambda row: torch.eye(len(row)).roll(2, 0).tril(-1)  # noqa: E731
     table = tls.detect_heads(model, **given, pattern=two_back, null_draws=draws, seed=seed)
     rows = rows[:16]

@@ -48,11 +48,11 @@ def heads():
 # --- a table and a model ---
 
 
-@pytest.mark.parametrize(("name", "layers"), [("llama", [1]), ("gpt2", None), ("gptj", [0, 1])])
-def test_a_model_knows_the_hash_of_its_own_table(name, layers):
+@pytest.mark.parametrize(("name", "heads"), [("llama", "L1"), ("gpt2", None), ("gptj", ["L0", "L1"])])
+def test_a_model_knows_the_hash_of_its_own_table(name, heads):
     model = shared("bridge", name)
-    table = analyzed(model, layers=layers)
-    origin = attention_view(model).origin(layers)
+    table = analyzed(model, heads=heads)
+    origin = attention_view(model).origin(None if heads is None else table["layer"].unique().tolist())
     for key in ("weights_sha256", "weights_by_layer", "n_layers"):
         assert origin[key] == table.attrs[key]
     assert list(origin["weights_by_layer"]) == [str(layer) for layer in table["layer"].unique()]
@@ -60,9 +60,9 @@ def test_a_model_knows_the_hash_of_its_own_table(name, layers):
     require_table_of(model, table)
 
 
-@pytest.mark.parametrize("layers", [None, [1]])
-def test_a_table_of_other_weights_is_refused(layers):
-    table = analyzed(shared("bridge", "llama"), layers=layers)
+@pytest.mark.parametrize("chosen", [None, "L1"])
+def test_a_table_of_other_weights_is_refused(chosen):
+    table = analyzed(shared("bridge", "llama"), heads=chosen)
     with pytest.raises(ValueError, match=f"head table was {OTHER} the loaded weights: the hash of layer [01] is "):
         require_table_of(retrained(), table)
     # Names are asked where hashes cannot be compared.
@@ -162,7 +162,7 @@ def test_tables_of_other_weights_are_refused(joined):
 
 
 def test_a_table_of_some_layers_is_compared_with_a_table_of_all():
-    table = analyzed(shared("bridge", "llama"), layers=[1])
+    table = analyzed(shared("bridge", "llama"), heads="L1")
     assert require_same_model(table, attention_view(shared("bridge", "llama")).origin(), "the draws") == ""
     origin = attention_view(retrained()).origin()
     with pytest.raises(ValueError, match=f"{OTHER} the draws: the hash of layer 1 "):

@@ -187,7 +187,7 @@ def test_the_object_itself_is_loaded_for_analysis(share):
     bridge = tls.load_model(spectral)
     with torch.no_grad():  # Measured: 1e-6. A rotation that is not there moves logits by 0.05 and more.
         torch.testing.assert_close(logits(spectral), bridge(zoo.prompt()), rtol=0, atol=3e-5)
-    tls.verify_scores(bridge, tokens=zoo.prompt())
+    tls.verify_scores(bridge, prompts=zoo.prompt())
     assert all(torch.equal(value, before[name]) for name, value in spectral.state_dict().items())
     with pytest.raises(TypeError, match="already"):
         tls.load_model(bridge)

@@ -162,14 +162,14 @@ def test_a_weight_that_is_changed_in_place_is_seen_by_the_next_table():
 
 
 def test_tables_of_some_layers_are_compared_on_those_that_both_have():
-    some = analyze(llama(), layers=[1])
+    some = analyze(llama(), heads="L1")
     composed = tls.k_composition(llama(), "L1H1")
     assert len(join(heads_of_llama(), one=some)) == 8
     assert composed.attrs["weights_by_layer"].keys() == {"0", "1"}
     with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 1"):
         join(some, one=sweep(retrained()))
     with pytest.raises(ValueError, match=f"{UNKNOWN}: they have no layer in common"):
-        join(some, one=analyze(llama(), layers=[0]))
+        join(some, one=analyze(llama(), heads="L0"))
 
 
 # --- what cannot be compared ---

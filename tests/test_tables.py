@@ -69,7 +69,7 @@ def test_head_columns_are_the_documented_ones_in_order():
     expected = f"{first} {second} {null} {rest} copying positivity D_head_pct".split()
     assert [column.name for column in HEAD_COLUMNS] == expected
     assert [column.name for column in EXTRA_COLUMNS] == ["score_asym", "position_share"]
-    frequency = ["layer", "head", "frequency", "theta", "wavelength", "re_norm", "im_norm", "im_share"]
+    frequency = ["layer", "head", "name", "frequency", "theta", "wavelength", "re_norm", "im_norm", "im_share"]
     assert [column.name for column in FREQUENCY_COLUMNS] == frequency
 
 

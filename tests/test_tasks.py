@@ -206,14 +206,13 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
 
 READERS = {
     "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
-    "detectors": lambda model, tokens: tls.detect_heads(model, tokens=tokens),
     "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=tokens)),
     "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens),
     "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens),
     "in context": lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
-    "kernels": lambda model, tokens: tls.relative_position_kernel(model, tokens=tokens),
+    "kernels": lambda model, tokens: tls.relative_position_kernel(model, prompts=tokens),
     "scores": lambda model, tokens: tls.verify_scores(model, tokens),
     "attribution": lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
     "blocks": lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(

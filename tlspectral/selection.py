@@ -196,29 +196,6 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
-def chosen_layers(layers: Any, n_layers: int) -> list[int]:
-    """Return the chosen layers, sorted, each once.
-
-    Args:
-        layers: a layer or several; negative ones count from the end; None is all of them.
-        n_layers: layers of the model.
-
-    Raises:
-        BadHead: a layer that does not exist, none at all, or something that is no whole number.
-    """
-    if layers is None:
-        return list(range(n_layers))
-    given = [layers] if whole_number(layers) is not None or not isinstance(layers, Iterable) else list(layers)
-    numbers = [whole_number(layer) for layer in given]
-    if None in numbers:
-        raise BadHead(f"layers are whole numbers, such as 3 or [0, 1]; found {given[numbers.index(None)]!r}")
-    chosen = {number + n_layers if number < 0 else number for number in numbers if number is not None}
-    wrong = sorted(index for index in chosen if not 0 <= index < n_layers)
-    if wrong or not chosen:
-        raise BadHead(f"layers {wrong or given} cannot be tabulated: the model has layers 0 to {n_layers - 1}")
-    return sorted(chosen)
-
-
 Symbol = Literal["M_S", "M_A", "Im(M_t)"]
 """What is removed, by the symbol that "Fingerprint, Not Blueprint" has for it."""
 

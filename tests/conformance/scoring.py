@@ -129,7 +129,7 @@ def plain_scores(patterns, length):
 @asked(every=1)
 def scores_and_errors_are_those_of_the_kept_patterns(row):
     tokens = repeated_sequences(row.view, **SMALL)
-    found = tls.detect_heads(row.model, tokens=tokens)
+    found = tls.detect_heads(row.model, prompts=tokens)
     expected = plain_scores(kept_patterns(row.model, tokens), 10)
     # Measured: 4e-17 on scores of 0.05 (the patterns are the same bits); one query more or less moves them by 1e-3.
     scores, errors = [*SCORES, "prev_first"], [*ERRORS, "prev_first_se"]
@@ -142,7 +142,7 @@ def scores_and_errors_are_those_of_the_kept_patterns(row):
     if row.backend == "hooked":
         # Measured: at most 3e-8 (mistral), float32 forwards of differently processed weights; a neighbouring key's
         # mass differs by 1e-3 and more.
-        other = tls.detect_heads(zoo.shared("bridge", row.name), tokens=tokens)
+        other = tls.detect_heads(zoo.shared("bridge", row.name), prompts=tokens)
         pd.testing.assert_frame_equal(found, other, rtol=0, atol=1e-6)
 
 

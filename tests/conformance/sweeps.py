@@ -48,7 +48,7 @@ def the_kernel_is_the_mean_of_the_kept_scores(row):
     tokens = zoo.prompt(3, 24)
     found = relative_position_kernel(row.model, [(1, 2), (0, 1)], tokens)
     assert_described(found)
-    assert list(found) == ["layer", "head", "offset", "score", "predicted"]
+    assert list(found) == ["layer", "head", "name", "offset", "score", "predicted"]
     assert found["offset"].tolist() == 2 * list(range(-20, 1))
     for (layer, head), one in found.groupby(["layer", "head"]):
         # Measured: 1e-15; the mean of another offset differs by 0.1.

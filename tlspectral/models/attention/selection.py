@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tlspectral.errors import BadHead
 from tlspectral.models.attention.view import AttentionView
-from tlspectral.selection import Heads, chosen_layers, head_pairs, whole_layers
+from tlspectral.selection import Heads, head_pairs, whole_layers
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
@@ -19,8 +19,10 @@ def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads | None
         return {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
     layers, others = whole_layers(heads)
     pairs = set(head_pairs(others, view.n_layers))
-    for layer in chosen_layers(layers, view.n_layers) if layers else ():
-        pairs |= {(layer, head) for head in range(view.n_heads(layer))}
+    for layer in layers:
+        if not -view.n_layers <= layer < view.n_layers:
+            raise BadHead(f"L{layer} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        pairs |= {(layer % view.n_layers, head) for head in range(view.n_heads(layer % view.n_layers))}
     chosen: dict[int, list[int]] = {}
     for layer, head in sorted(pairs):
         if not 0 <= layer < view.n_layers:
