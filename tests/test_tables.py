@@ -174,7 +174,7 @@ def test_columns_that_the_user_renames_or_joins_go_without(tmp_path):
     """`rank` is a place among heads in `k_composition` and a matrix's rank in the head table."""
     ranked = pd.DataFrame({"layer": [0], "head": [1], "score": [0.5], "chance": [0.1], "rank": [1]})
     joined = ranked.rename(columns={"rank": "place"}).assign(D_head=0.5, dir_frac=0.7, own=1.0)
-    for frame, kept in ((ranked, {*ranked}), (joined, {"layer", "head", "score", "chance"})):
+    for frame, kept in ((ranked, {*ranked, "name"}), (joined, {"layer", "head", "name", "score", "chance"})):
         write_table(named(frame, TABLES["k_composition"]), tmp_path / "table.parquet")
         found = documented(tmp_path / "table.parquet")
         assert set(found) == kept

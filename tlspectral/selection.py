@@ -169,6 +169,22 @@ def read_receivers(given: Receivers) -> list[Receiver]:
     return list(dict.fromkeys(map(_receiver, listed)))
 
 
+def head_receiver(given: Head | Receiver) -> Receiver:
+    """Return the queries, keys or values of one head, of a head alone its keys.
+
+    Raises BadHead for what names none, and for keys or values of a group.
+    """
+    if not isinstance(given, Receiver) and not (isinstance(given, str) and given.strip()[-1:] in tuple("qkvQKV")):
+        return Receiver(*head_pair(given), "k")
+    [end] = read_receivers(given)
+    if end.shared:
+        raise BadHead(
+            f"{end.name} may be read by several heads, each with an operator of its own: name one of them, such as "
+            f"L{end.layer}H0.{end.input}"
+        )
+    return end
+
+
 _RECEIVER_FORMS = (
     'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v); make a list of heads with tls.receivers(heads, "k")'
 )

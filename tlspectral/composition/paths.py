@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.errors import BadHead
 from tlspectral.models.attention import (
     AttentionView,
     OutputFactors,
@@ -24,7 +23,7 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.models.opening import open_layers
 from tlspectral.nulls import one_thread
-from tlspectral.selection import Head, Receiver, head_pair, read_receivers
+from tlspectral.selection import Head, Receiver, head_receiver
 from tlspectral.spectra import ThinProduct
 from tlspectral.tables import COLUMNS, Column, Table, named
 
@@ -84,7 +83,7 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     the number of heads to be ranked among grows with the layer. The gain of a norm behind the attention (Gemma 2 and 3,
     OLMo 2), which weighs what a head writes, is left out.
     """
-    end = _receiver(receiver)
+    end = head_receiver(receiver)
     source = open_layers(model)
     [(layer, [head])] = heads_by_layer(source, [end]).items()
     side: Side = "output" if end.input == "v" else "query-key"
@@ -105,19 +104,6 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     table["rank"] = np.arange(1, len(table) + 1)
     table.attrs = dict[Any, Any](source.origin(range(layer + 1)))
     return named(table, K_COMPOSITION)
-
-
-def _receiver(given: Head | Receiver) -> Receiver:
-    """Return the queries, keys or values that are meant, of a head alone its keys."""
-    if not isinstance(given, Receiver) and not (isinstance(given, str) and given.strip()[-1:] in tuple("qkvQKV")):
-        return Receiver(*head_pair(given), "k")
-    [end] = read_receivers(given)
-    if end.shared:
-        raise BadHead(
-            f"{end.name} may be read by several heads, each with an operator of its own: name one of them, such as "
-            f"L{end.layer}H0.{end.input}"
-        )
-    return end
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads, whole_number
-from tlspectral.tables import Table, named
+from tlspectral.tables import named
 
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
@@ -89,7 +89,8 @@ def relative_position_kernel(
             for column, head in enumerate(kernel.heads)
             for row, distance in enumerate(back)
         ]
-    table = _without_names(rows, RELATIVE_POSITION_KERNEL)
+    columns = [column.name for column in RELATIVE_POSITION_KERNEL.columns if column.name != "name"]
+    table = pd.DataFrame.from_records(rows, columns=columns)
     if kernels:
         table.attrs = {**view.origin(), "n_reference": n_reference}
     return named(table, RELATIVE_POSITION_KERNEL)
@@ -135,9 +136,9 @@ def kernel_prediction(
             "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
         )
     rows = [row for kernel in kernels for row in _judged(kernel, back)]
-    table = _without_names(rows, KERNEL_PREDICTION).astype(
-        {"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"}
-    )
+    columns = [column.name for column in KERNEL_PREDICTION.columns if column.name != "name"]
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    table = table.astype({"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"})
     if kernels:
         table.attrs = {**view.origin(), "n_reference": n_reference, "n_judged": kernels[0].n_judged}
     return named(table, KERNEL_PREDICTION)
@@ -158,10 +159,6 @@ def _measured(
         return measured_kernels(view, chosen, packed, back, averaged), back, int(averaged.sum())
     others = packed_prompts(view, reference)
     return measured_kernels(view, chosen, packed, back, others), back, len(others.tokens)
-
-
-def _without_names(rows: list[tuple[Any, ...]], table: Table) -> pd.DataFrame:
-    return pd.DataFrame.from_records(rows, columns=[column.name for column in table.columns if column.name != "name"])
 
 
 def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:

@@ -65,7 +65,7 @@ def named(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
     A table with the column `name` that has `layer` and `head` alone gets the names of the heads, such as L16H0.
     """
     documented = {column.name: column for column in table.columns}
-    if {"layer", "head", "name"} <= set(documented) and "name" not in frame:
+    if "name" in documented and "name" not in frame and {"layer", "head"} <= set(frame):
         names = "L" + frame["layer"].astype(str) + "H" + frame["head"].astype(str)
         frame.insert(frame.columns.get_loc("head") + 1, "name", names)
     frame.attrs["table"] = table.name
