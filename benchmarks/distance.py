@@ -75,7 +75,7 @@ def main(
     scores = tls.detect_heads(model, n_sequences=20)
     text = tls.tasks.language(n_sequences=SEQUENCES, sequence_length=LENGTH).prompts.packed(view).tokens
     for name, prompts in (("random tokens", None), ("text", text)):
-        judged = kernel_prediction(model, None, prompts).merge(scores, on=["layer", "head"])
+        judged = kernel_prediction(model, None, prompts).merge(scores)
         chosen = judged[judged["prev"] > strong]
         print(
             f"{name}: median r {judged['r'].median():.3f}, above .9 {(judged['r'] > 0.9).mean():.3f} of {len(judged)}; "

@@ -102,7 +102,7 @@ def table(folder: Path, draws: int) -> dict[str, float]:
         pass
     imports = time.process_time()
     # The first layer of a process includes the setup of torch and LAPACK; it runs once before, uncounted.
-    tlspectral.analyze_heads(folder, layers=[0], null_draws=NO_NULL, detectors=False)
+    tlspectral.analyze_heads(folder, heads="L0", null_draws=NO_NULL, detectors=False)
     before = time.process_time()
     heads = tlspectral.analyze_heads(folder, null_draws=draws, detectors=False)
     seconds = time.process_time() - before

@@ -35,6 +35,8 @@ from tree_inputs import (
 RENAMED = {
     "source": "sender",
     "target": "receiver",
+    "source_layer": "sender_layer",
+    "source_head": "sender_head",
     "target_layer": "receiver_layer",
     "target_head": "receiver_head",
     "delta_stderr": "delta_se",
@@ -181,7 +183,10 @@ class Calls:
 
     def k_composition(self, model: Any, *, head: str, kind: str) -> Any:
         """Composition of all earlier heads with one."""
-        return self.get("k_composition")(model, head, kind=kind)
+        function = self.get("k_composition")
+        if self.takes(function, "kind"):
+            return function(model, head, kind=kind)
+        return function(model, f"{head}.{kind}")
 
     def compare_heads(self, model: Any, *, other: Any, **settings: Any) -> Any:
         """The head tables of two models, compared."""
@@ -360,7 +365,7 @@ class Calls:
         if ask == "gradients":
             return self.gradients(spectral, model)
         if ask == "heads":
-            return self.analyze_heads(spectral, null_draws=3, n_sequences=2)
+            return self.analyze_heads(spectral, null_draws=3)
         ran = self.get("merge")(spectral) if ask == "merge" else spectral
         with torch.no_grad():
             found = ran(tokens_for(model, 2, 20))

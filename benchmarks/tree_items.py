@@ -15,7 +15,7 @@ from tree_inputs import LENGTHS
 from tree_tables import Item, refusal_items, refused_model_items, statistic_items
 
 HEADS = ["L0H1", "L1H0", "L1H2"]
-QUICK = {"null_draws": 4, "n_sequences": 3}
+QUICK = {"null_draws": 4}
 PEEK = {"null_draws": 2, "detectors": False}
 PLAIN_PARTS = ("symmetric", "antisymmetric", "rope_phase", "output")
 
@@ -274,7 +274,7 @@ def demo_groups() -> Iterator[Group]:
 def demo_items(heads: list[str]) -> Iterator[Item]:
     """A few heads of a real model, on a few short sequences of text or random ids."""
     first, last = heads
-    given = {"null_draws": 3, "n_sequences": 2, "heads": heads}
+    given = {"null_draws": 3, "detectors": False, "heads": heads}
     yield Item("heads", "analyze_heads", {**given, "extras": ("score_asym", "position_share")})
     yield Item("frequencies", "plain", {"function": "frequency_table"})
     yield Item("verify", "plain", {"function": "verify_scores"})

@@ -82,11 +82,11 @@ def refusal_items() -> Iterator[Item]:
     rows += [("ablation_sweep", ("phase",), {}), ("ablation_sweep", ("symmetric",), {"heads": "L7H0"})]
     rows += [("ablation_sweep", ("symmetric",), {option: "wrong"}) for option in ("task", "control", "screen")]
     wrong = ({"null_draws": 1}, {"null_blocks": "own"}, {"null_dtype": "int8"}, {"extras": ("colour",)}, {"heads": []})
-    rows += [("analyze_heads", (), more) for more in (*wrong, {"heads": "L9H0"}, {"n_sequences": 1})]
+    rows += [("analyze_heads", (), more) for more in (*wrong, {"heads": "L9H0"})]
     rows += [("detect_heads", (), more) for more in ({"n_sequences": 1}, {"segment_length": 500}, {"pattern": "up"})]
     rows += [("detect_heads", (), {"prompts": bad}) for bad in (["text"], [], tokens * 1000, 3)]
     rows += [("detect_heads", (), {"pattern": lambda row: torch.ones(len(row), len(row))})]
-    rows += [("k_composition", (head,), {}) for head in bad_heads[:3]] + [("k_composition", ("L1H0",), {"kind": "w"})]
+    rows += [("k_composition", (head,), {}) for head in bad_heads[:3]]
     rows += [("verify_scores", (bad,), {}) for bad in (tokens * 1000, ["text"], 3, zeros[:, :0])]
     rows += [("qk_penalty", (part,), {}) for part in ("phase", "output")] + [("qk_penalty", ("symmetric", "L5H0"), {})]
     rows += [("relative_position_kernel", ("L5H0",), {}), ("relative_position_kernel", (None, tokens, [4]), {})]

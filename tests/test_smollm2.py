@@ -121,7 +121,7 @@ def test_mean_queries_and_keys_predict_the_kernels(model):
     # Measured: median .994, 83 % above .9; the same prompts every time, so that only rounding moves them.
     assert judged["r"].median() > 0.98
     assert (judged["r"] > 0.9).mean() > 0.75
-    strong = judged.merge(tls.detect_heads(model, n_sequences=20), on=["layer", "head"]).query("prev > 0.4")
+    strong = judged.merge(tls.detect_heads(model, n_sequences=20)).query("prev > 0.4")
     assert len(strong) == 9
     assert (strong["peak"] == -1).all()
     assert (strong["predicted_peak"] == -1).all()
