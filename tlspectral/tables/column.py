@@ -67,7 +67,7 @@ def named(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
     documented = {column.name: column for column in table.columns}
     if "name" in documented and "name" not in frame and {"layer", "head"} <= set(frame):
         names = "L" + frame["layer"].astype(str) + "H" + frame["head"].astype(str)
-        frame.insert(frame.columns.get_loc("head") + 1, "name", names)
+        frame.insert(list(frame).index("head") + 1, "name", names)
     frame.attrs["table"] = table.name
     _DOCUMENTED.setdefault(table.name, {}).update(documented)
     return frame
