@@ -138,7 +138,7 @@ def test_the_in_context_score_is_second_minus_first_copy(length):
         logits = model(tokens, return_type="logits").double()
     nll = -logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).numpy()
     first, second = nll[:, 1:length].mean(1), nll[:, length + 1 : 2 * length].mean(1)
-    found = in_context_score(model, tokens=tokens)
+    found = in_context_score(model, prompts=tokens)
     # Float32 sums in another order: measured 2e-7; leaving out or adding one position moves a mean by 1e-3 or more.
     assert found.first.per_sequence == pytest.approx(first, abs=1e-5)
     assert found.second.per_sequence == pytest.approx(second, abs=1e-5)

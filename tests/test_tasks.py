@@ -209,7 +209,7 @@ READERS = {
     "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=tokens)),
     "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens),
     "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens),
-    "in context": lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
+    "in context": lambda model, tokens: tls.history.in_context_score(model, prompts=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
     "kernels": lambda model, tokens: tls.relative_position_kernel(model, prompts=tokens),

@@ -75,7 +75,11 @@ def measure_step(
         heads[f"{column}_pct"] = within_model_percentile(heads[column])
     table = bundled({"heads": heads, "composition": composition, **_positional(model, blocks)})
     table.attrs |= heads.attrs
-    table.attrs["in_context"] = _in_context(model, seed) if detectors else None
+    table.attrs["in_context"] = None
+    if detectors:
+        copies = in_context_score(model, seed=seed)
+        losses = {"first_copy_loss": copies.first.value, "second_copy_loss": copies.second.value}
+        table.attrs["in_context"] = {"icl_score": copies.value, "icl_score_se": copies.stderr, **losses}
     table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
     table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return table
@@ -100,16 +104,6 @@ def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
         rotary = [layers.rotary(index) is not None for index in range(layers.n_layers)]
         return shape | {"d_vocab": layers.d_vocab, "rotary": rotary}
     return shape | {"d_vocab": int(layers.config.vocab_size), "model_type": layers.config.model_type}
-
-
-def _in_context(model: Any, seed: int) -> dict[str, float]:
-    score = in_context_score(model, seed=seed)
-    return {
-        "icl_score": score.value,
-        "icl_score_se": score.stderr,
-        "first_copy_loss": score.first.value,
-        "second_copy_loss": score.second.value,
-    }
 
 
 def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
@@ -152,7 +146,7 @@ def in_context_score(
     *,
     n_sequences: int = 200,
     segment_length: int = 64,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
+    prompts: Int[Tensor, "sequences pos"] | None = None,
     seed: int = 0,
 ) -> InContextScore:
     """Loss on the second copy of random repeated segments minus that on the first (FP section 9).
@@ -161,7 +155,8 @@ def in_context_score(
     L+1 .. 2L-1 the second, L - 1 each; FP has L = 64. Hooks on the model stay in force.
 
     Args:
-        model, n_sequences, segment_length, tokens, seed: as of `induction_loss`.
+        model, n_sequences, segment_length, seed: as of `induction_loss`.
+        prompts: sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]; None draws them.
 
     Raises:
         ValueError: as `induction_loss`.
@@ -170,7 +165,7 @@ def in_context_score(
     and late in training it does: a model that has learned text finds random tokens ever less likely, far above
     log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
     """
-    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed)
+    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=prompts, seed=seed)
     view = attention_view(model)
     second = scored_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.
