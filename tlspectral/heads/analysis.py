@@ -110,7 +110,7 @@ def analyze_heads(
     source = open_layers(model, load=detectors)
     chosen = heads_by_layer(source, heads)
     if not chosen:
-        raise BadHead(f"heads={heads!r} chooses none: a table has one head at least")
+        raise BadHead("heads= chooses none: a table has one head at least")
     if isinstance(source, AttentionView):
         if folder is not None:
             raise ValueError(
