@@ -12,7 +12,7 @@ from torch import Tensor
 from tlspectral.detectors.distance import Preference, preference
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.models.attention import AttentionView, QueryKeyNorm
-from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.threads import user_hooks
@@ -167,10 +167,8 @@ def _rebuilt(
         scores.masked_fill(mask, 0.0).abs().max(),
         pattern.dtype,
         "pattern",
-        lambda at: ScoreMismatch(
-            f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own by "
-            f"{at.found:.2e} (allowed {at.allowed:.2e}); look for hooks that edit queries, keys or the pattern, or run "
-            "verify_scores"
-        ),
+        f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
     )
     return scores

@@ -161,11 +161,10 @@ def _fixed_queries(
         rebuilt.masked_fill(hidden, 0.0).abs().max(),
         pattern.dtype,
         "scores",
-        lambda at: ScoreMismatch(
-            f"layer {index}: the attention pattern differs by {at.found:.1e} from the softmax of the scores that the "
-            "weights give, so that its null cannot be drawn; leave `ablate` blocks, and take off hooks that edit "
-            "queries, keys, scores or the pattern, or set null_draws=0"
-        ),
+        f"layer {index}: the attention pattern rebuilt from the folded weights differs from the model's own",
+        "its null cannot be drawn: leave `ablate` blocks, and take off hooks that edit queries, keys, scores or the "
+        "pattern, or set null_draws=0",
+        ScoreMismatch,
     )
     tables = rotation_tables(view, layer.rotary, index, n_positions, captured)
     scores = scores_of_stream(layer, residual, tables)

@@ -20,7 +20,7 @@ from tlspectral.models.attention import (
     require_even_scale,
     softcapped,
 )
-from tlspectral.models.attention.closeness import Difference, require_close
+from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
 from tlspectral.models.attention.threads import Hook
 from tlspectral.rotary import per_pair, widened
@@ -171,12 +171,14 @@ class HeadCapture:
             largest,
             scores.dtype,
             "live scores",
-            lambda at: EditNotHonored(
-                f"layer {self.layer.layer}, head {self.heads[at.index]}: the model's scores are not those of this "
-                f"run's queries and keys (they differ by {at.found:.2e}, largest score {at.size:.1f}), so the part to "
-                "be removed is no part of them; enter the ablation after hooks that edit queries or keys, and see "
-                "whether verify_scores passes on this model"
-            ),
+            [
+                f"layer {self.layer.layer}, head {head}: the model's scores are not those of this run's queries and "
+                "keys; they differ"
+                for head in self.heads
+            ],
+            "the part to be removed is no part of them: enter the ablation after hooks that edit queries "
+            "or keys, and see whether verify_scores passes on this model",
+            EditNotHonored,
         )
 
     def prove_scores(self) -> None:
@@ -205,17 +207,16 @@ class HeadCapture:
         # Per token, so that one padded sequence in a large batch is seen.
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
-
-        def refusal(_: Difference) -> EditNotHonored:
-            if delegated:
-                return self.not_of_own_keys("output")
-            return EditNotHonored(
-                f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; enter the "
-                "block after all hooks that edit scores, patterns, values or z of this layer (attention sinks are not "
-                "modelled)"
-            )
-
-        require_close(off.masked_fill(blind, 0.0), size.clamp_min(size.mean()), z.dtype, "live z", refusal)
+        require_close(
+            off.masked_fill(blind, 0.0),
+            size.clamp_min(size.mean()),
+            z.dtype,
+            "live z",
+            f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; they differ",
+            "enter the block after all hooks that edit scores, patterns, values or z of this layer (attention sinks "
+            "are not modelled)",
+            (lambda _: self.not_of_own_keys("output")) if delegated else EditNotHonored,
+        )
 
     def not_of_own_keys(self, what: str) -> EditNotHonored:
         """Return the error for a layer that delegates its attention and does not give the heads' own."""

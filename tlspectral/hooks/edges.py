@@ -92,11 +92,10 @@ class EdgeSender:
             written.abs().max(),
             attention.dtype,
             "stream",
-            lambda at: EditNotHonored(
-                f"layer {self.ablation.layer.layer}: the attention adds something else than what was measured at its "
-                f"heads (relative difference {at.relative:.1e}); enter the block after hooks and ablations that edit z "
-                "or the output of attention in this layer"
-            ),
+            f"layer {self.ablation.layer.layer}: the attention adds something else than was measured at its heads; "
+            "they differ",
+            "enter the block after hooks and ablations that edit z or the output of attention in this layer",
+            EditNotHonored,
         )
 
 
@@ -147,12 +146,14 @@ class EdgeReceiver(HeadCapture):
             largest,
             captured.dtype,
             "live reads",
-            lambda at: EditNotHonored(
-                f"layer {self.layer.layer}, head {self.heads[at.index]}: the {INPUT_POINTS[self.what]} of this run is "
-                f"not what the operators read from the residual stream (off by {at.found:.1e}, largest {at.size:.1e}), "
-                "so a change of the stream cannot be carried to it; look for hooks that edit the input of attention or "
-                "its norm, and enter the block after hooks that edit the residual stream, queries, keys or values"
-            ),
+            [
+                f"layer {self.layer.layer}, head {head}: the {INPUT_POINTS[self.what]} of this run is not what the "
+                "operators read from its residual stream; they differ"
+                for head in self.heads
+            ],
+            "a change of the stream cannot be carried to it: look for hooks that edit the input of attention or its "
+            "norm, and enter the block after hooks that edit the residual stream, queries, keys or values",
+            EditNotHonored,
         )
 
     def _edit(self, captured: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:

@@ -129,11 +129,9 @@ def _check_layer(
         scale,
         raw.w_q.dtype,
         compared,
-        lambda at: ScoreMismatch(
-            f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own by "
-            f"{at.found:.2e} (allowed {at.allowed:.2e}, largest score {at.size:.1f}); this model's attention is not "
-            "the bilinear form that was read from it, so no table is returned"
-        ),
+        f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
+        "this model's attention is not the bilinear form that was read from it, so no table is returned",
+        ScoreMismatch,
     )
     return worst.found, worst.allowed, compared, share.numpy()
 

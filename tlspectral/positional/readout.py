@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
-from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.view import Hook
 from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, times_phase, with_gain_and_phase
 
@@ -138,12 +138,9 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
         logits[:, seen.visible].abs().max(),
         raw.w_q.dtype,
         "pattern",
-        lambda at: ScoreMismatch(
-            f"layer {layer}: the attention of the last query rebuilt from captured queries and keys differs from the "
-            f"model's own by {at.found:.2e} (allowed {at.allowed:.2e}, largest score {at.size:.1f}); no scores are "
-            "returned. Remove hooks that edit this layer's scores, or look with verify_scores whether the model is "
-            "read right"
-        ),
+        f"layer {layer}: the attention of the last query rebuilt from queries and keys differs from the model's own",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
     )
 
 

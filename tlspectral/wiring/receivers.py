@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import AttentionLayer, require_even_scale
-from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import hooks_on
@@ -92,11 +92,9 @@ class ReceiverLayer:
             scores.masked_fill(scores.isinf(), 0.0).abs().max(),
             self.run.captured[name].dtype,
             "pattern",
-            lambda at: ScoreMismatch(
-                f"{head_name(self.layer.layer, head)}: the attention of the run differs by {at.found:.2e} from that of "
-                f"its own queries and keys (allowed {at.allowed:.2e}); look for hooks that edit scores or patterns, or "
-                "run verify_scores"
-            ),
+            f"{head_name(self.layer.layer, head)}: the attention of the run differs from that of its queries and keys",
+            LOOK_FOR_HOOKS,
+            ScoreMismatch,
         )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.closeness import Difference, noise_of, require_close
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
@@ -162,20 +162,16 @@ class QueryRow:
     def require_sum(self, total: float) -> None:
         """Refuse terms that do not sum to the score, or under a softcap to the capped one. Raises ScoreMismatch."""
         capped = float(self.form.capped(torch.tensor(total, dtype=torch.float64)))
-        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), ", capped,")):
+        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), " capped")):
             require_close(
                 torch.tensor(abs(found - own), dtype=torch.float64),
                 torch.tensor(self._size, dtype=torch.float64),
                 self.stored,
                 "term sum",
-                partial(self._refusal, found, own, what),
+                f"layer {self.layer}: the terms sum{what} to {found:.6g}, which differs from the model's own score",
+                LOOK_FOR_HOOKS,
+                ScoreMismatch,
             )
-
-    def _refusal(self, found: float, own: float, what: str, at: Difference) -> ScoreMismatch:
-        return ScoreMismatch(
-            f"layer {self.layer}: the terms sum{what} to {found:.6g} and the model's own score is {own:.6g} (allowed "
-            f"difference {at.allowed:.1e}); look for hooks that edit scores, queries or keys, or run verify_scores"
-        )
 
     def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:
         """Return the attention to the key if its score, before a softcap, lost each of these amounts."""
@@ -209,10 +205,9 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
         torch.tensor(largest, dtype=torch.float64),
         raw.w_q.dtype,
         "pattern",
-        lambda at: ScoreMismatch(
-            f"layer {layer}: the softmax of the scores differs from the model's own attention by {at.found:.2e}; look "
-            "for hooks that edit scores or the pattern, or run verify_scores"
-        ),
+        f"layer {layer}: the softmax of the scores differs from the model's own attention",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
     )
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:

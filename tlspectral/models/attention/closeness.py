@@ -1,6 +1,6 @@
 """How far two routes to one quantity may differ by rounding, and the refusal of what differs by more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Quantity = Literal["scores", "pattern", "term sum", "live scores", "live reads", "live pattern", "live z", "stream"]
+Quantity = Literal[
+    "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream"
+]
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,14 @@ NOISE: dict[Quantity, Noise] = {
     # Of the softmax of rebuilt scores; size is the largest score. Measured: 7e-7 in float32. A pattern lies in [0, 1]
     # and shows less of 16-bit rounding (0.008 in bfloat16). With more allowed it would hide a scale wrong by half.
     "pattern": Noise((1e-5, 0.0), (0.0, 1.0), in_eps=True),
-    # Of the sum of a score's terms; size is the score, in 16 bits the largest one. Measured: at most 1.6e-2 of what is
+    # Of the sum of a score's terms; size is the score, in 16 bits the largest. Measured: at most 1.6e-2 of what is
     # allowed over the zoo in float32 and 3.4e-2 in SmolLM2-135M; in 16 bits 0.41 over six tiny models and 0.18 in
     # SmolLM2, as scores, queries, keys and the stream at each addition are rounded. A norm or a source that is left out
     # is off by tenths.
     "term sum": Noise((1e-4, 1e-5), (0.0, 4.0), in_eps=True),
+    # Of cos and sin beside those of the frequencies. Measured: 2e-6 over 24 positions in float32, 4e-3 in bfloat16,
+    # which some models use whatever they are stored in. Another base is off by tenths.
+    "rotation": Noise((1e-2, 0.0), (1e-2, 0.0)),
     # Of a run's own scores beside those of its queries and keys, by head; size is the largest score. Measured: 3e-7 in
     # float32, 0.009 in bfloat16. Another pairing, other angles or an edit of queries or keys moves scores by tenths.
     "live scores": Noise((1e-4, 1e-4), (0.1, 0.1)),
@@ -54,6 +59,10 @@ NOISE: dict[Quantity, Noise] = {
 }
 
 
+LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern, or run verify_scores"
+"""Advice where a run's attention is not that of its own queries and keys."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """The difference that exceeds what is allowed by most, or that of one comparison.
@@ -70,11 +79,6 @@ class Difference:
     allowed: float
     size: float
 
-    @property
-    def relative(self) -> float:
-        """The difference over the size."""
-        return self.found / max(self.size, 1e-30)
-
 
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
     """Return the absolute and the relative part of the largest difference allowed in a type."""
@@ -90,16 +94,20 @@ def require_close(
     size: Float[Tensor, "*shape"],
     stored: torch.dtype,
     what: Quantity,
-    refusal: Callable[[Difference], Exception],
+    where: str | Sequence[str],
+    advice: str,
+    error: Callable[[str], Exception],
 ) -> Difference:
-    """Return the difference that is closest to what is allowed. Raises `refusal` of it where it is too large, or NaN.
+    """Return the difference that is closest to what is allowed. Raises `error` where it is too large, or NaN.
 
     Args:
         difference: absolute differences between two routes to a quantity, each judged by itself.
         size: of the quantity, as `NOISE` says.
         stored: type that the model stores it in.
         what: which quantity.
-        refusal: makes the error; it says what was compared and what to do.
+        where: what differs from what, in words, for all or for each difference; the message begins with it.
+        advice: what follows from it and what to do, the end of the message.
+        error: makes the error of the message.
     """
     absolute, relative = noise_of(what, stored)
     difference, size = (torch.as_tensor(each).detach().cpu().double() for each in (difference, size))
@@ -108,5 +116,6 @@ def require_close(
     found, of_size = float(difference.flatten()[index]), float(size.flatten()[index])
     worst = Difference(index, found, absolute + relative * of_size, of_size)
     if not found <= worst.allowed:
-        raise refusal(worst)
+        compared = where if isinstance(where, str) else where[index]
+        raise error(f"{compared} by {found:.2e} (allowed {worst.allowed:.2e}, largest {of_size:.3g}); {advice}")
     return worst

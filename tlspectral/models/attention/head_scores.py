@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
+from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LayerSettings,
@@ -369,18 +370,13 @@ def rotation_tables(
     cos, sin = (
         per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].cpu().double(), rotary) for table in tables
     )
-    drift = max(float((cos - exact[0]).abs().max()), float((sin - exact[1]).abs().max()))
-    # float32 tables drift by 2e-6 over 24 positions, bf16 ones are rounded to 4e-3; another base is off by tenths.
-    if drift > 1e-2:
-        limit = rotary.valid_up_to
-        if limit is not None and n_positions > limit:
-            raise ScoreMismatch(
-                f"layer {index}: the prompt has {n_positions} tokens, and the rotary frequencies of this model change "
-                f"past {limit} (LongRoPE, dynamic NTK; cos and sin differ by {drift:.2e}); the operators are those of "
-                f"prompts of at most {limit} tokens, so use such prompts"
-            )
-        raise ScoreMismatch(
-            f"layer {index}: the model rotates its pairs by other angles than its frequencies say "
-            f"(cos and sin differ by {drift:.2e} within {n_positions} tokens)"
+    drift = torch.stack([(cos - exact[0]).abs().max(), (sin - exact[1]).abs().max()]).max()
+    limit, advice = rotary.valid_up_to, "its frequencies are read wrongly, so nothing is computed from them"
+    if limit is not None and n_positions > limit:
+        advice = (
+            f"the prompt has {n_positions} tokens, and the rotary frequencies of this model change past {limit} (LongRoPE, "
+            f"dynamic NTK): the operators are those of prompts of at most {limit} tokens, so use such prompts"
         )
+    where = f"layer {index}: the model rotates its pairs by other angles than its frequencies say; cos and sin differ"
+    require_close(drift, drift, tables[0].dtype, "rotation", where, advice, ScoreMismatch)
     return cos, sin

@@ -140,10 +140,9 @@ def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, 
         expected.abs().max(),
         stored,
         "stream",
-        lambda at: UnsupportedArchitecture(
-            f"{problem} (relative difference {at.relative:.1e}), so {effect}; look for hooks that edit the residual "
-            "stream"
-        ),
+        f"{problem}; they differ",
+        f"{effect}; look for hooks that edit the residual stream",
+        UnsupportedArchitecture,
     )
 
 
