@@ -374,8 +374,8 @@ def rotation_tables(
     limit, advice = rotary.valid_up_to, "its frequencies are read wrongly, so nothing is computed from them"
     if limit is not None and n_positions > limit:
         advice = (
-            f"the prompt has {n_positions} tokens, and the rotary frequencies of this model change past {limit} "
-            f"(LongRoPE, dynamic NTK): the operators are those of prompts of at most {limit} tokens, so use such prompts"
+            f"the prompt has {n_positions} tokens, and rotary frequencies of this model change past {limit} (LongRoPE, "
+            f"dynamic NTK): the operators are those of prompts of at most {limit} tokens, so use such prompts"
         )
     where = f"layer {index}: the model rotates its pairs by other angles than its frequencies say; cos and sin differ"
     require_close(drift, drift, tables[0].dtype, "rotation", where, advice, ScoreMismatch)
