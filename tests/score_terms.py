@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import zoo
 
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
 from tlspectral.models.attention.writes import head_writes, z_of
-from tlspectral.parts.scores import Rotation, project, whole_scores
 from tlspectral.rotary import in_float64, per_pair, with_gain_and_phase
 
 PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
@@ -22,30 +22,28 @@ def captured_of(view, layer, tokens=PROMPT, edits=()):
     return found
 
 
-def projections(view, layer, head, found):
-    """Queries and keys of a head as the removal of parts has them, from the activations of a run, in float64."""
+def scores_of_run(view, layer, head, found):
+    """The scores of a head as the removal of parts has them, from the activations of a run, in float64."""
     folded, names = view.layer(layer), view.hook_names(layer)
     q, k = (in_float64(found[names[point]]) for point in ("query", "key"))
     geometry, rotation = folded.rotary, None
     if geometry is not None:
         tables = view.rotary_tables(layer, q.shape[1], found) or geometry.position_tables(q.shape[1])
         rotation = Rotation(geometry, *(per_pair(in_float64(table), geometry) for table in tables)).of_heads([head])
-    spectral = geometry and geometry.of_heads([head])
     sides, kv_head = [], folded.kv_head(head)
     for values, at, bias, norm, own in (
         (q, head, folded.b_q[[head]], folded.q_norm, head),
         (k, head * k.shape[2] // folded.n_heads, folded.b_k[[kv_head]], folded.k_norm, kv_head),
     ):
         scale = None if norm is None else norm.token_scale(values)[..., [at]]
-        of_query = spectral if at == head and values is q else None
-        sides.append(project(values[:, :, [at]], bias, norm and norm.of_heads([own]), of_query, token_scale=scale))
-    return folded, *sides, rotation
+        own_norm = norm and norm.of_heads([own])
+        sides.append(side(values[:, :, [at]], bias, own_norm, rotation, queries=values is q, token_scale=scale))
+    return HeadScores(folded, [head], *sides)
 
 
 def own_score(view, layer, head, found, query=QUERY, key=KEY):
     """The head's score before a softcap, from the queries and keys of a run."""
-    folded, q, k, rotation = projections(view, layer, head, found)
-    return float(whole_scores(q, k, rotation, folded.score_scale)[0, 0, query, key])
+    return float(scores_of_run(view, layer, head, found).whole()[0, 0, query, key])
 
 
 def sources_of(view, layer, found):

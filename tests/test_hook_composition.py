@@ -6,13 +6,12 @@ import pytest
 import torch
 import zoo
 from ablation_runs import SCORES, a_part, allowed_keys, intact, logits, recorded, some_models
-from score_terms import projections
+from score_terms import scores_of_run
 from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.models.attention import attention_view, softcapped
 from tlspectral.parts import part_of
-from tlspectral.parts.scores import whole_scores
 
 
 @some_models
@@ -32,13 +31,13 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     assert torch.equal(edited[0, "query"][:, :, head], queries[:, :, head].flip(1))
     assert torch.equal(ablated[:, 0], edited[0, "pattern"][:, 0])
     assert float((ablated[:, head] - edited[0, "pattern"][:, head]).abs().max()) > 1e-3
-    # The pattern of the scrambled queries without the part, in float64 (test_hook_parts compares the parts).
+    # The pattern of the scrambled queries without the part, in float64 (test_head_scores compares the parts).
     captured = {names[point]: value for (_, point), value in edited.items()}
-    folded, query, key, rotation = projections(view, 0, head, captured)
-    scores = whole_scores(query, key, rotation, folded.score_scale)
+    of_run = scores_of_run(view, 0, head, captured)
+    scores = of_run.whole()
     bound, allowed = part_of(part).on(view, {0: [head]})[0], allowed_keys(name, 0, scores.shape[-1])
-    scores = scores + bound.of(query, key, rotation, folded, [head], allowed)[0]
-    masked = softcapped(scores, folded.softcap).masked_fill(~allowed, -torch.inf)
+    scores = scores + bound.of(of_run, allowed)[0]
+    masked = softcapped(scores, of_run.layer.softcap).masked_fill(~allowed, -torch.inf)
     assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 
 

@@ -86,7 +86,7 @@ def test_the_draw_is_the_same_again_and_begins_alike(tmp_path):
     from mutations import first_drawn
 
     small = tmp_path / "tree"
-    for file in ("rotary.py", "spectra.py", "parts/scores.py", "studies/own.py"):
+    for file in ("rotary.py", "spectra.py", "parts/query_key.py", "studies/own.py"):
         target = small / "tlspectral" / file
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((ROOT / "tlspectral" / file.replace("studies/own.py", "nulls.py")).read_text())

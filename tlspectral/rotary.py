@@ -57,6 +57,13 @@ class RotaryGeometry:
         """True for a spectral layer, whose heads have frequencies, gain and phase of their own."""
         return self.theta.ndim == 2
 
+    @property
+    def still_columns(self) -> Int64[Tensor, "columns"]:
+        """Columns that are in no pair and are not rotated."""
+        still = torch.ones(self.d_head, dtype=torch.bool)
+        still[self.real_index] = still[self.imag_index] = False
+        return still.nonzero().flatten()
+
     def of_heads(self, heads: list[int]) -> "RotaryGeometry":
         """Return a spectral layer's geometry for some query heads, in the given order; an ordinary one as it is."""
         if not self.per_head:

@@ -1,6 +1,7 @@
 """One sender taken out of what one head reads, and one score as a sum over sources, beside runs with edited streams."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from edge_recomputation import (
     recomputed,
     repeated,
 )
-from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain_terms, projections, sources_of
+from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain_terms, scores_of_run, sources_of
 
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch, UnsupportedArchitecture
@@ -149,13 +150,13 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
     layer = row.view.n_layers - 1
     for head in (0, row.view.n_heads(layer) - 1):
         table = tls.qk_attribution(row.model, PROMPT, (layer, head), QUERY, KEY)
-        folded, query, key, rotation = projections(row.view, layer, head, last_layer_of(row))
+        scores = scores_of_run(row.view, layer, head, last_layer_of(row))
         for part, removed in (("symmetric",) * 2, ("antisymmetric",) * 2, ("phase", "rope_phase")):
-            if rotation is None and part == "phase":
+            if scores.key.rotation is None and part == "phase":
                 assert not table["phase"].any()
                 continue
             removal = ScoreRemoval(part_of(removed), None)
-            added, _ = removal.of(query, key, rotation, folded, [head], torch.ones(2 * [PROMPT.shape[1]]).bool())
+            added, _ = removal.of(scores, torch.ones(2 * [PROMPT.shape[1]]).bool())
             # Measured: 1.2e-6, by the float32 rounding of queries and keys. The plain transpose, without
             # the factors of a query/key norm, is off by tenths.
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part
@@ -182,9 +183,9 @@ def frequencies_of_a_term_sum_to_its_row(row):
         assert table["frequency"].tolist() == frequencies * len(rows)
         assert not table.loc[table["frequency"] == -1, "phase"].any()
     pair = view.rotary(layer).n_pairs - 1
-    folded, query, key, rotation = projections(view, layer, 1, last_layer_of(row))
-    chosen = torch.arange(pair + 1) == pair
-    products = folded.score_scale * rotation.product(query.whole, key.whole, direction=1, pairs=chosen)
+    scores = scores_of_run(view, layer, 1, last_layer_of(row))
+    biased = [replace(each, content=each.whole) for each in (scores.query, scores.key)]
+    products = replace(scores, query=biased[0], key=biased[1]).of_pairs(torch.arange(pair + 1) == pair)
     # Measured: 1.2e-6, as for parts.
     expected = float(products[0, 0, QUERY, KEY])
     assert table.loc[table["frequency"] == pair, "total"].sum() == pytest.approx(expected, abs=1e-5)

@@ -12,13 +12,12 @@ from tlspectral.ablation.columns import BAND_EFFECTS
 from tlspectral.ablation.effects import replayed_scores, unpadded
 from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Band
-from tlspectral.parts.scores import Removal
 from tlspectral.rotary import in_float64
 from tlspectral.selection import Heads
 from tlspectral.tables import named
@@ -241,22 +240,16 @@ def _score_products(
     def add_products(removal: Removal) -> Tensor:
         """Add each sequence's mean products to `total`, and remove nothing."""
         removal = unpadded(removal, sequences, batch)
-        assert removal.query is not None
-        assert removal.key is not None
+        assert removal.scores is not None
         assert removal.allowed is not None
-        assert removal.rotation is not None
         for index in range(len(total)):
-            query, key = (side.content[:, index : index + 1] for side in (removal.query, removal.key))
-            rotation = removal.rotation.of_heads([index])
+            scores = removal.scores.of_head(index)
             allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, index]
-            unmasked = allowed.expand(len(query), *allowed.shape[-2:])
+            unmasked = allowed.expand(len(removal.difference), *allowed.shape[-2:])
             products = torch.stack(
-                [
-                    rotation.product(query, key, direction=1, pairs=torch.arange(n_pairs) == pair)[:, 0][unmasked]
-                    for pair in range(n_pairs)
-                ]
+                [scores.of_pairs(torch.arange(n_pairs) == pair)[:, 0][unmasked] for pair in range(n_pairs)]
             )  # [pairs, unmasked pairs of tokens]
-            products = layer.score_scale * in_float64(products)
+            products = in_float64(products)
             per_sequence = unmasked.sum((-2, -1)).to(products.device)
             weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
             total[index] += (products * weights @ products.T).cpu()

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
@@ -24,7 +24,6 @@ from tlspectral.parts import Bound
 from tlspectral.parts.blocks import BlockPlaces, BlockRemoval
 from tlspectral.parts.output import Replacement
 from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.parts.scores import Removal
 from tlspectral.selection import Heads, head_name
 from tlspectral.tasks import ScoredSequences, Scores
 
@@ -150,10 +149,9 @@ def random_difference(
 
     The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
     """
-    assert removal.query is not None
-    assert removal.key is not None
+    assert removal.scores is not None
     assert removal.allowed is not None
-    query, key = removal.query.content[:, which], removal.key.content[:, which]
+    query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
     allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
     drawn = query @ frames.to(query) @ key.mT
     removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))

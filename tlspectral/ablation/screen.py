@@ -9,13 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.ablation.effects import root_mean_square, unpadded
-from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
 from tlspectral.parts import Part
-from tlspectral.parts.scores import Removal
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients

@@ -60,11 +60,9 @@ def preference(
     theta = geometry.theta.cpu().double().expand(len(query), -1)
     rotations = torch.polar(torch.ones(1, dtype=torch.float64), theta[..., None] * distances)
     scale = score_scale * geometry.attention_scaling**2
-    rotary = torch.zeros(geometry.d_head, dtype=torch.bool)
-    rotary[geometry.real_index] = rotary[geometry.imag_index] = True
     return Preference(
         scale * ((q * k.conj())[..., None] * rotations).real,
-        score_scale * (query * key)[:, ~rotary].sum(1),
+        score_scale * (query * key)[:, geometry.still_columns].sum(1),
         theta,
         softcap,
     )

@@ -12,8 +12,9 @@ from torch import Tensor
 from tlspectral.detectors.distance import Preference, preference
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.models.attention import AttentionView, QueryKeyNorm
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 from tlspectral.models.attention.threads import user_hooks
 from tlspectral.rotary import in_float64, widened
 
@@ -161,11 +162,13 @@ def _rebuilt(
     pattern = pattern.cpu()
     mask = ~view.causal_mask(layer, pattern.shape[-1]).cpu()
     scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
-    error = float((scores.softmax(-1) - pattern.double()).abs().max())
-    allowed = pattern_tolerance(pattern.dtype, float(scores.masked_fill(mask, 0.0).abs().max()))
-    if not error <= allowed:
-        raise ScoreMismatch(
-            f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own by {error:.2e} "
-            f"(allowed {allowed:.2e}); look for hooks that edit queries, keys or the pattern, or run verify_scores"
-        )
+    require_close(
+        (scores.softmax(-1) - pattern.double()).abs().max(),
+        scores.masked_fill(mask, 0.0).abs().max(),
+        pattern.dtype,
+        "pattern",
+        f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
+    )
     return scores

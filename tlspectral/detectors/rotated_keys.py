@@ -10,7 +10,7 @@ F alone. The heads of a layer share its draws; layers have draws of their own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped
-from tlspectral.models.attention.scores import (
-    pattern_tolerance,
+from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.head_scores import (
+    HeadScores,
+    key_side,
     rebuilt_scores,
-    rotated_keys,
-    rotated_queries,
     rotation_tables,
+    scores_of_stream,
 )
 from tlspectral.nulls import haar_frame
 
@@ -101,29 +102,24 @@ class _FixedQueries:
     Attributes:
         layer: for its norms, rotary positions and softcap.
         n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
-        queries: after norm and rotation.
+        scores: of the head itself; its keys are replaced.
         core: R of W_K = Q R for each key/value head.
         bias: of the keys.
-        tables: cos and sin of the rotary pairs.
         added: ALiBi, and the least float32 where a key is masked.
     """
 
     layer: AttentionLayer
     n: Float[Tensor, "batch pos dimension"]
-    queries: Float[Tensor, "batch heads pos d_head"]
+    scores: HeadScores
     core: Float[Tensor, "kv_heads rank d_head"]
     bias: Float[Tensor, "kv_heads d_head"]
-    tables: tuple[Tensor, Tensor] | None
     added: Float[Tensor, "#batch #heads pos pos"]
 
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
         """Return the attention of all heads whose keys are read through a frame."""
-        layer = self.layer
         keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
-        keys = rotated_keys(layer, keys, keys, self.tables)
-        groups = layer.n_heads // layer.n_kv_heads
-        scores = layer.score_scale * self.queries @ keys.repeat_interleave(groups, dim=1).mT
-        return (softcapped(scores, layer.softcap) + self.added).softmax(-1)
+        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation)).whole()
+        return (softcapped(scores, self.layer.softcap) + self.added).softmax(-1)
 
 
 def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, "*rows dimension"]:
@@ -159,18 +155,20 @@ def _fixed_queries(
         hidden = ~view.causal_mask(index, n_positions).cpu()[None, None]
     rebuilt = rebuilt_scores(view, index, captured).total
     observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
-    error = float((observed - pattern.double()).abs().max())
-    largest = float(rebuilt.masked_fill(hidden, 0.0).abs().max())
-    # An error of a score is at most one of its attention: that of `verify_scores`, 1e-5 of the largest score.
-    if not error <= pattern_tolerance(pattern.dtype, largest) * (1 + largest):
-        raise ScoreMismatch(
-            f"layer {index}: the attention pattern differs by {error:.1e} from the softmax of the scores that the "
-            "weights give, so that its null cannot be drawn; leave `ablate` blocks, and take off hooks that edit "
-            "queries, keys, scores or the pattern, or set null_draws=0"
-        )
+    # An error of the attention is at most one of its scores.
+    require_close(
+        (observed - pattern.double()).abs().max(),
+        rebuilt.masked_fill(hidden, 0.0).abs().max(),
+        pattern.dtype,
+        "scores",
+        f"layer {index}: the attention pattern rebuilt from the folded weights differs from the model's own",
+        "its null cannot be drawn: leave `ablate` blocks, and take off hooks that edit queries, keys, scores or the "
+        "pattern, or set null_draws=0",
+        ScoreMismatch,
+    )
     tables = rotation_tables(view, layer.rotary, index, n_positions, captured)
+    scores = scores_of_stream(layer, residual, tables)
     n, w_k = layer.norm.normalized(residual), layer.w_k
-    q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
     if layer.effective_dimension < view.d_model:
         n, w_k = _without_mean(n), _without_mean(w_k.mT).mT
     added = torch.zeros(1, 1, n_positions, n_positions, dtype=torch.float64)
@@ -179,11 +177,10 @@ def _fixed_queries(
     fixed = _FixedQueries(
         layer,
         n.float(),
-        rotated_queries(layer, q, q, tables).float(),
+        scores.in_float32(),
         # A norm over all heads of a token needs their keys as one rotation leaves them, and not each by itself.
         _core(w_k, together=layer.k_norm is not None and layer.k_norm.over_heads),
         layer.b_k.float(),
-        None if tables is None else (tables[0].float(), tables[1].float()),
         added.float().masked_fill(hidden, torch.finfo(torch.float32).min),
     )
     return fixed, observed

@@ -1,7 +1,7 @@
 """Checks that the view reproduces a model's own attention scores. Nothing is reported for a model where it does not."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens, even_rows
-from tlspectral.models.attention.scores import pattern_tolerance, rebuilt_scores
 
 CHECK_LENGTH = 24
 
@@ -110,34 +111,29 @@ def _check_layer(
     allowed = _allowed(pattern, index) & real[:, None, :, None]
     ours, inside, outside = rebuilt_scores(view, index, captured)
     share = _row_variance(outside, allowed) / (_row_variance(outside, allowed) + _row_variance(inside, allowed))
-    eps = torch.finfo(raw.w_q.dtype).eps
     if "scores" in names:
-        compared = "scores"
+        compared: Literal["scores", "pattern"] = "scores"
         theirs = captured[names["scores"]].cpu().double()
         allowed = allowed & view.unmasked(index, captured[names["scores"]]).cpu()
-        scale = float(theirs[allowed].abs().max())
+        scale = theirs[allowed].abs().max()
         if raw.alibi is not None:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)
-        error = float((ours - theirs)[allowed].abs().max())
+        error = (ours - theirs)[allowed].abs().max()
     else:
         compared = "pattern"
-        scale = float(ours[allowed].abs().max())
+        scale = ours[allowed].abs().max()
         rebuilt = ours.masked_fill(~allowed, -torch.inf).softmax(-1)
-        error = float((rebuilt - pattern)[allowed].abs().max())
-    # Measured on 17 architectures in float32: at most 1.2e-5 at scores of 12, and 7e-7 in a pattern. A wrong scale,
-    # pairing or norm is off by tenths and more. 16-bit storage rounds scores themselves; a pattern, which lies in
-    # [0, 1], shows less of it (0.008 in bfloat16), and would hide a scale wrong by half if it were allowed more.
-    if compared == "scores":
-        tolerance = 1e-5 + 1e-5 * scale if eps < 1e-4 else 4 * eps * scale
-    else:
-        tolerance = pattern_tolerance(raw.w_q.dtype, scale)
-    if not error <= tolerance:
-        raise ScoreMismatch(
-            f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own by "
-            f"{error:.2e} (allowed {tolerance:.2e}, largest score {scale:.1f}); this model's attention is not "
-            "the bilinear form that was read from it, so no table is returned"
-        )
-    return error, tolerance, compared, share.numpy()
+        error = (rebuilt - pattern)[allowed].abs().max()
+    worst = require_close(
+        error,
+        scale,
+        raw.w_q.dtype,
+        compared,
+        f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
+        "this model's attention is not the bilinear form that was read from it, so no table is returned",
+        ScoreMismatch,
+    )
+    return worst.found, worst.allowed, compared, share.numpy()
 
 
 def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:

@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.parts.part import Part
-from tlspectral.parts.scores import Projection, Rotation, rotated_products
 from tlspectral.rotary import in_float64
 
 
@@ -189,41 +189,35 @@ class BlockRemoval:
     places: BlockPlaces
 
     def of(
-        self,
-        query: Projection,
-        key: Projection,
-        rotation: Rotation | None,
-        layer: AttentionLayer,
-        heads: list[int],
-        allowed: Bool[Tensor, "*batch pos pos"],
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
 
         Raises as that.
         """
         read = self.places.read(allowed)
-        return self._added(query, key, rotation, layer, heads).masked_fill_(~read, 0.0), read
+        return self._of(scores).neg_().masked_fill_(~read, 0.0), read
 
-    def _added(
-        self, query: Projection, key: Projection, rotation: Rotation | None, layer: AttentionLayer, heads: list[int]
-    ) -> Float[Tensor, "batch heads pos pos"]:
-        mean_keys, key_deviations = self.places.split(key.whole)
-        mean_rotation = place_deviations = None
+    def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the part of the scaled scores between queries behind the blocks and keys in them."""
+        query, key, rotation = scores.query.whole, scores.key.whole, scores.key.rotation
+        mean_keys, key_deviations = self.places.split(key)
+        at_mean, at_deviations = scores, scores  # the scores with keys rotated to no place, and by how places differ
         if rotation is not None:
             tables = zip(self.places.split(rotation.cos), self.places.split(rotation.sin), strict=True)
-            mean_rotation, place_deviations = (replace(rotation, cos=cos, sin=sin) for cos, sin in tables)
+            at_mean, at_deviations = (
+                replace(scores, key=replace(scores.key, rotation=replace(rotation, cos=cos, sin=sin)))
+                for cos, sin in tables
+            )
         if isinstance(self.part, Content):
-            return rotated_products(query.whole, key_deviations, mean_rotation, 1).mul_(-layer.score_scale)
-        keys = mean_keys if isinstance(self.part, Position) else key_deviations
-        if place_deviations is None:
-            removed = torch.zeros_like(query.whole @ keys.mT)
-        else:
-            removed = place_deviations.product(query.whole, keys, direction=1)
-        removed = removed.mul_(-layer.score_scale)
-        if isinstance(self.part, Position) and layer.alibi is not None:
-            bias = in_float64(layer.alibi.bias(torch.arange(keys.shape[-2]))[heads])
-            removed = removed - self.places.split(bias[..., None])[1].mT.to(removed)
-        return removed
+            return at_mean.between(query, key_deviations)
+        if isinstance(self.part, Interaction):
+            return at_deviations.turning_between(query, key_deviations)
+        part = at_deviations.turning_between(query, mean_keys)
+        if scores.layer.alibi is not None:
+            bias = in_float64(scores.layer.alibi.bias(torch.arange(key.shape[-2]))[scores.heads])
+            part = part + self.places.split(bias[..., None])[1].mT.to(part)
+        return part
 
 
 def centred(values: Tensor, dim: int) -> Tensor:

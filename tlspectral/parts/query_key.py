@@ -1,6 +1,6 @@
 """Parts of a head's query-key operator: M_S, M_A, Im(M_t), and the contribution of some rotary pairs.
 
-With C and D of `tlspectral.parts.scores`, even and odd in the offset, removing a part changes a score S by
+With C and D of `HeadScores`, even and odd in the offset, removing a part changes a score S by
 
     Symmetric       -(C + C^T)/2     content then acts by M_A
     Antisymmetric   -(C - C^T)/2     content then acts by M_S
@@ -10,6 +10,7 @@ With C and D of `tlspectral.parts.scores`, even and odd in the offset, removing 
 and the first three sum to -S. Source: "Fingerprint, Not Blueprint", sections 5, 8 and 10.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,9 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.parts.part import Part
-from tlspectral.parts.scores import Projection, Rotation, rotated_products
 from tlspectral.rotary import RotaryGeometry, pair_mask
 
 Frequencies = Iterable[Any] | Tensor
@@ -54,6 +55,10 @@ class QueryKeyPart(Part):
                 bound[index] = ScoreRemoval(self, pairs)
         return bound
 
+    @abstractmethod
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the part of scaled scores, limited to some rotary pairs where it is made of them."""
+
     def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "pairs"] | None:
         if geometry is None:
             raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there is no {self.name} to remove")
@@ -80,6 +85,10 @@ class Symmetric(QueryKeyPart):
     name = "symmetric"
     include_bias: bool = False
 
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return (C + C^T)/2, scaled."""
+        return scores.symmetric(include_bias=self.include_bias)
+
 
 @dataclass(frozen=True, eq=False)
 class Antisymmetric(QueryKeyPart):
@@ -95,6 +104,10 @@ class Antisymmetric(QueryKeyPart):
 
     name = "antisymmetric"
     include_bias: bool = False
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return (C - C^T)/2, scaled."""
+        return scores.antisymmetric(include_bias=self.include_bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +136,10 @@ class RopePhase(QueryKeyPart):
     def __post_init__(self) -> None:
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return D, scaled."""
+        return scores.phase(pairs, include_bias=self.include_bias)
+
 
 @dataclass(frozen=True, eq=False)
 class Band(QueryKeyPart):
@@ -148,6 +165,10 @@ class Band(QueryKeyPart):
             raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return what the pairs contribute, scaled."""
+        return scores.of_pairs(pairs)
+
 
 def _listed(frequencies: Any) -> Any:
     """Frequencies that can be read twice and stored; what are no numbers stay, to be refused with their layer."""
@@ -166,35 +187,7 @@ class ScoreRemoval:
     pairs: Bool[Tensor, "pairs"] | None
 
     def of(
-        self,
-        query: Projection,
-        key: Projection,
-        rotation: Rotation | None,
-        layer: AttentionLayer,
-        heads: list[int],
-        allowed: Bool[Tensor, "*batch pos pos"],
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores of every pair of tokens, and the pairs that it is meant for."""
-        return self._added(query, key, rotation, layer.score_scale), allowed
-
-    def _added(
-        self, query: Projection, key: Projection, rotation: Rotation | None, scale: float
-    ) -> Float[Tensor, "batch heads pos pos"]:
-        queries, keys = (side.whole if self.part.include_bias else side.content for side in (query, key))
-        if self.part.rotary:
-            assert rotation is not None
-            forward = rotation.product(queries, keys, direction=1, pairs=self.pairs)
-            if isinstance(self.part, Band):
-                return forward.mul_(-scale)
-            return forward.sub_(rotation.product(queries, keys, direction=-1, pairs=self.pairs)).mul_(-scale / 2)
-        content = rotated_products(queries, keys, rotation, 1)
-        if rotation is not None:
-            content = content.add_(rotated_products(queries, keys, rotation, -1)).div_(2)
-        mirrored = content.mT
-        if query.token_scale is not None and key.token_scale is not None:
-            # Transposing must not swap the per-token norm factors (1/rms), so they are divided out and put back.
-            ratio = query.token_scale / key.token_scale
-            mirrored = mirrored * ratio[..., :, None] / ratio[..., None, :]
-        if isinstance(self.part, Antisymmetric):
-            return (mirrored - content).mul_(scale / 2)
-        return (mirrored + content).mul_(-scale / 2)
+        return self.part.of(scores, self.pairs).neg_(), allowed

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.view import Hook
-from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, times_phase, with_gain_and_phase
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
@@ -98,22 +99,19 @@ def last_query(
     q = normed(query, raw.q_norm)
     k = normed(keys, raw.k_norm).movedim(0, -1)  # [kv_heads, d_head, keys]
     n_heads, n_kv = len(q), len(k)
-    non_rotary = torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
+    non_rotary = torch.arange(q.shape[1], device=q.device)
     coordinates: list[Tensor] = []
     places = torch.ones(1, k.shape[-1], dtype=q.dtype, device=q.device)
-
-    def product(columns: Tensor, of_keys: Tensor) -> Float64[Tensor, "heads columns keys"]:
-        grouped = columns.unflatten(0, (n_kv, n_heads // n_kv))[..., None] * of_keys[:, None]
-        return grouped.flatten(0, 1)
 
     if tables is not None and raw.rotary is not None:
         cos, sin = (table.to(q.device) for table in tables)
         last = with_gain_and_phase(q[:, None], raw.rotary)
         q = rotate(last, cos[..., -1:, :], sin[..., -1:, :], raw.rotary)[:, 0]
         real, imag = raw.rotary.real_index.to(q.device), raw.rotary.imag_index.to(q.device)
-        non_rotary[real] = non_rotary[imag] = False
-        coordinates.append(product(q[:, real], k[:, real]).add_(product(q[:, imag], k[:, imag])))
-        coordinates.append(product(q[:, imag], k[:, real]).sub_(product(q[:, real], k[:, imag])))
+        non_rotary = raw.rotary.still_columns.to(q.device)
+        grouped = q.unflatten(0, (n_kv, n_heads // n_kv))[..., None]  # [kv_heads, heads of each, d_head, 1]
+        z = times_phase(grouped[:, :, real], grouped[:, :, imag], k[:, None, real], -k[:, None, imag])
+        coordinates = [part.flatten(0, 1) for part in z]
         places = torch.cat([cos.mT, sin.mT, places.expand(*cos.shape[:-2], -1, -1)], dim=-2)
     rest = torch.einsum("gmd,gdk->gmk", q[:, non_rotary].unflatten(0, (n_kv, n_heads // n_kv)), k[:, non_rotary])
     return LastQuery(
@@ -135,16 +133,15 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     logits = seen.head_logits()
     ours = logits.softmax(-1)
     theirs = torch.nn.functional.pad(in_float64(pattern.detach()), (ours.shape[-1] - pattern.shape[-1], 0))
-    error = float((ours - theirs).abs().max())
-    scale = float(logits[:, seen.visible].abs().max())
-    eps = torch.finfo(raw.w_q.dtype).eps
-    tolerance = 1e-5 if eps < 1e-4 else eps * scale  # as verify_scores, which measured 7e-7 in float32
-    if not error <= tolerance:
-        raise ScoreMismatch(
-            f"layer {layer}: the attention of the last query rebuilt from captured queries and keys differs from the "
-            f"model's own by {error:.2e} (allowed {tolerance:.2e}, largest score {scale:.1f}); no scores are returned. "
-            "Remove hooks that edit this layer's scores, or look with verify_scores whether the model is read right"
-        )
+    require_close(
+        (ours - theirs).abs().max(),
+        logits[:, seen.visible].abs().max(),
+        raw.w_q.dtype,
+        "pattern",
+        f"layer {layer}: the attention of the last query rebuilt from queries and keys differs from the model's own",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
+    )
 
 
 def require_valid_length(layers: list[RawAttention], length: int) -> None:

@@ -109,7 +109,7 @@ def qk_attribution(
         "remainder": row.score - float(rows.total.sum()),
         "tolerance": row.tolerance,
         "attention": float(traced.pattern[key]),
-        "softcap": form.softcap,
+        "softcap": form.layer.softcap,
         "norm_behind_held": traced.norm_behind,
         "top": top,
     }

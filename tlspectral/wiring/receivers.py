@@ -10,12 +10,13 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, QueryKeyNorm, require_even_scale, softcapped
+from tlspectral.models.attention import AttentionLayer, require_even_scale
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.scores import pattern_tolerance, rotation_tables
 from tlspectral.models.attention.threads import hooks_on
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
-from tlspectral.rotary import in_float64, rotate, with_gain_and_phase
+from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, Scores
 from tlspectral.wiring.senders import CachedRun
@@ -67,19 +68,17 @@ class ReceiverLayer:
     ) -> Float64[Tensor, "*copies sequences pairs pos"]:
         """Return masked scores of some queries of each sequence."""
         index = rows[..., None, None].expand(-1, -1, *self.query.shape[2:])
-        query, key = self.query.gather(1, index), self.key
-        query = _of_head(query, query_change, head, self.layer.q_norm)
-        if self.layer.rotary is not None:
-            query = with_gain_and_phase(query[..., None, :, :], self.layer.rotary.of_heads([head]))[..., 0, :, :]
-        key = _of_head(key, key_change, self.layer.kv_head(head), self.layer.k_norm)
+        at_query = at_key = None
         if self.tables is not None and self.layer.rotary is not None:
+            geometry = self.layer.rotary.of_heads([head])
             cos, sin = (table[head] if table.ndim == 3 else table for table in self.tables)
-            query = rotate(query, cos[rows], sin[rows], self.layer.rotary)
-            key = rotate(key, cos, sin, self.layer.rotary)
-        scores = softcapped(self.layer.score_scale * query @ key.mT, self.layer.softcap)
-        if self.layer.alibi is not None:
-            positions = torch.arange(scores.shape[-1], device=scores.device)
-            scores = scores + self.layer.alibi.bias(positions)[head]
+            at_query, at_key = Rotation(geometry, cos[rows][:, None], sin[rows][:, None]), Rotation(geometry, cos, sin)
+        scores = HeadScores(
+            self.layer,
+            [head],
+            changed_side(self.query.gather(1, index), query_change, head, self.layer.q_norm, at_query, queries=True),
+            changed_side(self.key, key_change, self.layer.kv_head(head), self.layer.k_norm, at_key),
+        ).own()[..., 0, :, :]
         allowed = self.allowed[rows] if self.allowed.ndim == 2 else _rows_of(self.allowed, rows)
         return scores.masked_fill(~allowed, -torch.inf)
 
@@ -88,15 +87,15 @@ class ReceiverLayer:
         name = self.run.view.hook_names(self.layer.layer)["pattern"]
         pattern = in_float64(self.run.captured[name])[:, head]
         scores = self._scores(head, pairs.queries, None, None)
-        error = float((scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max())
-        largest = float(scores.masked_fill(scores.isinf(), 0.0).abs().max())
-        allowed = pattern_tolerance(self.run.captured[name].dtype, largest)
-        if not error <= allowed:
-            raise ScoreMismatch(
-                f"{head_name(self.layer.layer, head)}: the attention of the run differs by {error:.2e} from that of "
-                f"its own queries and keys (allowed {allowed:.2e}); look for hooks that edit scores or patterns, or "
-                "run verify_scores on this model"
-            )
+        require_close(
+            (scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max(),
+            scores.masked_fill(scores.isinf(), 0.0).abs().max(),
+            self.run.captured[name].dtype,
+            "pattern",
+            f"{head_name(self.layer.layer, head)}: the attention of the run differs from that of its queries and keys",
+            LOOK_FOR_HOOKS,
+            ScoreMismatch,
+        )
 
 
 def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
@@ -127,20 +126,6 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
         allowed.to(query.device),
         None if tables is None else (tables[0].to(query.device), tables[1].to(query.device)),
     )
-
-
-def _of_head(
-    x: Tensor, change: Tensor | None, head: int, norm: QueryKeyNorm | None
-) -> Float64[Tensor, "*batch pos d_head"]:
-    """Return changed queries or keys of one head, behind the query/key norm; the other heads keep theirs."""
-    changed = x[..., head, :] if change is None else x[..., head, :] + change[..., head, :]
-    if norm is None:
-        return changed
-    if norm.over_heads:
-        whole = x.expand(*changed.shape[:-1], *x.shape[-2:]).clone()
-        whole[..., head, :] = changed
-        return norm.applied(whole)[..., head, :]
-    return norm.of_heads([head]).applied(changed[..., None, :])[..., 0, :]
 
 
 def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:

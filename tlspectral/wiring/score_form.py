@@ -1,7 +1,7 @@
 """One head's score as a function of the residual streams of two tokens, and its terms for pairs of sources.
 
 With the scale of every norm as a number, the score is bilinear in the two streams. C is its part that is even in the
-offset and D the odd one, as in `tlspectral.parts.scores`; for sources a at the query and b at the key,
+offset and D the odd one, as in `HeadScores`; for sources a at the query and b at the key,
 
     symmetric     = (C(a, b) + C(b, a)) / 2
     antisymmetric = (C(a, b) - C(b, a)) / 2
@@ -26,15 +26,16 @@ from tlspectral.models.attention import (
     key_value_groups,
     softcapped,
 )
-from tlspectral.models.attention.scores import rotation_tables
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.layer import LayerSettings
 from tlspectral.models.attention.writes import LayerReads
-from tlspectral.rotary import RotaryGeometry, in_float64, rotate, with_gain_and_phase
+from tlspectral.rotary import RotaryGeometry, in_float64, with_gain_and_phase
 
 PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 
 
 @dataclass(frozen=True)
-class Side:
+class StreamSide:
     """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
 
     `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
@@ -97,16 +98,19 @@ class HeadRotation:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    `head` is its index in the layer. `slope` is that of ALiBi, None without it.
+    `head` is its index in the layer.
     """
 
+    layer: LayerSettings
     head: int
-    query: Side
-    key: Side
+    query: StreamSide
+    key: StreamSide
     rotation: HeadRotation | None
-    score_scale: float
-    softcap: float | None
-    slope: float | None
+
+    @property
+    def slope(self) -> float | None:
+        """Slope of ALiBi, None without it."""
+        return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
 
     @property
     def n_pairs(self) -> int:
@@ -115,7 +119,7 @@ class HeadForm:
 
     def capped(self, score: Tensor) -> Tensor:
         """Return scores as the softmax has them, behind the softcap."""
-        return softcapped(score, self.softcap)
+        return softcapped(score, self.layer.softcap)
 
     def with_gain(self, queries: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return queries times the gain and phase of a spectral layer; as they are elsewhere."""
@@ -123,7 +127,7 @@ class HeadForm:
 
     def even_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return keys whose product with a query is C of the pair."""
-        weight = keys.new_full(keys.shape[-1:], self.score_scale)
+        weight = keys.new_full(keys.shape[-1:], self.layer.score_scale)
         if self.rotation is not None:
             for columns in (self.rotation.geometry.real_index, self.rotation.geometry.imag_index):
                 weight[columns] *= self.rotation.even
@@ -135,12 +139,12 @@ class HeadForm:
         if self.rotation is not None:
             real, imag = self.rotation.geometry.real_index, self.rotation.geometry.imag_index
             rotated[:, real], rotated[:, imag] = self.rotation.odd * keys[:, imag], -self.rotation.odd * keys[:, real]
-        return self.score_scale * rotated
+        return self.layer.score_scale * rotated
 
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query and key (as of `Side.of`), without ALiBi."""
+        """Return the score of each query and key (as of `StreamSide.of`), without ALiBi."""
         return (self.with_gain(queries) * (self.even_keys(keys) + self.odd_keys(keys))).sum(-1)
 
     def scores_of_run(
@@ -150,16 +154,18 @@ class HeadForm:
 
         These are what the hook points saw, before a query/key norm. ALiBi is `slope * position of the key`.
         """
-        q, k = (in_float64(captured)[0].cpu() for captured in (queries[:, [query]], keys))
-        sides = []
-        for side, heads, n_heads in ((self.query, q, queries.shape[2]), (self.key, k, keys.shape[2])):
-            index, norm = self.head * n_heads // queries.shape[2], side.query_key_norm
-            sides.append(side.normed(heads[:, index], None if norm is None else norm.token_scale(heads)[:, index]))
-        q, k = self.with_gain(sides[0]), sides[1]
+        raw, at_query, at_key = self.layer, None, None
+        q, k = (in_float64(captured).cpu() for captured in (queries[:, [query]], keys))
         if self.rotation is not None:
             cos, sin, geometry = self.rotation.cos, self.rotation.sin, self.rotation.geometry
-            q, k = rotate(q, cos[[query]], sin[[query]], geometry), rotate(k, cos, sin, geometry)
-        row = self.score_scale * (k @ q[0])
+            at_query, at_key = Rotation(geometry, cos[[query]], sin[[query]]), Rotation(geometry, cos, sin)
+        q_norm, k_norm = (norm and norm.in_float64() for norm in (raw.q_norm, raw.k_norm))
+        row = HeadScores(
+            raw,
+            [self.head],
+            changed_side(q, None, self.head, q_norm, at_query, queries=True),
+            changed_side(k, None, self.head * k.shape[2] // q.shape[2], k_norm, at_key),
+        ).whole()[0, 0, 0]
         return row if self.slope is None else row + self.slope * torch.arange(len(row), dtype=row.dtype)
 
 
@@ -178,13 +184,11 @@ def head_form(
         odd = sin[query] * cos[key] - cos[query] * sin[key]
         rotation = HeadRotation(raw.rotary.of_heads([head]), cos, sin, even, odd)
     return HeadForm(
+        raw,
         head,
-        Side(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
-        Side(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
+        StreamSide(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
+        StreamSide(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
         rotation,
-        layer.score_scale,
-        layer.softcap,
-        None if raw.alibi is None else raw.alibi.slopes[head],
     )
 
 
@@ -258,7 +262,7 @@ def pair_terms(
     at_query, at_key = query.scale(residual[0]), key.scale(residual[1])
     zero = form.query.bias.new_zeros(1, form.query.bias.shape[-1])
 
-    def terms(side: Side, token: int, scale: Tensor | None, bias: Tensor) -> Tensor:
+    def terms(side: StreamSide, token: int, scale: Tensor | None, bias: Tensor) -> Tensor:
         return side.normed(torch.cat([side.read(residual[token], written[token]), bias]), scale)
 
     return PairTerms(
@@ -302,7 +306,7 @@ def removed_key_sources(
 
 
 def _without(
-    side: Side, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"], sources: Tensor
+    side: StreamSide, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"], sources: Tensor
 ) -> Float64[Tensor, "pairs d_head"]:
     removed = torch.cat([written, torch.zeros_like(written[:1])])[sources]
     is_bias = (sources == len(written))[:, None]

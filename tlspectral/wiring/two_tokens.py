@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.scores import pattern_tolerance
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
 from tlspectral.rotary import in_float64
 from tlspectral.selection import head_name
@@ -135,6 +135,8 @@ class QueryRow:
         unmasked: keys that the query may attend to.
         score: of the key, before a softcap.
         alibi: the bias in `score`, None without ALiBi.
+        stored: type of the layer's weights.
+        largest: the largest |score| of the layer.
     """
 
     form: HeadForm
@@ -144,18 +146,32 @@ class QueryRow:
     unmasked: Bool[Tensor, "pos"]
     score: float
     alibi: float | None
-    tolerance: float
+    stored: torch.dtype
+    largest: float
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference allowed between the sum of the terms and the score."""
+        absolute, relative = noise_of("term sum", self.stored)
+        return absolute + relative * self._size
+
+    @property
+    def _size(self) -> float:
+        return abs(self.score) if self.stored.itemsize >= 4 else self.largest
 
     def require_sum(self, total: float) -> None:
         """Refuse terms that do not sum to the score, or under a softcap to the capped one. Raises ScoreMismatch."""
         capped = float(self.form.capped(torch.tensor(total, dtype=torch.float64)))
-        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), ", capped,")):
-            if not abs(found - own) <= self.tolerance:
-                raise ScoreMismatch(
-                    f"layer {self.layer}: the terms sum{what} to {found:.6g} and the model's own score is {own:.6g} "
-                    f"(allowed difference {self.tolerance:.1e}); look for hooks that edit scores, queries or keys, or "
-                    "run verify_scores"
-                )
+        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), " capped")):
+            require_close(
+                torch.tensor(abs(found - own), dtype=torch.float64),
+                torch.tensor(self._size, dtype=torch.float64),
+                self.stored,
+                "term sum",
+                f"layer {self.layer}: the terms sum{what} to {found:.6g}, which differs from the model's own score",
+                LOOK_FOR_HOOKS,
+                ScoreMismatch,
+            )
 
     def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:
         """Return the attention to the key if its score, before a softcap, lost each of these amounts."""
@@ -183,19 +199,17 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
             "there is no score"
         )
     largest = float(scores[unmasked].abs().max()) if traced.largest is None else traced.largest
-    wide = raw.w_q.dtype.itemsize >= 4
     row = scores.masked_fill(~unmasked, -torch.inf).softmax(-1)
-    error = float((row - traced.pattern).abs().max())
-    if not error <= pattern_tolerance(raw.w_q.dtype, largest):
-        raise ScoreMismatch(
-            f"layer {layer}: the softmax of the scores differs from the model's own attention by {error:.2e}; look for "
-            "hooks that edit scores or the pattern, or run verify_scores"
-        )
-    score, alibi = float(scores[key] if form.softcap is None else of_run[key]), None
+    require_close(
+        (row - traced.pattern).abs().max(),
+        torch.tensor(largest, dtype=torch.float64),
+        raw.w_q.dtype,
+        "pattern",
+        f"layer {layer}: the softmax of the scores differs from the model's own attention",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
+    )
+    score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
-    # Measured: at most 1.6e-2 of it over the zoo in float32 and 3.4e-2 in SmolLM2-135M; in 16 bits 0.41 over six tiny
-    # models and 0.18 in SmolLM2, as scores, queries, keys and, at each addition, the stream are rounded. A norm or a
-    # source that is left out is off by tenths.
-    tolerance = 1e-4 + 1e-5 * abs(score) if wide else 4 * torch.finfo(raw.w_q.dtype).eps * largest
-    return QueryRow(form, layer, key, scores, unmasked, score, alibi, tolerance)
+    return QueryRow(form, layer, key, scores, unmasked, score, alibi, raw.w_q.dtype, largest)

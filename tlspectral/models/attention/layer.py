@@ -18,7 +18,7 @@ from tlspectral.rotary import RotaryGeometry, widened, with_gain_and_phase
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
+class LayerSettings:
     """What a layer has beside its projections.
 
     Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
@@ -44,7 +44,7 @@ class _Settings:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RawAttention(_Settings):
+class RawAttention(LayerSettings):
     """The parameters of a layer as a backend holds them, before any folding.
 
     Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
@@ -71,7 +71,7 @@ class OutputFactors:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AttentionLayer(_Settings):
+class AttentionLayer(LayerSettings):
     """A layer's query-key side with the input norm folded in: `score = scale * (n W_Q + b_Q) . (n W_K + b_K)`.
 
     `n` is the normalised residual stream without gain and bias. For LayerNorm both factors are centred, so that
@@ -173,7 +173,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
         require_readable(value, f"layer {layer}, {role}")
     w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
     w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
-    settings: dict[str, Any] = {each.name: getattr(raw, each.name) for each in fields(_Settings)}
+    settings: dict[str, Any] = {each.name: getattr(raw, each.name) for each in fields(LayerSettings)}
     settings |= {name: norm and norm.in_float64() for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm))}
     return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.w_q.dtype, **settings)
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.layer import RawAttention, folded_weight
 from tlspectral.models.attention.norms import Normalization
 from tlspectral.models.attention.view import AttentionView
@@ -134,14 +135,15 @@ def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str
 
 def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
     """Refuse a residual stream, stored as a type, that is not the sum of its parts. Raises UnsupportedArchitecture."""
-    error = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-    # Measured over the zoo: 4e-7 of the largest value in float32. A norm behind that is left out, a multiplier or a
-    # bias that is not read, or a normalised residual stream is off by 1e-2 and more. 16-bit streams are rounded at each
-    # addition.
-    if not error <= (1e-4 if stored.itemsize >= 4 else 0.1):
-        raise UnsupportedArchitecture(
-            f"{problem} (relative difference {error:.1e}), so {effect}; look for hooks that edit the residual stream"
-        )
+    require_close(
+        (found - expected).abs().max(),
+        expected.abs().max(),
+        stored,
+        "stream",
+        f"{problem}; they differ",
+        f"{effect}; look for hooks that edit the residual stream",
+        UnsupportedArchitecture,
+    )
 
 
 @dataclass(frozen=True)

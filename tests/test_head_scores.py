@@ -3,6 +3,8 @@
 What explicit operators M_t say, pair by pair, is compared in running models by `conformance`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
 from tlspectral.parts import Antisymmetric, Band, RopePhase, Symmetric
 from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.parts.scores import Projection, Rotation, project, whole_scores
 from tlspectral.rotary import RotaryGeometry, pair_columns
 
 invariant = settings(max_examples=30, derandomize=True)
@@ -49,12 +51,18 @@ class Case:
         if self.geometry is not None:
             cos, sin = self.geometry.position_tables(TOKENS + shift)
             self.rotation = Rotation(self.geometry, cos[shift:], sin[shift:])
-        self.query = self._project(self.w_q, self.b_q, self.norms[0])
-        self.key = self._project(self.w_k, self.b_k, self.norms[1])
+        self.query = self.side(self.w_q, self.b_q, self.norms[0])
+        self.key = self.side(self.w_k, self.b_k, self.norms[1])
 
-    def _project(self, w, b, norm):
+    def side(self, w, b, norm):
         captured = np.einsum("bpd,hdk->bphk", self.tokens, w) + b
-        return project(torch.from_numpy(captured), torch.from_numpy(b), norm)
+        return side(torch.from_numpy(captured), torch.from_numpy(b), norm, self.rotation)
+
+    def turn(self, rotation):
+        self.query, self.key = (replace(at, rotation=rotation) for at in (self.query, self.key))
+
+    def scores(self):
+        return HeadScores(self.layer(), list(range(HEADS)), self.query, self.key)
 
     def layer(self):
         w_q, w_k, b_q, b_k = (torch.from_numpy(x) for x in (self.w_q, self.w_k, self.b_q, self.b_k))
@@ -68,14 +76,13 @@ class Case:
     def removal(self, part, pairs=None, include_bias=False):
         kinds = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase)}
         value = Band(()) if part == "rotary_band" else kinds[part](include_bias=include_bias)
-        return added(value, self.layer(), self.query, self.key, self.rotation, pairs).numpy()
+        return added(value, self.scores(), pairs).numpy()
 
 
-def added(part, layer, query, key, rotation, pairs=None):
+def added(part, scores, pairs=None):
     """What removing a part adds to the scores of every pair of tokens."""
-    pairs = None if pairs is None else torch.as_tensor(pairs)
-    heads, allowed = list(range(query.whole.shape[1])), torch.ones(TOKENS, TOKENS, dtype=torch.bool)
-    difference, meant = ScoreRemoval(part, pairs).of(query, key, rotation, layer, heads, allowed)
+    pairs, allowed = None if pairs is None else torch.as_tensor(pairs), torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    difference, meant = ScoreRemoval(part, pairs).of(scores, allowed)
     assert torch.equal(meant, allowed)
     return difference
 
@@ -94,9 +101,7 @@ def test_the_parts_sum_to_the_score(seed, shape, norm, bias):
     case = Case(seed, shape, norm=norm, scaling=1.3)
     parts = CONTENT if case.geometry is None else (*CONTENT, "rope_phase")
     removed = sum(case.removal(part, include_bias=bias) for part in parts)
-    query, key = (at.whole if bias else at.content for at in (case.query, case.key))
-    query, key = (Projection(at, at, None) for at in (query, key))
-    score = whole_scores(query, key, case.rotation, case.scale)
+    score = case.scores().whole() if bias else case.scores().inside()
     assert float(score.abs().max()) > 0.1
     close(-removed, score.numpy())
 
@@ -107,9 +112,13 @@ def test_content_is_even_and_phase_odd_in_the_offset(seed, shape, norm, bias):
     # The same tokens in reverse order: every pair of tokens meets at the negated offset.
     case, mirrored = (Case(seed, shape, norm=norm) for _ in range(2))
     mirrored.query, mirrored.key = (
-        Projection(*(None if x is None else x.flip(2) for x in (at.whole, at.content, at.token_scale)))
+        replace(at, **{name: getattr(at, name).flip(2) for name in ("whole", "content")})
         for at in (case.query, case.key)
     )
+    if norm:
+        mirrored.query, mirrored.key = (
+            replace(at, token_scale=at.token_scale.flip(2)) for at in (mirrored.query, mirrored.key)
+        )
     turned_back = {part: mirrored.removal(part)[..., ::-1, ::-1] for part in CONTENT}
     for part in CONTENT:
         close(turned_back[part], case.removal(part))
@@ -125,9 +134,13 @@ def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias)
     for part, with_bias in (("rotary_band", False), ("rope_phase", bias)):
         whole = case.removal(part, None, with_bias)
         close(sum(case.removal(part, group == g, with_bias) for g in range(3)), whole)
-    product = case.rotation.product(case.query.content, case.key.content, direction=1)
-    close(case.removal("rotary_band"), -case.scale * product.numpy())
-    assert case.rotation.still_columns().tolist() == case.still
+    scores = case.scores()
+    product = scores.turning_between(case.query.content, case.key.content)
+    close(case.removal("rotary_band"), -product.numpy())
+    still = case.geometry.still_columns
+    assert still.tolist() == case.still
+    of_still = case.scale * case.query.content[..., still] @ case.key.content[..., still].mT
+    close((product + of_still).numpy(), scores.inside().numpy())
 
 
 @invariant
@@ -143,6 +156,29 @@ def test_parts_have_the_symmetry_of_their_name(seed, shape):
     for part, sign in (("symmetric", 1), ("antisymmetric", -1)):
         found = case.removal(part)
         close(found.swapaxes(-1, -2) * ratio[..., :, None] / ratio[..., None, :], sign * found)
+
+
+@invariant
+@given(seeds, shapes)
+def test_factors_of_norms_may_differ_between_columns(seed, shape):
+    """Equal ones give the parts of a factor per token; other ones are put back column by column."""
+    case = Case(seed, shape, norm=True)
+    d_head = case.query.content.shape[-1]
+    per_token = {part: case.removal(part) for part in CONTENT}
+    for name in ("query", "key"):
+        at = getattr(case, name)
+        setattr(case, name, replace(at, token_scale=at.token_scale[..., None].expand(*at.token_scale.shape, d_head)))
+    for part in CONTENT:
+        close(case.removal(part), per_token[part])
+    if case.geometry is not None:
+        return
+    # Without rotation: C(j, i) from columns without their factors, which are put back at the other token.
+    factor = torch.from_numpy(np.random.default_rng(seed).uniform(0.5, 2, case.key.content.shape))
+    case.key = replace(case.key, token_scale=factor)
+    q, a = (x.numpy() for x in (case.query.content, case.query.token_scale))
+    k, b = (x.numpy() for x in (case.key.content, case.key.token_scale))
+    exchanged = case.scale * np.einsum("bhjc,bhic,bhic,bhjc->bhij", q / a, k / b, a, b)
+    close(-case.removal("symmetric") * 2, case.scores().inside().numpy() + exchanged)
 
 
 @invariant
@@ -165,8 +201,8 @@ def test_nothing_is_exactly_no_change(shape):
     assert not case.removal("rotary_band", none).any()
     for w in (case.w_q, case.w_k):
         w[..., case.geometry.imag_index.numpy()] = 0
-    case.query = case._project(case.w_q, 0 * case.b_q, None)
-    case.key = case._project(case.w_k, 0 * case.b_k, None)
+    case.query = case.side(case.w_q, 0 * case.b_q, None)
+    case.key = case.side(case.w_k, 0 * case.b_k, None)
     assert not case.removal("rope_phase").any()
     assert case.removal("symmetric").any()
 
@@ -177,9 +213,9 @@ def test_tables_may_differ_within_a_batch_or_be_one_for_all():
     pairs = [(cos[:TOKENS], sin[:TOKENS]), (2 * cos[3:], 2 * sin[3:])]
     found = []
     for i, (c, s) in enumerate(pairs):
-        case.rotation = Rotation(case.geometry, c[None], s[None])
+        case.turn(Rotation(case.geometry, c[None], s[None]))
         found.append({part: case.removal(part)[i] for part in (*CONTENT, "rope_phase")})
-    case.rotation = Rotation(case.geometry, *(torch.stack(tables) for tables in zip(*pairs, strict=True)))
+    case.turn(Rotation(case.geometry, *(torch.stack(tables) for tables in zip(*pairs, strict=True))))
     for part in (*CONTENT, "rope_phase"):
         close(case.removal(part), np.stack([each[part] for each in found]))
 
@@ -187,9 +223,9 @@ def test_tables_may_differ_within_a_batch_or_be_one_for_all():
 @pytest.mark.parametrize(
     ("dtype", "widened"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2]
 )
-def test_projections_are_never_half_precision(dtype, widened):
+def test_sides_are_never_half_precision(dtype, widened):
     captured, bias = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype), torch.ones(2, 4)
-    found = project(captured, bias.double(), None)
+    found = side(captured, bias.double(), None, None)
     assert found.whole.dtype == found.content.dtype == widened
     assert found.whole.shape == (1, 2, 5, 4)
     assert torch.equal(found.whole.transpose(1, 2).to(dtype), captured)
@@ -197,15 +233,15 @@ def test_projections_are_never_half_precision(dtype, widened):
     assert found.token_scale is None
 
 
-def test_projection_under_a_norm():
+def test_a_side_under_a_norm():
     captured = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     bias, gain = torch.full((2, 4), 0.5, dtype=torch.float64), torch.arange(1.0, 5.0, dtype=torch.float64)
-    found = project(captured, bias, QueryKeyNorm(gain, 0.1, False))
+    found = side(captured, bias, QueryKeyNorm(gain, 0.1, False), None)
     rms = (captured.square().mean(-1, keepdim=True) + 0.1).sqrt()
     close(found.whole.transpose(1, 2).numpy(), (captured / rms * gain).numpy())
     close(found.content.transpose(1, 2).numpy(), ((captured - 0.5) / rms * gain).numpy())  # the rms of the whole vector
     close(found.token_scale.transpose(1, 2).numpy(), (1 / rms[..., 0]).numpy())
-    ungained = project(captured, bias, QueryKeyNorm(None, 0.1, False))
+    ungained = side(captured, bias, QueryKeyNorm(None, 0.1, False), None)
     close((ungained.whole * gain).numpy(), found.whole.numpy())
 
 
@@ -217,8 +253,8 @@ def test_parts_are_differentiable():
     for part in (Symmetric(), Antisymmetric(), RopePhase(), Band(())):
 
         def total(q, k, part=part):
-            query = project(q, layer.b_q, layer.q_norm)
-            key = project(k, layer.b_k, layer.k_norm)
-            return added(part, layer, query, key, case.rotation).square().sum()
+            query = side(q, layer.b_q, layer.q_norm, case.rotation)
+            key = side(k, layer.b_k, layer.k_norm, case.rotation)
+            return added(part, HeadScores(layer, list(range(HEADS)), query, key)).square().sum()
 
         assert torch.autograd.gradcheck(total, tuple(x.requires_grad_() for x in inputs), fast_mode=True)

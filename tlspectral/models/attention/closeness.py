@@ -1,0 +1,121 @@
+"""How far two routes to one quantity may differ by rounding, and the refusal of what differs by more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Quantity = Literal[
+    "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream"
+]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Largest difference that rounding leaves, `absolute + relative * size`: in float32 and wider, and in 16 bits.
+
+    `in_eps`: the numbers for 16 bits are multiples of the type's own resolution.
+    """
+
+    wide: tuple[float, float]
+    half: tuple[float, float]
+    in_eps: bool = False
+
+
+NOISE: dict[Quantity, Noise] = {
+    # Of rebuilt scores; size is the largest score. Measured on 17 architectures in float32: 1.2e-5 at scores of 12. A
+    # wrong scale, pairing or norm is off by tenths. 16-bit storage rounds the scores themselves.
+    "scores": Noise((1e-5, 1e-5), (0.0, 4.0), in_eps=True),
+    # Of the softmax of rebuilt scores; size is the largest score. Measured: 7e-7 in float32. A pattern lies in [0, 1]
+    # and shows less of 16-bit rounding (0.008 in bfloat16). With more allowed it would hide a scale wrong by half.
+    "pattern": Noise((1e-5, 0.0), (0.0, 1.0), in_eps=True),
+    # Of the sum of a score's terms; size is the score, in 16 bits the largest. Measured: at most 1.6e-2 of what is
+    # allowed over the zoo in float32 and 3.4e-2 in SmolLM2-135M; in 16 bits 0.41 over six tiny models and 0.18 in
+    # SmolLM2, as scores, queries, keys and the stream at each addition are rounded. A norm or a source that is left out
+    # is off by tenths.
+    "term sum": Noise((1e-4, 1e-5), (0.0, 4.0), in_eps=True),
+    # Of cos and sin beside those of the frequencies. Measured: 2e-6 over 24 positions in float32, 4e-3 in bfloat16,
+    # which some models use whatever they are stored in. Another base is off by tenths.
+    "rotation": Noise((1e-2, 0.0), (1e-2, 0.0)),
+    # Of a run's own scores beside those of its queries and keys, by head; size is the largest score. Measured: 3e-7 in
+    # float32, 0.009 in bfloat16. Another pairing, other angles or an edit of queries or keys moves scores by tenths.
+    "live scores": Noise((1e-4, 1e-4), (0.1, 0.1)),
+    # Of queries, keys or values beside what is read from the stream, by head; size is the largest. Measured over the
+    # zoo: 5e-7 in float32, 0.006 in bfloat16. An edit of the attention's input moves them by tenths.
+    "live reads": Noise((1e-7, 1e-4), (1e-4, 0.1)),
+    # Of a pattern beside that of a run's own queries and keys. Measured: 7e-7 in float32, 0.014 in bfloat16. A part
+    # that another block removed moves a pattern by tenths.
+    "live pattern": Noise((1e-4, 0.0), (0.1, 0.0)),
+    # Of the z of each token beside pattern times values; size is its norm. Measured: 4e-7 in float32, 0.011 in
+    # bfloat16. Padding that a layer does not show, a cache or an edit of z moves some token by tenths.
+    "live z": Noise((0.0, 1e-3), (0.0, 0.1)),
+    # Of a residual stream, or what attention adds to it, beside the sum of its parts; size is the largest value.
+    # Measured over the zoo: 5e-7 in float32, 0.005 in bfloat16, rounded at each addition. A norm behind that is left
+    # out, a multiplier or a bias that is not read is off by hundredths.
+    "stream": Noise((0.0, 1e-4), (0.0, 0.1)),
+}
+
+
+LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern, or run verify_scores"
+"""Advice where a run's attention is not that of its own queries and keys."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference that exceeds what is allowed by most, or that of one comparison.
+
+    Attributes:
+        index: in the flattened tensor of differences.
+        found: the difference.
+        allowed: the largest that rounding explains.
+        size: of the quantity.
+    """
+
+    index: int
+    found: float
+    allowed: float
+    size: float
+
+
+def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
+    """Return the absolute and the relative part of the largest difference allowed in a type."""
+    noise, eps = NOISE[what], torch.finfo(stored).eps
+    if eps < 1e-4:
+        return noise.wide
+    absolute, relative = noise.half
+    return (absolute * eps, relative * eps) if noise.in_eps else noise.half
+
+
+def require_close(
+    difference: Float[Tensor, "*shape"],
+    size: Float[Tensor, "*shape"],
+    stored: torch.dtype,
+    what: Quantity,
+    where: str | Sequence[str],
+    advice: str,
+    error: Callable[[str], Exception],
+) -> Difference:
+    """Return the difference that is closest to what is allowed. Raises `error` where it is too large, or NaN.
+
+    Args:
+        difference: absolute differences between two routes to a quantity, each judged by itself.
+        size: of the quantity, as `NOISE` says.
+        stored: type that the model stores it in.
+        what: which quantity.
+        where: what differs from what, in words, for all or for each difference; the message begins with it.
+        advice: what follows from it and what to do, the end of the message.
+        error: makes the error of the message.
+    """
+    absolute, relative = noise_of(what, stored)
+    difference, size = (torch.as_tensor(each).detach().cpu().double() for each in (difference, size))
+    excess = (difference - absolute - relative * size).nan_to_num(torch.inf, torch.inf, -torch.inf).flatten()
+    index = int(excess.argmax())
+    found, of_size = float(difference.flatten()[index]), float(size.flatten()[index])
+    worst = Difference(index, found, absolute + relative * of_size, of_size)
+    if not found <= worst.allowed:
+        compared = where if isinstance(where, str) else where[index]
+        raise error(f"{compared} by {found:.2e} (allowed {worst.allowed:.2e}, largest {of_size:.3g}); {advice}")
+    return worst

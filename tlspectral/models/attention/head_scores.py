@@ -1,0 +1,382 @@
+"""The score of a head: its two sides, queries and keys, and every product of them.
+
+A side is what enters the score behind a query/key norm, gain and phase, before any rotation. It comes from a run's own
+queries and keys (`side`), or from the residual stream and folded weights in float64 (`scores_of_stream`). With `S+` the
+score with the model's own rotations and `S-` the same with every angle negated,
+
+    C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not turn
+    D = (S+ - S-) / 2     odd in the offset: Im(M_t)
+
+so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. All are matrices over
+pairs of tokens, without a loop over frequencies and without a d_model x d_model matrix ("Fingerprint, Not Blueprint",
+sections 5, 8 and 10).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from tlspectral.errors import ScoreMismatch
+from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.layer import (
+    AttentionLayer,
+    LayerSettings,
+    fold_attention,
+    key_value_groups,
+    require_even_scale,
+    softcapped,
+)
+from tlspectral.models.attention.norms import QueryKeyNorm
+from tlspectral.models.attention.view import AttentionView
+from tlspectral.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
+
+Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pairs"]]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary pairs of a layer with cos and sin at some rows, as a run applied them or in float64.
+
+    Tables are [(batch,) rows, pairs], or with an axis of heads (1 where all are alike) in front of the rows. Those of a
+    spectral layer always have it, for the heads of the geometry.
+    """
+
+    geometry: RotaryGeometry
+    cos: Float[Tensor, "*batch rows pairs"]
+    sin: Float[Tensor, "*batch rows pairs"]
+
+    def of_heads(self, heads: list[int]) -> "Rotation":
+        """Return the rotation of some query heads of a spectral layer, in the given order; an ordinary one as it is."""
+        if not self.geometry.per_head:
+            return self
+        return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
+
+    def turned(
+        self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
+    ) -> Float[Tensor, "*batch heads rows columns"]:
+        """Return the columns of some pairs, each rotated by its angle, or the other way for direction -1."""
+        real, imag = (index.to(x.device)[pairs] for index in (self.geometry.real_index, self.geometry.imag_index))
+        cos, sin = (self._per_head(table).to(x)[..., pairs] for table in (self.cos, direction * self.sin))
+        return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
+
+    def _per_head(self, table: Tensor) -> Tensor:
+        return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
+
+
+@dataclass(frozen=True)
+class Side:
+    """Queries or keys of some heads, as they enter the score before any rotation.
+
+    Attributes:
+        whole: with bias.
+        content: without bias, what M acts on.
+        token_scale: factor of norms behind the projection, 1/rms, None without one: per token, [*batch, heads, rows],
+            or per token and column, [*batch, heads, rows, d_head], where blocks of columns have norms of their own.
+        rotation: cos and sin at the rows, None without rotary positions.
+    """
+
+    whole: Float[Tensor, "*batch heads rows d_head"]
+    content: Float[Tensor, "*batch heads rows d_head"]
+    token_scale: Float[Tensor, "*batch_heads_rows_columns"] | None
+    rotation: Rotation | None
+
+    def first(self) -> "Side":
+        """Return the side of the first sequence of a batch."""
+        rotation, scale = self.rotation, self.token_scale
+        if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
+            rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
+        return Side(self.whole[:1], self.content[:1], None if scale is None else scale[:1], rotation)
+
+    def in_float32(self) -> "Side":
+        """Return the side in float32."""
+        scale, rotation = self.token_scale, self.rotation
+        if rotation is not None:
+            rotation = replace(rotation, cos=rotation.cos.float(), sin=rotation.sin.float())
+        return Side(self.whole.float(), self.content.float(), None if scale is None else scale.float(), rotation)
+
+    def of_head(self, index: int) -> "Side":
+        """Return the side of one of the heads, of tensors [batch, heads, ...]."""
+        one = slice(index, index + 1)
+        scale, rotation = self.token_scale, self.rotation and self.rotation.of_heads([index])
+        return Side(self.whole[:, one], self.content[:, one], None if scale is None else scale[:, one], rotation)
+
+
+def side(
+    projected: Float[Tensor, "*batch rows heads d_head"],
+    bias: Float[Tensor, "heads d_head"] | None,
+    norm: QueryKeyNorm | None,
+    rotation: Rotation | None,
+    *,
+    queries: bool = False,
+    token_scale: Float[Tensor, "*batch rows heads"] | None = None,
+) -> Side:
+    """Return a side from queries or keys of some heads, as they are before a query/key norm, in float32 at least.
+
+    Args:
+        projected: with `bias`, None where there is none to tell apart.
+        norm: of these heads.
+        rotation: of these heads and rows.
+        queries: a spectral layer's gain and phase, which are in the rotation's geometry, act on them.
+        token_scale: 1/rms of these heads, where the norm takes its mean over other heads too.
+    """
+    whole = widened(projected)
+    content = whole if bias is None else whole - bias.to(whole)
+    if norm is not None:
+        token_scale = norm.token_scale(whole) if token_scale is None else token_scale
+        whole, content = (norm.applied(part, token_scale) for part in (whole, content))
+    whole, content = whole.transpose(-2, -3), content.transpose(-2, -3)
+    if queries and rotation is not None:
+        whole, content = (with_gain_and_phase(part, rotation.geometry) for part in (whole, content))
+    return Side(whole, content, None if token_scale is None else token_scale.transpose(-1, -2), rotation)
+
+
+def changed_side(
+    projected: Float[Tensor, "*batch rows heads d_head"],
+    change: Float[Tensor, "*copies rows heads d_head"] | None,
+    head: int,
+    norm: QueryKeyNorm | None,
+    rotation: Rotation | None,
+    *,
+    queries: bool = False,
+) -> Side:
+    """Return the side of one head whose queries or keys change before the norm; the other heads keep theirs.
+
+    `projected` and `change` are of all heads: a norm whose mean runs over them is taken again. Biases are not told
+    apart.
+    """
+    changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
+    scale = None
+    if norm is not None and norm.over_heads:
+        every = projected.expand(*changed.shape[:-2], *projected.shape[-2:]).clone()
+        every[..., [head], :] = changed
+        scale = norm.token_scale(every)[..., [head]]
+    if norm is not None and norm.gain is not None and norm.gain.ndim == 2:  # some models repeat keys, gains they do not
+        norm = norm.of_heads([head * len(norm.gain) // projected.shape[-2]])
+    return side(changed, None, norm, rotation, queries=queries, token_scale=scale)
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of some heads of a layer, [*batch, heads, queries, keys].
+
+    Attributes:
+        layer: what the layer has beside its weights.
+        heads: their indices in the layer. Jobs that are stacked on the batch (head i of copy i) take its place.
+        query, key: the two sides.
+    """
+
+    layer: LayerSettings
+    heads: list[int]
+    query: Side
+    key: Side
+
+    def first(self) -> "HeadScores":
+        """Return the scores of the first sequence of a batch."""
+        return replace(self, query=self.query.first(), key=self.key.first())
+
+    def in_float32(self) -> "HeadScores":
+        """Return the scores in float32."""
+        return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
+
+    def of_head(self, index: int) -> "HeadScores":
+        """Return the scores of one of the heads."""
+        return HeadScores(self.layer, [self.heads[index]], self.query.of_head(index), self.key.of_head(index))
+
+    def whole(self) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return scaled scores with biases, before softcap, ALiBi and mask."""
+        return self.layer.score_scale * self._product(self.query.whole, self.key.whole, 1)
+
+    def inside(self) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return what M gives of `whole`: the product without biases."""
+        return self.layer.score_scale * self._product(self.query.content, self.key.content, 1)
+
+    def own(self) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return scores as the model has them before its mask: `whole` with ALiBi, behind the softcap."""
+        scores = self.whole()
+        if self.layer.alibi is not None:
+            bias = self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads]
+            scores = scores + bias[:, None].to(scores)
+        return softcapped(scores, self.layer.softcap)
+
+    def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return (C + C^T)/2, scaled."""
+        content = self._even(*self._parts(include_bias))
+        return (self._mirrored(content, include_bias) + content).mul_(self.layer.score_scale / 2)
+
+    def antisymmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return (C - C^T)/2, scaled."""
+        content = self._even(*self._parts(include_bias))
+        return (content - self._mirrored(content, include_bias)).mul_(self.layer.score_scale / 2)
+
+    def phase(
+        self, pairs: Bool[Tensor, "pairs"] | None = None, *, include_bias: bool = False
+    ) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return D, scaled, of all rotary pairs or of some."""
+        queries, keys = self._parts(include_bias)
+        forward = self._turning(queries, keys, 1, pairs)
+        return forward.sub_(self._turning(queries, keys, -1, pairs)).mul_(self.layer.score_scale / 2)
+
+    def of_pairs(self, pairs: Bool[Tensor, "pairs"] | None = None) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return what the contents of all rotary pairs or of some contribute, scaled."""
+        return self._turning(self.query.content, self.key.content, 1, pairs).mul_(self.layer.score_scale)
+
+    def between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return the scaled product of other queries and keys at the same rows, rotated as the sides are."""
+        return self._product(queries, keys, 1).mul_(self.layer.score_scale)
+
+    def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return `between` of the rotary columns alone; 0 without rotary positions."""
+        if self.key.rotation is None:
+            return torch.zeros_like(queries @ keys.mT)
+        return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)
+
+    def _parts(self, include_bias: bool) -> tuple[Tensor, Tensor]:
+        query, key = self.query, self.key
+        return (query.whole, key.whole) if include_bias else (query.content, key.content)
+
+    def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
+        content = self._product(queries, keys, 1)
+        return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
+
+    def _mirrored(self, content: Tensor, include_bias: bool) -> Tensor:
+        """Return C of the two tokens exchanged. The factors of norms behind the projections stay at query and key."""
+        at_query, at_key = self.query.token_scale, self.key.token_scale
+        if at_query is None and at_key is None:
+            return content.mT
+        ratio = (1.0 if at_query is None else at_query) / (1.0 if at_key is None else at_key)
+        assert isinstance(ratio, Tensor)
+        if ratio.ndim < content.ndim:
+            return content.mT * ratio[..., :, None] / ratio[..., None, :]
+        queries, keys = self._parts(include_bias)
+        return self._even(queries / ratio, keys * ratio).mT
+
+    def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
+        """Return unscaled products of queries and keys, non-rotary columns among them."""
+        if self.key.rotation is None:
+            return queries @ keys.mT
+        non_rotary = self.key.rotation.geometry.still_columns.to(queries.device)
+        product = self._turning(queries, keys, direction, None)
+        return product + queries[..., non_rotary] @ keys[..., non_rotary].mT if len(non_rotary) else product
+
+    def _turning(
+        self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
+    ) -> Tensor:
+        """Return unscaled products over the rotary columns alone, of all pairs or of some."""
+        assert self.query.rotation is not None
+        assert self.key.rotation is not None
+        mask = slice(None) if pairs is None else pairs
+        return self.query.rotation.turned(queries, direction, mask) @ self.key.rotation.turned(keys, direction, mask).mT
+
+
+def key_weights(
+    scores: Float[Tensor, "*batch queries keys"], visible: Bool[Tensor, "*mask queries keys"]
+) -> Float[Tensor, "*batch queries keys"]:
+    """Return the softmax of scores over visible keys; rows that see no key are 0."""
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0.0)
+
+
+# --- from the residual stream and folded weights ---
+
+
+class RebuiltScores(NamedTuple):
+    """Scaled scores of every pair of tokens: as the model has them before its mask, and parts before a softcap.
+
+    The parts are those from M (`inside`) and from biases and ALiBi (`outside`).
+    """
+
+    total: Float64[Tensor, "batch heads pos pos"]
+    inside: Float64[Tensor, "batch heads pos pos"]
+    outside: Float64[Tensor, "batch heads pos pos"]
+
+
+def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
+    """Return a layer's scores in float64 from what its hook points "residual" and any "cos" and "sin" saw.
+
+    Raises as `AttentionView.layer`, `rotation_tables` and `require_even_scale`.
+    """
+    raw = view.raw(index)
+    residual = captured[view.hook_names(index)["residual"]]
+    require_even_scale(raw, index, residual.shape[-2])
+    tables = rotation_tables(view, raw.rotary, index, residual.shape[-2], captured)
+    residual = residual.cpu().double()
+    # Folded one key/value group at a time, as a large layer takes gigabytes; but a query/key norm over all heads needs
+    # them together.
+    together = any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm))
+    by_group = []
+    for heads, group in [(slice(None), raw)] if together else key_value_groups(raw):
+        group_tables = tables
+        if tables is not None and raw.rotary is not None and raw.rotary.per_head:
+            group_tables = (tables[0][heads], tables[1][heads])
+        scores = scores_of_stream(fold_attention(group, index), residual, group_tables)
+        by_group.append((scores.whole(), scores.inside()))
+    whole, inside = (torch.cat(terms, dim=1) for terms in zip(*by_group, strict=True))
+    outside = whole - inside
+    if raw.alibi is not None:
+        outside = outside + raw.alibi.bias(torch.arange(residual.shape[-2]))[:, None]
+    return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
+
+
+def scores_of_stream(
+    layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
+) -> HeadScores:
+    """Return the scores of all heads of a folded layer from the residual stream that enters it, in float64.
+
+    `tables` are cos and sin of each pair, of a spectral layer per query head.
+    """
+    n = layer.norm.normalized(residual)
+    rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
+    q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
+    k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
+    return HeadScores(
+        layer,
+        list(range(layer.n_heads)),
+        side(q, layer.b_q, layer.q_norm, rotation, queries=True),
+        key_side(layer, k, layer.b_k, rotation),
+    )
+
+
+def key_side(
+    layer: AttentionLayer,
+    projected: Float[Tensor, "*batch pos kv_heads d_head"],
+    bias: Float[Tensor, "kv_heads d_head"] | None,
+    rotation: Rotation | None,
+) -> Side:
+    """Return the key side of all query heads of a layer from the keys that they share, else as `side`."""
+    keys = side(projected, bias, layer.k_norm, None)
+    groups = layer.n_heads // layer.n_kv_heads
+    whole, content = (part.repeat_interleave(groups, dim=-3) for part in (keys.whole, keys.content))
+    scale = None if keys.token_scale is None else keys.token_scale.repeat_interleave(groups, dim=-2)
+    return Side(whole, content, scale, rotation)
+
+
+def rotation_tables(
+    view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
+) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
+    """Return the model's own cos and sin per pair (and spectral head), checked against the geometry's frequencies.
+
+    Raises ScoreMismatch where the model rotates its pairs by other angles.
+    """
+    if rotary is None:
+        return None
+    exact = rotary.position_tables(n_positions)
+    tables = view.rotary_tables(index, n_positions, captured)
+    if tables is None:
+        return exact
+    # Without padding all sequences have the same positions.
+    cos, sin = (
+        per_pair(table.reshape(-1, *exact[0].shape[:-1], table.shape[-1])[0].cpu().double(), rotary) for table in tables
+    )
+    drift = torch.stack([(cos - exact[0]).abs().max(), (sin - exact[1]).abs().max()]).max()
+    limit, advice = rotary.valid_up_to, "its frequencies are read wrongly, so nothing is computed from them"
+    if limit is not None and n_positions > limit:
+        advice = (
+            f"the prompt has {n_positions} tokens, and rotary frequencies of this model change past {limit} (LongRoPE, "
+            f"dynamic NTK): the operators are those of prompts of at most {limit} tokens, so use such prompts"
+        )
+    where = f"layer {index}: the model rotates its pairs by other angles than its frequencies say; cos and sin differ"
+    require_close(drift, drift, tables[0].dtype, "rotation", where, advice, ScoreMismatch)
+    return cos, sin
