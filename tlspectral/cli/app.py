@@ -9,7 +9,6 @@ import typer
 from typer.core import TyperGroup
 
 from tlspectral.errors import TlspectralError, did_you_mean
-from tlspectral.tables.progress import without_bars
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ def _checked_device(name: str | None) -> str | None:
 
 def _hide_bars(context: Any, quiet: bool) -> bool:
     if quiet:
+        from tlspectral.tables.progress import without_bars
+
         context.with_resource(without_bars())
     return quiet
 
