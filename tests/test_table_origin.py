@@ -47,15 +47,17 @@ def repeated(view):
 
 
 def sweep(model):
-    return tls.ablation_sweep(model, "output", heads=[(0, 2), (1, 1)], tokens=repeated(attention_view(model)))
+    return tls.ablation_sweep(
+        model, "output", heads=[(0, 2), (1, 1)], task=tls.tasks.induction(repeated(attention_view(model)))
+    )
 
 
 def bands(model):
-    return tls.ablation.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1)
+    return tls.ablation.band_effects(model, "L1H1", task=tls.tasks.induction(repeated(attention_view(model))), draws=1)
 
 
 def edges(model):
-    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=repeated(attention_view(model))))
+    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(repeated(attention_view(model))))
 
 
 def profile(model):

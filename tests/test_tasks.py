@@ -205,11 +205,11 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
 
 
 READERS = {
-    "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
+    "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens),
     "detectors": lambda model, tokens: tls.detect_heads(model, tokens=tokens),
-    "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=tokens)),
-    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens),
-    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens),
+    "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens)),
+    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", task=tls.tasks.induction(tokens)),
+    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", task=tls.tasks.induction(tokens)),
     "in context": lambda model, tokens: tls.history.in_context_score(model, tokens=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
@@ -305,9 +305,9 @@ def test_a_score_is_a_number():
 def test_the_difference_of_scores_is_paired():
     before, after = Score(np.array([1.0, 2.0, 3.0])), Score(np.array([1.5, 2.5, 3.6]))
     effect = after - before
-    assert (effect.value, effect.stderr, effect.pvalue) == (
+    assert (effect.value, effect.se, effect.pvalue) == (
         paired_effect(after, before).value,
-        paired_effect(after, before).stderr,
+        paired_effect(after, before).se,
         0.25,
     )
     assert effect > 0.5

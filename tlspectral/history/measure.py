@@ -76,7 +76,7 @@ def measure_step(
     table = bundled({"heads": heads, "composition": composition, **_positional(model, blocks)})
     table.attrs |= heads.attrs
     table.attrs["in_context"] = _in_context(model, seed) if detectors else None
-    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
+    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.se}
     table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return table
 
@@ -106,7 +106,7 @@ def _in_context(model: Any, seed: int) -> dict[str, float]:
     score = in_context_score(model, seed=seed)
     return {
         "icl_score": score.value,
-        "icl_score_se": score.stderr,
+        "icl_score_se": score.se,
         "first_copy_loss": score.first.value,
         "second_copy_loss": score.second.value,
     }
@@ -142,7 +142,7 @@ class InContextScore:
         return float((self.second.per_sequence - self.first.per_sequence).mean())
 
     @property
-    def stderr(self) -> float:
+    def se(self) -> float:
         """Standard error of the mean of the differences, sequence by sequence."""
         return standard_error(self.second.per_sequence - self.first.per_sequence)
 
@@ -170,7 +170,7 @@ def in_context_score(
     and late in training it does: a model that has learned text finds random tokens ever less likely, far above
     log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
     """
-    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed)
+    task = induction(tokens, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
     view = attention_view(model)
     second = scored_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,9 @@ class Evidence:
                 raise TypeError(f"no table is given as {name}=, only as {', '.join(names)}{did_you_mean(name, names)}")
             kind, by_head = _KINDS[name], self._rows.setdefault(name, {})
             for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
-                for pair, row in _checked(table, heads, known, kind, name):
-                    by_head.setdefault(pair, []).append(row)
+                for pairs, row in _checked(table, heads, known, kind, name):
+                    for pair in pairs:
+                        by_head.setdefault(pair, []).append(row)
                     if name == "edges":
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
@@ -95,20 +97,28 @@ class Evidence:
 
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
-) -> list[tuple[Pair, Mapping[Any, Any]]]:
+) -> list[tuple[list[Pair], Mapping[Any, Any]]]:
+    """Return the rows, each with its heads: an edge's effect on a task is that of all heads that it reaches."""
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
-    fields = ("receiver_layer", "receiver_head") if name == "edges" else ("layer", "head")
     rows = table.to_dict("records")
     task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
-    pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
-    for pair in dict.fromkeys(pairs):
+    pairs = [_heads_of(row, name, known) for row in rows]
+    for pair in dict.fromkeys(chain(*pairs)):
         if pair not in known:
             raise ValueError(
                 f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
                 "model"
             )
-    return [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+    return [(of_row, {**row, **task}) for of_row, row in zip(pairs, rows, strict=True)]
+
+
+def _heads_of(row: Mapping[Any, Any], name: str, known: set[Pair]) -> list[Pair]:
+    fields = ("receiver_layer", "receiver_head") if name == "edges" else ("layer", "head")
+    heads = [(int(row[fields[0]]), int(row[fields[1]]))]
+    if name == "edges" and pd.isna(row["attention"]):  # an effect on a task
+        heads += [pair for pair in head_pairs(row["reached"].split(", ")) if pair in known and pair not in heads]
+    return heads
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
@@ -218,7 +228,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 
 
 _OF_HEAD = ("layer", "head")
-_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "delta")
+_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "reached", "attention", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
@@ -240,8 +250,7 @@ _KINDS = {
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
     """Return some columns of a row; "± se" is the standard error of delta."""
-    error = row.get("delta_se", row.get("delta_stderr"))
-    return {column: error if column == "± se" else row.get(column) for column in columns}
+    return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
 
 
 def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:

@@ -75,7 +75,7 @@ def edge_effects(
         senders: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
             `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
         task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
-            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(tokens=)`.
+            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
         measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
@@ -142,7 +142,7 @@ def edge_effects(
             "control": control,
             **plan.settings,
         }
-        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value, manifest="edge_effects.json")
+        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
     layers = sorted({layer for layer, _ in by_part})
     parts = finished_parts(
         [
