@@ -61,8 +61,8 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
     assert done.exit_code == 0, done.output
     (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
     task = tlspectral.logit_difference(PROMPTS, ["w20", "w21", "w22"], "w30")
-    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), "symmetric", heads="L0H1", task=task)
-    assert row["part"] == "symmetric"
+    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), "M_S", heads="L0H1", task=task)
+    assert row["part"] == "M_S"
     controlled = run(folder, "--heads", "L0H1", "--part", "output", "--control", "random", "--draws", "2")
     assert "control: 2 other heads of the layer a head; " in controlled.stdout
     # The same numbers, in text with 15 decimals.

@@ -7,8 +7,8 @@ import pytest
 from tlspectral.plots import ablation_effects, kernel
 
 HEADS = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "name": ["L0H0", "L0H1", "L1H0"], "prev": [0.9, 0.1, 0.5]})
-SWEEP = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "part": "rope_phase", "delta": [0.5, -0.1, np.nan]})
-SWEEP["delta_se"] = [0.1, 0.02, np.nan]
+EFFECTS = {"part": "rope_phase", "delta": [0.5, -0.1, np.nan], "delta_se": [0.1, 0.02, np.nan]}
+SWEEP = HEADS[["layer", "head", "name"]].assign(**EFFECTS)
 
 
 def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():

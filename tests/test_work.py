@@ -319,7 +319,7 @@ OLDER = [(name, "{}") for name in ("sweep.json", "edges.json", "edge_effects.jso
 @pytest.mark.parametrize(("name", "text"), [*OLDER, ("settings.json", '{"format": 1, "a": 1}')])
 def test_a_folder_of_an_older_version_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(IncompatibleCheckpoint, match="written by an older version .*: remove it, or choose another"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"written by an older version .*: remove it, or choose another"):
         open_parts(tmp_path, {"a": 1})
 
 

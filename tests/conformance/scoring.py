@@ -1,6 +1,5 @@
 """Losses, detectors, padding and kernels: what is scored of a run, beside the whole logits and the kept patterns."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
