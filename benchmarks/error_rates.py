@@ -52,7 +52,7 @@ from tlspectral.studies.fingerprint.statistics import (
 )
 from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
-from tlspectral.tasks import control_test
+from tlspectral.tasks import control_test, induction
 from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
@@ -311,7 +311,7 @@ def random_parts(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         for seed in rng.integers(2**31, size=max(1, tables // 24)):
             model = fresh_model(int(seed))
             tokens = repeated_sequences(attention_view(model), 8, 16, seed=int(seed))
-            given = {"tokens": tokens, "control": "random", "draws": 19, "seed": int(seed)}
+            given = {"task": induction(tokens), "control": "random", "draws": 19, "seed": int(seed)}
             found += list(ablation_sweep(model, part, **given)["control_p"])
         yield row(
             f"ablation_sweep, control_p, {part}", "freshly initialised models", "19 draws", np.array(found) <= LEVEL
