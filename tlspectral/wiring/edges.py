@@ -90,8 +90,8 @@ def edge_effects(
         seed: of sequences and control draws.
 
     Returns:
-        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for, sorted by
-        receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention,
+        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
+        group by the name of its receiver), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention,
         delta, delta_se, k_composition`; with a control `control_delta, control_delta_se, control_excess, control_p,
         pvalue, qvalue`; `tables.describe_table("edge_effects")` says what each is. A sender in the receiver's layer or
         behind has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the
