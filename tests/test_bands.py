@@ -173,7 +173,6 @@ def test_rows_by_label_are_means_over_the_sequences_that_have_it():
         ("gpt2", "L1H0", {}, UnsupportedArchitecture, "layer 1: no rotary positions"),
         ("neox", "L0H0", {}, ValueError, "layer 0: 2 rotary frequencies do not make three bands"),
         ("llama", "L0H99", {}, BadHead, "L0H99 does not exist"),
-        ("llama", "L0H0", {"task": induction(torch.zeros(2, 4, dtype=torch.long))}, ValueError, "same segment"),
         ("llama", "L0H0", {"by": "answer"}, ValueError, "this task has no labels"),
     ],
 )

@@ -21,7 +21,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.parts import Antisymmetric, LongRange, Output, Symmetric
-from tlspectral.tasks import induction, induction_loss, language, language_loss, paired_effect
+from tlspectral.tasks import induction, induction_loss, paired_effect
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}
 HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "mistral")]
@@ -101,14 +101,6 @@ def test_a_sweep_inside_an_ablation_adds_to_it():
         both = sweep(model, "symmetric", task=induction(tokens), heads="L1H0")["value"].item()
     with ablate(model, [(0, 1), (1, 3)], "output"), ablate(model, [(1, 0)], "symmetric"):
         assert both == pytest.approx(induction_loss(model, tokens).value, abs=1e-5)
-
-
-def test_the_language_task_scores_every_position():
-    model, tokens = shared("bridge", "llama"), zoo.prompt(4, 15)
-    table = sweep(model, "symmetric", task=language(tokens), heads=[(1, 2)])
-    with ablate(model, [(1, 2)], "symmetric"):
-        assert table["value"].item() == pytest.approx(language_loss(model, tokens).value, abs=1e-5)
-    assert table.attrs["intact_value"] == pytest.approx(language_loss(model, tokens).value, abs=1e-6)
 
 
 # --- the yardsticks ---

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 import zoo
 from zoo import shared
 
@@ -72,7 +71,6 @@ REFUSED = [
     (Band([0, 6]), {}, r"layer 0: frequencies are 0 to 5, found \[0, 6\]"),
     ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
-    ("symmetric", {"task": induction(torch.zeros(2, 6, dtype=torch.long))}, r"\[BOS, r, r\]"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
     (Output("mean"), {"task": margin(ONE)}, "the task has one sequence"),
     (Output("resample"), {"task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),

@@ -155,7 +155,7 @@ def _listed(frequencies: Any) -> Any:
         frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
     if not isinstance(frequencies, Iterable):
         return None if frequencies is None else (frequencies,)
-    given = [one.item() if isinstance(one, np.generic | Tensor) and one.ndim == 0 else one for one in frequencies]
+    given = [one.item() if isinstance(one, np.generic) else one for one in frequencies]
     return tuple(sorted(set(given))) if all(type(one) is int for one in given) else tuple(given)
 
 

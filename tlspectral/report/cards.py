@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,10 +74,9 @@ class Evidence:
                 raise TypeError(f"no table is given as {name}=, only as {', '.join(names)}{did_you_mean(name, names)}")
             kind, by_head = _KINDS[name], self._rows.setdefault(name, {})
             for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
-                for pairs, row in _checked(table, heads, known, kind, name):
-                    for pair in pairs:
-                        by_head.setdefault(pair, []).append(row)
-                    if name == "edges":
+                for pair, row in _checked(table, heads, known, kind, name):
+                    by_head.setdefault(pair, []).append(row)
+                    if name == "edges" and pair == (row["receiver_layer"], row["receiver_head"]):
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
@@ -97,28 +95,24 @@ class Evidence:
 
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
-) -> list[tuple[list[Pair], Mapping[Any, Any]]]:
-    """Return the rows, each with its heads: an edge's effect on a task is that of all heads that it reaches."""
+) -> list[tuple[Pair, Mapping[Any, Any]]]:
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
+    fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
     task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
-    pairs = [_heads_of(row, name, known) for row in rows]
-    for pair in dict.fromkeys(chain(*pairs)):
+    pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
+    for pair in dict.fromkeys(pairs):
         if pair not in known:
             raise ValueError(
                 f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
                 "model"
             )
-    return [(of_row, {**row, **task}) for of_row, row in zip(pairs, rows, strict=True)]
-
-
-def _heads_of(row: Mapping[Any, Any], name: str, known: set[Pair]) -> list[Pair]:
-    fields = ("receiver_layer", "receiver_head") if name == "edges" else ("layer", "head")
-    heads = [(int(row[fields[0]]), int(row[fields[1]]))]
-    if name == "edges" and pd.isna(row["attention"]):  # an effect on a task
-        heads += [pair for pair in head_pairs(row["reached"].split(", ")) if pair in known and pair not in heads]
-    return heads
+    found = [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+    for pair, row in list(found) if name == "edges" else []:
+        if pd.isna(row["attention"]):  # an effect on a task is that of all heads that the edge reaches
+            found += [(other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}]
+    return found
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:

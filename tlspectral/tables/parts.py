@@ -106,7 +106,10 @@ def open_parts(
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     file = folder / _MANIFEST
-    stored = _read_manifest(file)
+    older = any((folder / name).exists() for name in _OLDER_MANIFESTS)
+    stored = {} if older else _read_manifest(file)
+    if stored is not None and stored.get("format") != _FORMAT:
+        raise IncompatibleCheckpoint(f"{folder} was written by an older version: remove it, or choose another folder")
     for replace in (False, True):  # another job's manifest stays; one that was cut off is replaced
         if stored is None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,8 +118,6 @@ def open_parts(
             stored = _read_manifest(file)
     if stored is None:
         raise IncompatibleCheckpoint(f"{file} cannot be read as soon as it is written: choose another folder")
-    if stored.get("format") != _FORMAT:
-        raise _of_older_version(file)
     lacking = [name for name in noted if name not in stored]
     if lacking:
         raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
@@ -165,9 +166,6 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
         other.name != file.name and not other.name.startswith(".") for other in file.parent.iterdir()
     )
     if not file.exists():
-        for older in (file.with_name(name) for name in _OLDER_MANIFESTS):
-            if older.exists():
-                raise _of_older_version(older)
         if others:
             raise IncompatibleCheckpoint(
                 f"{file.parent} holds files but no {file.name}: choose an empty or a new folder"
@@ -184,13 +182,6 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
             f"{file} cannot be read (it holds a {type(stored).__name__}, not settings by name): choose another folder"
         )
     return stored
-
-
-def _of_older_version(file: Path) -> IncompatibleCheckpoint:
-    return IncompatibleCheckpoint(
-        f"{file.parent} was written by an older version ({file.name} is not of this one): remove it, or choose another "
-        "folder"
-    )
 
 
 def _short(value: Any) -> str:

@@ -141,7 +141,7 @@ def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task
     """
     if isinstance(task, Task):
         return task
-    size = {} if n_sequences is None else {"n_sequences": n_sequences}
+    size: Any = {} if n_sequences is None else {"n_sequences": n_sequences}
     if task == "induction":
         return induction(seed=seed, **size)
     if task == "language":

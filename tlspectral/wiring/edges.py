@@ -91,11 +91,12 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
-        group by the name of its receiver), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention,
-        delta, delta_se, k_composition`; with a control `control_delta, control_delta_se, control_excess, control_p,
-        pvalue, qvalue`; `tables.describe_table("edge_effects")` says what each is. A sender in the receiver's layer or
-        behind has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the
-        attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        group, by its receiver's name), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer,
+        receiver_head, input, reached, attention, delta, delta_se, k_composition`; with a control `control_delta,
+        control_delta_se, control_excess, control_p, pvalue, qvalue`; `tables.describe_table("edge_effects")` says what
+        each is. A sender in the receiver's layer or behind has no row. `attrs` hold model and settings;
+        `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
+        head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
