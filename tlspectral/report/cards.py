@@ -95,7 +95,7 @@ class Evidence:
 
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
-) -> list[tuple[Pair, Mapping[Any, Any]]]:
+) -> list[tuple[Pair, dict[Any, Any]]]:
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
