@@ -37,14 +37,21 @@ def write(options: argparse.Namespace) -> int:
     tree = options.tree.resolve()
     if not (tree / "tlspectral" / "__init__.py").is_file():
         raise SystemExit(f"{tree} holds no package tlspectral")
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment = {**os.environ, **one_thread, **offline, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
     options.output.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "work", "--tree", str(tree), "-o", str(options.output.resolve())]
     return subprocess.run(
-        [*command, "--part", options.part, "--only", options.only], env=environment, cwd=options.output, check=False
+        [*command, "--part", options.part, "--only", options.only],
+        env=environment(tree),
+        cwd=options.output,
+        check=False,
     ).returncode
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Variables of a process that imports a tree: one thread, offline."""
+    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **one_thread, **offline, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
 
 
 def work(options: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ SENDERS = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]
 
 def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> None:
     """Print the time of an edge into one head, and of all edges into the heads of some layers."""
-    one, task = {}, tls.tasks.induction(tokens=tokens)
+    one, task = {}, tls.tasks.induction(tokens)
 
     def into_one() -> None:
         one["table"] = tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task)
@@ -75,7 +75,7 @@ def by_forward_passes(hooked: Any, tokens: torch.Tensor, writes: dict[str, torch
 
 def edges_by_task(model: Any, tokens: torch.Tensor) -> None:
     """Print both routes' times and how far their effects differ."""
-    hooked, task = tls.load_model("smollm2-135m", backend="hooked"), tls.tasks.induction(tokens=tokens)
+    hooked, task = tls.load_model("smollm2-135m", backend="hooked"), tls.tasks.induction(tokens)
     hooked.set_ungroup_grouped_query_attention(True)
     hooked.set_use_split_qkv_input(True)
     results: dict[str, Any] = {}

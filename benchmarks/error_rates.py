@@ -52,7 +52,7 @@ from tlspectral.studies.fingerprint.statistics import (
 )
 from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
-from tlspectral.tasks import control_test
+from tlspectral.tasks import control_test, induction
 from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def row(test: str, heads: str, size: str, wrong: np.ndarray | list[bool]) -> Row
         "size": size,
         "tables": len(wrong),
         "rate": round(rate, 4),
-        "stderr": round(float(np.sqrt(rate * (1 - rate) / len(wrong))), 4),
+        "se": round(float(np.sqrt(rate * (1 - rate) / len(wrong))), 4),
     }
 
 
@@ -182,7 +182,7 @@ def sweeps(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator,
             part="rope_phase",
             value=deltas.mean(1),
             delta=deltas.mean(1),
-            delta_stderr=scipy.stats.sem(deltas, axis=1),
+            delta_se=scipy.stats.sem(deltas, axis=1),
             score_rms=np.nan,
         )
         sweep.attrs = {"task": "t", "higher_is_better": False, "sums_per_sequence": {"delta": deltas.sum(0).tolist()}}
@@ -311,7 +311,7 @@ def random_parts(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         for seed in rng.integers(2**31, size=max(1, tables // 24)):
             model = fresh_model(int(seed))
             tokens = repeated_sequences(attention_view(model), 8, 16, seed=int(seed))
-            given = {"tokens": tokens, "control": "random", "draws": 19, "seed": int(seed)}
+            given = {"task": induction(tokens), "control": "random", "draws": 19, "seed": int(seed)}
             found += list(ablation_sweep(model, part, **given)["control_p"])
         yield row(
             f"ablation_sweep, control_p, {part}", "freshly initialised models", "19 draws", np.array(found) <= LEVEL
@@ -363,7 +363,7 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:
-    """Return all rates: `test, heads, size, tables, rate, stderr`."""
+    """Return all rates: `test, heads, size, tables, rate, se`."""
     to_measure = blocks()
     streams = np.random.default_rng(seed).spawn(len(to_measure))
     return pd.DataFrame([one for measure, rng in zip(to_measure, streams, strict=True) for one in measure(rng, tables)])

@@ -36,7 +36,7 @@ def main(model: str) -> None:
     measured = table[table["measured"] != ""].copy()
     measured["qvalue"] = benjamini_hochberg(measured["delta_p"].to_numpy()).q
     measured = measured.sort_values("delta", ascending=False)
-    columns = ["layer", "head", "measured", "attention", "estimate", "delta", "delta_stderr", "delta_p", "qvalue"]
+    columns = ["name", "measured", "attention", "estimate", "delta", "delta_se", "delta_p", "qvalue"]
     typer.echo(measured[columns].round(4).to_string(index=False))
     for kind, rows in measured.groupby("measured"):
         typer.echo(

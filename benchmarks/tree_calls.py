@@ -43,6 +43,8 @@ RENAMED = {
     "control_delta_stderr": "control_delta_se",
     "random_delta_stderr": "random_delta_se",
     "stderr": "se",
+    "intact_value_stderr": "intact_value_se",
+    "sequences": "n_sequences",
 }
 """Old and new name of columns, fields and attributes. Both trees write the new one."""
 
@@ -280,7 +282,8 @@ class Calls:
     def evaluate(self, model: Any, *, task: str) -> Any:
         """The score of the model as it is."""
         found = self.get("evaluate")(model, self.task(task, model))
-        return {"per_sequence": found.per_sequence, "value": found.value, "se": getattr(found, "stderr", None)}
+        error = found.se if hasattr(found, "se") else found.stderr
+        return {"per_sequence": found.per_sequence, "value": found.value, "se": error}
 
     def ablation_hooks(self, model: Any, *, heads: Any, part: str) -> Any:
         """Logits under the list of hooks."""

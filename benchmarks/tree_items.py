@@ -1,7 +1,6 @@
 """What `compare_trees.py` computes: models, and items by name, function and plain settings."""
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,5 +314,4 @@ def groups(part: str) -> Iterator[Group]:
 @functools.cache
 def saved_folder(name: str) -> Path:
     """A checkpoint folder of a model of the zoo, which stays until the process ends."""
-    place = tempfile.mkdtemp(prefix="zoo_")
-    return zoo.save_folder(name, Path(place) / name)
+    return zoo.save_folder(name, zoo.temporary("zoo_") / name)

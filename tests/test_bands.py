@@ -9,7 +9,7 @@ import torch
 from described import assert_described
 from zoo import shared
 
-from tlspectral.ablation import band_effects
+from tlspectral.ablation import band_effects as effects
 from tlspectral.ablation.bands import BANDS, equal_sets
 from tlspectral.ablation.effects import root_mean_square
 from tlspectral.detectors import repeated_sequences
@@ -18,9 +18,8 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.models.attention import attention_view
 from tlspectral.parts import Band
-from tlspectral.tasks import Task, evaluate, induction_loss
+from tlspectral.tasks import Task, evaluate, induction, induction_loss
 
-effects = functools.partial(band_effects)
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
 
 
@@ -59,8 +58,8 @@ def with_label(table):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_band_is_one_ablated_forward(name):
     model, tokens = shared("bridge", name), drawn(name)
-    table = effects(model, [(1, 2), (0, 1)], tokens=tokens, draws=1)
-    intact = induction_loss(model, tokens=tokens)
+    table = effects(model, [(1, 2), (0, 1)], task=induction(tokens), draws=1)
+    intact = induction_loss(model, tokens)
     assert list(table["band"]) == list(BANDS) * 2
     assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
     assert_described(table.assign(kind="symbolic"), with_label(table))
@@ -68,11 +67,11 @@ def test_a_band_is_one_ablated_forward(name):
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]
         with ablate(model, [(row.layer, row.head)], Band(band)):
-            ablated = induction_loss(model, tokens=tokens)
+            ablated = induction_loss(model, tokens)
         # Noise: 4e-7 (float32 batches of another size); the bands of these models move the loss by 1e-4 to 1.
         assert row.delta == pytest.approx(ablated.value - intact.value, abs=3e-6)
         difference = ablated.per_sequence - intact.per_sequence
-        assert row.delta_stderr == pytest.approx(difference.std(ddof=1) / 2, abs=3e-6)
+        assert row.delta_se == pytest.approx(difference.std(ddof=1) / 2, abs=3e-6)
         # Noise 1e-6 relative; without biases, scale or mask it is off by tenths.
         assert row.score_rms == pytest.approx(measured_rms(model, tokens, row.layer, row.head, band), rel=1e-4)
     assert table["delta"].abs().max() > 1e-4
@@ -97,7 +96,7 @@ def test_where_no_set_weighs_the_same_there_is_none():
     products = np.diag([1.0, 4.0, 16.0])
     assert equal_sets(products, np.array([False, True, False]), 3, np.random.default_rng(0)) == []
     # Six pairs: few sets fit.
-    model, options = shared("bridge", "llama"), {"tokens": drawn("llama"), "draws": 4, "seed": 3}
+    model, options = shared("bridge", "llama"), {"task": induction(drawn("llama")), "draws": 4, "seed": 3}
     table = effects(model, [(0, 0), (1, 3)], **options)
     assert table.equals(effects(model, [(0, 0), (1, 3)], **options))
     for row in table.itertuples():
@@ -117,9 +116,9 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     model, tokens = shared("bridge", "llama"), drawn("llama")
     mask = np.array([True, False, False, True, False, False])
     monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
-    table = effects(model, [(1, 0)], tokens=tokens)
+    table = effects(model, [(1, 0)], task=induction(tokens))
     with ablate(model, [(1, 0)], Band([0, 3])):
-        delta = induction_loss(model, tokens=tokens).value - table.attrs["intact_value"]
+        delta = induction_loss(model, tokens).value - table.attrs["intact_value"]
     # As above: noise 4e-7.
     for name in ("random_delta", "random_delta_min", "random_delta_max"):
         assert table[name].to_numpy() == pytest.approx(delta, abs=3e-6)
@@ -162,7 +161,7 @@ def test_rows_by_label_are_means_over_the_sequences_that_have_it():
             chosen = difference[(labels["answer"] == row.label).to_numpy()]
             # float32 in other batches: measured 1e-7; effects are hundredths.
             assert row.delta == pytest.approx(chosen.mean(), abs=1e-5)
-            assert row.delta_stderr == pytest.approx(abs(chosen[0] - chosen[1]) / 2, abs=1e-5)
+            assert row.delta_se == pytest.approx(abs(chosen[0] - chosen[1]) / 2, abs=1e-5)
     assert found["delta"].diff().abs().max() > 1e-4
     with pytest.raises(ValueError, match="this task has the labels answer, draw"):
         effects(model, task=task, by="place", **options)
@@ -174,7 +173,6 @@ def test_rows_by_label_are_means_over_the_sequences_that_have_it():
         ("gpt2", "L1H0", {}, UnsupportedArchitecture, "layer 1: no rotary positions"),
         ("neox", "L0H0", {}, ValueError, "layer 0: 2 rotary frequencies do not make three bands"),
         ("llama", "L0H99", {}, BadHead, "L0H99 does not exist"),
-        ("llama", "L0H0", {"tokens": torch.zeros(2, 4, dtype=torch.long)}, ValueError, "same segment"),
         ("llama", "L0H0", {"by": "answer"}, ValueError, "this task has no labels"),
     ],
 )

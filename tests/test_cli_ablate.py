@@ -48,7 +48,7 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, 
     assert "control: 3 random parts of equal size a head; control_excess: " in done.stdout
     assert "no finer than 0.25" in done.stdout
     shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 2)[2]), sep=r"\s+")
-    assert {"value", "delta", "delta_stderr", "delta_p", "control_delta", "control_excess", "control_p"} <= set(shown)
+    assert {"value", "delta", "delta_se", "delta_p", "control_delta", "control_excess", "control_p"} <= set(shown)
     assert shown["delta"].is_monotonic_increasing  # the greatest harm to a logit difference first
     measured = dict(zip(map(head_name, sweep["layer"], sweep["head"]), sweep["delta"], strict=True))
     assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals
@@ -61,8 +61,8 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
     assert done.exit_code == 0, done.output
     (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
     task = tlspectral.logit_difference(PROMPTS, ["w20", "w21", "w22"], "w30")
-    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), "symmetric", heads="L0H1", task=task)
-    assert row["part"] == "symmetric"
+    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), "M_S", heads="L0H1", task=task)
+    assert row["part"] == "M_S"
     controlled = run(folder, "--heads", "L0H1", "--part", "output", "--control", "random", "--draws", "2")
     assert "control: 2 other heads of the layer a head; " in controlled.stdout
     # The same numbers, in text with 15 decimals.
@@ -78,7 +78,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
     assert done.exit_code == 0, done.output
     sweep = tlspectral.ablation_sweep(model, "rope_phase")
     pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), sweep)
-    assert (tmp_path / "parts" / "sweep.json").exists()
+    assert (tmp_path / "parts" / "settings.json").exists()
     assert re.search(r"^ *name +prev +dup +ind +value +delta ", done.stdout, flags=re.MULTILINE)
     summary = tlspectral.ablation.summarize_sweep(sweep, heads).query("size_control == 'none'").set_index("statement")
     total, rank = summary.loc["sum"], summary.query("column == 'prev'").loc["effect_rank"]

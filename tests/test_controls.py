@@ -20,14 +20,14 @@ from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead
 from tlspectral.models.attention import attention_view
 from tlspectral.parts import Band, LongRange, Output
-from tlspectral.tasks import control_test, score
+from tlspectral.tasks import control_test, induction, score
 
 sweep = functools.partial(ablation_sweep, control="random")
 
 
 @functools.cache
 def drawn():
-    return repeated_sequences(attention_view(shared("bridge", "llama")), 5, 10, seed=1)
+    return induction(repeated_sequences(attention_view(shared("bridge", "llama")), 5, 10, seed=1))
 
 
 def by_hand(delta, effects):
@@ -68,7 +68,7 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     model, kept = shared("bridge", "llama"), []
     real = sweep_module.layer_effects
     monkeypatch.setattr(sweep_module, "layer_effects", lambda *a, **k: kept.append(real(*a, **k)) or kept[-1])
-    tables = {draws: sweep(model, part, tokens=drawn(), draws=draws) for draws in (None, 1, 19)}
+    tables = {draws: sweep(model, part, task=drawn(), draws=draws) for draws in (None, 1, 19)}
     for draws, table in tables.items():
         effects, kept = kept[:2], kept[2:]
         intact = table.attrs["intact_value"]
@@ -78,7 +78,7 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
         for row, own in zip(table.itertuples(), random, strict=True):
             assert row.control_delta == pytest.approx(own.mean(), rel=1e-9)
             assert (row.control_excess, row.control_p) == pytest.approx(by_hand(row.delta, own), rel=1e-9)
-        assert table["control_delta_stderr"].isna().all() == (draws == 1)
+        assert table["control_delta_se"].isna().all() == (draws == 1)
     assert tables[19]["control_p"].min() < 1 / 6  # finer than five draws allow
     assert (tables[None]["control_excess"] < 0).any()
     assert (tables[None]["control_excess"] > 0).any()
@@ -87,8 +87,8 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
 @pytest.mark.parametrize("part", [Output(), Output("resample"), LongRange(3, sinks=1)], ids=str)
 def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     model = shared("bridge", "llama")
-    plain = ablation_sweep(model, part, tokens=drawn())
-    table = sweep(model, part, tokens=drawn())
+    plain = ablation_sweep(model, part, task=drawn())
+    table = sweep(model, part, task=drawn())
     assert_described(table, plain.assign(estimate=0.0, measured="top"))
     pd.testing.assert_frame_equal(table[list(plain)], plain, check_exact=True)
     assert table.attrs["draws"] == 3
@@ -99,29 +99,29 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     # A head drawn at random has each rank as often as any other.
     for _, rows in table.groupby("layer"):
         assert sorted(rows["control_p"]) == [0.25, 0.5, 0.75, 1.0]
-    one = sweep(model, part, tokens=drawn(), heads="L1H2")
+    one = sweep(model, part, task=drawn(), heads="L1H2")
     # Runs in batches of other sizes: measured 1e-7; effects are 1e-3.
     pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
 
 
 def test_fewer_other_heads_are_drawn_at_random():
     model = shared("bridge", "llama")
-    deltas = ablation_sweep(model, "output", tokens=drawn()).set_index(["layer", "head"])["delta"]
+    deltas = ablation_sweep(model, "output", task=drawn()).set_index(["layer", "head"])["delta"]
     found = set()
     for seed in range(12):
-        row = sweep(model, "output", tokens=drawn(), heads="L1H2", draws=1, seed=seed).iloc[0]
+        row = sweep(model, "output", task=drawn(), heads="L1H2", draws=1, seed=seed).iloc[0]
         (other,) = [head for head in (0, 1, 3) if abs(deltas[1, head] - row["control_delta"]) < 1e-5]
         found.add(other)
         assert row["control_p"] == (1.0 if abs(deltas[1, other]) >= abs(deltas[1, 2]) else 0.5)
     assert found == {0, 1, 3}
-    assert sweep(model, "output", tokens=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
+    assert sweep(model, "output", task=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
 
 
 def test_a_screened_sweep_has_the_control_of_what_was_measured(monkeypatch):
     monkeypatch.setattr(sweep_module, "SCREENED", 1)
     model = shared("bridge", "llama")
-    whole = sweep(model, "output", tokens=drawn())
-    table = sweep(model, "output", tokens=drawn(), screen="gradient")
+    whole = sweep(model, "output", task=drawn())
+    table = sweep(model, "output", task=drawn(), screen="gradient")
     measured = table["measured"] != ""
     assert measured.sum() == 2
     names = ["control_delta", "control_excess", "control_p"]
@@ -134,7 +134,7 @@ def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):
     model = shared("bridge", "llama")
     monkeypatch.setattr(type(attention_view(model)), "n_heads", lambda view, layer: 1 if layer else 4)
     with pytest.raises(ValueError, match="layer 1: the control of 'output' is other heads of the layer, and there is"):
-        sweep(model, "output", tokens=drawn())
+        sweep(model, "output", task=drawn())
 
 
 def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
@@ -142,7 +142,7 @@ def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
     model = shared("bridge", "llama")
     heads = tls.analyze_heads(model, null_draws=5)
     for part, controls in (("output", {"none"}), ("symmetric", {"none", "score_rms", "random"})):
-        table = sweep(model, part, tokens=drawn())
+        table = sweep(model, part, task=drawn())
         assert ("delta_above_control" in table.attrs["sums_per_sequence"]) == ("random" in controls)
         assert set(tls.ablation.summarize_sweep(table, heads)["size_control"]) == controls
 

@@ -76,11 +76,9 @@ def assert_same_on_two_devices(name):
             with torch.no_grad(), tls.ablate(one, (0, 1), "output", into=f"L{last}H1.{what}"):
                 logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
         assert torch.equal(*logits), what
-    induction = repeated_sequences(attention_view(cpu), 3, 6, seed=1)
+    task = tls.tasks.induction(repeated_sequences(attention_view(cpu), 3, 6, seed=1))
     for options in ({"control": "random"}, {"screen": "gradient"}):
-        here, there = (
-            tls.ablation_sweep(one, "symmetric", heads=heads, tokens=induction, **options) for one in (cpu, model)
-        )
+        here, there = (tls.ablation_sweep(one, "symmetric", heads=heads, task=task, **options) for one in (cpu, model))
         if "estimate" in here:
             # A gradient: autograd adds its terms in another order, which moves it by 3e-6 of its size.
             pd.testing.assert_series_equal(here.pop("estimate"), there.pop("estimate"), rtol=1e-4)

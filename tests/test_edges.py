@@ -54,7 +54,7 @@ def test_the_random_control_has_writes_of_equal_norm():
 
 def test_a_row_is_of_the_sender_that_it_names():
     model = shared("bridge", "llama")
-    task = tls.tasks.induction(tokens=repeated(attention_view(model)))
+    task = tls.tasks.induction(repeated(attention_view(model)))
     options = {"task": task, "replace": "zero"}
     together = tls.edge_effects(model, "L1H1.k", senders=["mlps", "heads", "embedding"], **options)
     assert list(together["sender"]) == ["embedding", "L0MLP", *(f"L0H{head}" for head in range(4))]

@@ -96,7 +96,7 @@ def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmar
     assert right["partial_spearman, hybrid"]["rate"] < 0.09
     assert wrong["partial_spearman, hybrid"]["rate"] > 0.1
     assert wrong["partial_spearman(layers=), hybrid"]["rate"] < 0.09
-    assert wrong["partial_spearman, hybrid"]["stderr"] == pytest.approx(
+    assert wrong["partial_spearman, hybrid"]["se"] == pytest.approx(
         np.sqrt(wrong["partial_spearman, hybrid"]["rate"] * (1 - wrong["partial_spearman, hybrid"]["rate"]) / 300),
         abs=1e-4,
     )
@@ -109,7 +109,7 @@ def test_the_file_holds_what_the_command_measures(benchmark, results):
     pd.testing.assert_frame_equal(measured[names], results[names])
     assert (results["tables"] <= benchmark.TABLES).all()
     whole = results[results["tables"] == benchmark.TABLES]  # a quarter of them has twice the error
-    assert (whole.loc[whole["rate"].between(0.04, 0.06), "stderr"] < 0.008).all()
+    assert (whole.loc[whole["rate"].between(0.04, 0.06), "se"] < 0.008).all()
     assert (results["tables"] >= benchmark.TABLES // 4).all()
 
 

@@ -163,7 +163,8 @@ def hostile():
     sweep = pd.DataFrame([{"layer": 0, "head": 1, "part": INK, "delta": 1.0}])
     sweep.attrs["task"] = INK
     edge = pd.DataFrame([{"layer": 0, "head": 0, "sender": INK, "receiver": INK, "receiver_layer": 0,
-                          "receiver_head": 1, "delta": 1.0}])  # fmt: skip
+                          "receiver_head": 1, "reached": "L0H0, L0H1, L9H0", "attention": np.nan,
+                          "delta": 1.0}])  # fmt: skip
     return {"sweep": sweep, "edges": edge, "directions": words}
 
 
@@ -185,6 +186,14 @@ def test_text_of_tables_and_tokens_stays_text():
     drawn = attention_drawing(np.eye(2), [INK, '"><b>'], "x")
     assert INK not in drawn
     assert '"><b>' not in drawn
+
+
+def test_an_effect_on_a_task_is_on_the_card_of_every_head_that_the_edge_reaches():
+    edge = hostile()["edges"]
+    evidence = Evidence(made_up_heads(), {"edges": edge})
+    assert {pair: len(rows) for pair, rows in evidence.rows("edges").items()} == {(0, 0): 1, (0, 1): 1}
+    assert len(evidence.rows("edges_out")[0, 0]) == 1
+    assert list(Evidence(made_up_heads(), {"edges": edge.assign(attention=0.5)}).rows("edges")) == [(0, 1)]
 
 
 def of_other_weights():

@@ -143,7 +143,7 @@ def test_the_in_context_score_is_second_minus_first_copy(length):
     assert found.first.per_sequence == pytest.approx(first, abs=1e-5)
     assert found.second.per_sequence == pytest.approx(second, abs=1e-5)
     assert found.value == pytest.approx((second - first).mean(), abs=1e-5)
-    assert found.stderr == pytest.approx((second - first).std(ddof=1) / 6**0.5, abs=1e-5)
+    assert found.se == pytest.approx((second - first).std(ddof=1) / 6**0.5, abs=1e-5)
     assert in_context_score(model, n_sequences=6, segment_length=length, seed=1).value == pytest.approx(found.value)
 
 
@@ -179,7 +179,7 @@ def test_every_step_is_the_head_table_of_its_model(history, run):
         score = in_context_score(model)
         row = history.summary[history.summary["step"] == step].iloc[0]
         assert row["icl_score"] == score.value
-        assert row["icl_score_se"] == score.stderr
+        assert row["icl_score_se"] == score.se
         assert (row["first_copy_loss"], row["second_copy_loss"]) == (score.first.value, score.second.value)
         assert row["D_head_median"] == expected["D_head"].median()
         assert row["n_heads"] == 6

@@ -185,4 +185,4 @@ def test_a_task_scores_every_checkpoint():
     history = tls.head_history(models, task=task, **WEIGHTS)
     for (_, name), row in zip(models, history.summary.itertuples(), strict=True):
         expected = tls.evaluate(tls.load_model(name), task)
-        assert (row.value, row.value_se) == (expected.value, expected.stderr)
+        assert (row.value, row.value_se) == (expected.value, expected.se)

@@ -1,8 +1,6 @@
 """What histories refuse, before anything is loaded where that can be known: the call and the words."""
 
 import functools
-import tempfile
-from pathlib import Path
 
 import pytest
 import zoo
@@ -31,7 +29,7 @@ def steps(*labels):
 @functools.cache
 def folder(*names):
     """A folder with empty folders of these names, or with a model where a name has one."""
-    made = Path(tempfile.mkdtemp(prefix="history_"))
+    made = zoo.temporary("history_")
     for name in names:
         step, _, model = name.partition(":")
         zoo.save_folder(model, made / step) if model else (made / step).mkdir()

@@ -157,7 +157,7 @@ def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     task = blocks_task(model)
     options = {"heads": ["L0H1", "L1H2"], "task": task}
     part, other = one_of_each(PROMPT)[part], one_of_each(block_prompt((2, 2, 2, 2)))[part]
-    sweep = tls.ablation_sweep(model, part, control="random", checkpoint_dir=tmp_path, **options)
+    sweep = tls.ablation_sweep(model, part, control="random", folder=tmp_path, **options)
     assert (sweep["score_rms"] > 0).all()
     for row in sweep.itertuples():
         with tls.ablate(model, [(row.layer, row.head)], part):
@@ -167,7 +167,7 @@ def test_a_sweep_is_whole_passes_under_ablate(part, tmp_path):
     assert sweep.attrs["block_starts"] == [3, 6, 9, 12]
     assert sweep["control_delta"].abs().min() > 1e-6
     with pytest.raises(IncompatibleCheckpoint):
-        tls.ablation_sweep(model, other, checkpoint_dir=tmp_path, **options)
+        tls.ablation_sweep(model, other, folder=tmp_path, **options)
     with pytest.raises(ValueError, match="parts without blocks"):
         tls.ablation_sweep(model, part, screen="gradient", **options)
 

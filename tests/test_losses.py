@@ -33,7 +33,7 @@ def test_targets_are_the_last_tokens_of_the_copy():
     """L-1 targets, the second to the last token of the copy: a model that knows them alone has no loss."""
     tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
     view = attention_view(shared("bridge", "llama"))
-    task = scoring.scored_sequences(view, induction(tokens=tokens))
+    task = scoring.scored_sequences(view, induction(tokens))
     assert tokens[0, task.scored].tolist() == [5, 6, 7]
     logits = torch.full((1, 3, 10), -100.0)
     logits[0, range(3), [6, 7, 8]] = 100.0
@@ -90,7 +90,7 @@ def test_half_precision_is_scored_in_single():
 
 def test_tokens_that_do_not_repeat_are_refused():
     with pytest.raises(ValueError, match=r"\[BOS, r, r\].*found shape \(2, 21\)"):
-        induction_loss(shared("bridge", "llama"), tokens=zoo.prompt(2, 21))
+        induction_loss(shared("bridge", "llama"), zoo.prompt(2, 21))
 
 
 # --- the language loss ---
@@ -155,7 +155,7 @@ def test_a_paired_effect_is_of_the_same_sequences():
     before = rng.normal(4, 1, 8)
     effect = paired_effect(Score(before + 0.3), Score(before))
     assert effect.value == pytest.approx(0.3)
-    assert effect.stderr == pytest.approx(0, abs=1e-12)
+    assert effect.se == pytest.approx(0, abs=1e-12)
     assert effect.pvalue == 2 / 2**8  # all signs or none: exact
     assert paired_effect(Score(before), Score(before)).pvalue == 1
     flips = np.array([1.0, 2.0, 3.0, -4.0])
@@ -178,4 +178,4 @@ def test_sampled_flips_are_seeded():
 def test_losses_of_other_sequences_are_refused():
     with pytest.raises(ValueError, match="same two or more sequences, found 3 and 4"):
         paired_effect(Score(np.zeros(3)), Score(np.zeros(4)))
-    assert np.isnan(Score(np.zeros(1)).stderr)
+    assert np.isnan(Score(np.zeros(1)).se)

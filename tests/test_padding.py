@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from conformance.scoring import PAD, padded, sequences, sweep
+from conformance.scoring import PAD, padded, sequences
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral.ablation import ablation_sweep as sweep
 from tlspectral.ablation import band_effects
 from tlspectral.history import in_context_score
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import right_packed
 from tlspectral.models.text import text_tokens
-from tlspectral.tasks import induction_loss, language_loss, scored_sequences
+from tlspectral.tasks import induction_loss, language, language_loss, scored_sequences
 
 
 def with_tokenizer(**ids):
@@ -77,11 +78,6 @@ def test_a_mask_of_another_shape_or_without_tokens_is_refused():
         inspect.unwrap(right_packed)(zoo.prompt(2, 4), torch.ones(1, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="rows of text have none"):
         language_loss(model, "w3 w4 w5", attention_mask=mask)
-    for options in ({}, {"task": "induction"}):
-        with pytest.raises(ValueError, match="give both or neither"):
-            sweep(model, "symmetric", attention_mask=mask, **options)
-    with pytest.raises(ValueError, match="give both or neither"):
-        band_effects(model, [(0, 0)], tokens=zoo.prompt(2, 5), attention_mask=mask)
 
 
 # --- effects in a padded batch ---
@@ -92,14 +88,14 @@ def test_padding_on_either_side_is_the_same_sweep(tmp_path):
     tables = []
     for sides in (("left",), ("right",)):
         tokens, mask = padded(rows, sides)
-        options = {"tokens": tokens, "attention_mask": mask, "checkpoint_dir": tmp_path}
-        tables.append(sweep(model, "symmetric", heads=[(1, 2)], **options))
+        task = language(tokens, attention_mask=mask)
+        tables.append(sweep(model, "symmetric", heads=[(1, 2)], task=task, folder=tmp_path))
     assert tables[0].attrs["tokens_sha256"] == tables[1].attrs["tokens_sha256"]
     assert tables[0].equals(tables[1])
     # The same rows taken whole are other sequences.
     packed = right_packed(tokens, mask).tokens
     assert (
-        sweep(model, "symmetric", heads=[(1, 2)], tokens=packed).attrs["tokens_sha256"]
+        sweep(model, "symmetric", heads=[(1, 2)], task=language(packed)).attrs["tokens_sha256"]
         != (tables[0].attrs["tokens_sha256"])
     )
 
@@ -107,8 +103,8 @@ def test_padding_on_either_side_is_the_same_sweep(tmp_path):
 def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():
     model, rows = shared("bridge", "llama"), sequences()
     tokens, mask = padded(rows)
-    found = sweep(model, "symmetric", tokens=tokens, attention_mask=mask, screen="gradient")
-    alone = [sweep(model, "symmetric", tokens=row, screen="gradient") for row in rows]
+    found = sweep(model, "symmetric", task=language(tokens, attention_mask=mask), screen="gradient")
+    alone = [sweep(model, "symmetric", task=language(row), screen="gradient") for row in rows]
     expected = np.mean([one["estimate"] for one in alone], axis=0)
     # Measured: 1e-7, float32 gradients; estimates are 1e-3 and more.
     np.testing.assert_allclose(found["estimate"], expected, rtol=0, atol=1e-5)
@@ -119,9 +115,9 @@ def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():
 def test_bands_of_a_padded_batch_are_the_mean_over_its_sequences():
     model, rows = shared("bridge", "mistral"), sequences()
     tokens, mask = padded(rows, ("left", "right"))
-    bands = functools.partial(band_effects, model, [(1, 2)], task="language", draws=1)
-    found = bands(tokens=tokens, attention_mask=mask)
-    alone = [bands(tokens=row) for row in rows]
+    bands = functools.partial(band_effects, model, [(1, 2)], draws=1)
+    found = bands(task=language(tokens, attention_mask=mask))
+    alone = [bands(task=language(row)) for row in rows]
     # As for a sweep.
     np.testing.assert_allclose(found["delta"], np.mean([one["delta"] for one in alone], axis=0), rtol=0, atol=2e-6)
     squares = np.mean([one["score_rms"] ** 2 for one in alone], axis=0)
@@ -145,10 +141,6 @@ def test_rows_that_look_padded_are_refused_without_a_mask(row, said):
     way_out = r".*1 of 2 rows.*give attention_mask="
     with pytest.raises(ValueError, match=said + way_out):
         language_loss(model, tokens)
-    with pytest.raises(ValueError, match=said + way_out):
-        sweep(model, "symmetric", tokens=tokens)
-    with pytest.raises(ValueError, match=said + way_out):
-        band_effects(model, [(0, 0)], task="language", tokens=tokens)
     without = "give a batch with input_ids and attention_mask"
     with pytest.raises(ValueError, match=f"{said}.*{without}"):
         tls.verify_scores(model, tokens)
@@ -162,7 +154,7 @@ def test_repeated_sequences_that_look_padded_are_refused():
     model, tokens = with_tokenizer(), torch.tensor([[PAD, PAD, 1, 5, 6, 5, 6]] * 2)
     said = r"row 0 of the tokens begins with 2 of the padding id 0.*sequences \[BOS, r, r\] have none"
     with pytest.raises(ValueError, match=said):
-        induction_loss(model, tokens=tokens)
+        induction_loss(model, tokens)
 
 
 @pytest.mark.parametrize("shared_with", ["bos_token_id", "eos_token_id"])
@@ -172,7 +164,7 @@ def test_one_padding_id_that_opens_sequences_is_no_padding(shared_with):
     expected = language_loss(shared("bridge", "llama"), tokens)
     np.testing.assert_array_equal(language_loss(model, tokens).per_sequence, expected.per_sequence)
     tls.verify_scores(model, tokens)
-    induction_loss(model, tokens=tokens)
+    induction_loss(model, tokens)
     with pytest.raises(ValueError, match="begins with 2"):
         language_loss(model, torch.cat([torch.full((2, 1), PAD), tokens], 1))
 

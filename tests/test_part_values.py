@@ -83,7 +83,7 @@ SETTINGS = [
     (RopePhase(), {}),
     (RopePhase([]), {"frequencies": []}),
     (RopePhase(range(2), include_bias=True), {"frequencies": [0, 1], "include_bias": True}),
-    (Band(torch.tensor([3, 0])), {"frequencies": [3, 0]}),
+    (Band(torch.tensor([3, 0, 3])), {"frequencies": [0, 3]}),
     (Output(), {}),
     (Output(seed=3), {}),
     (LongRange(3), {"window": 3, "sinks": 0}),
@@ -111,13 +111,19 @@ def test_frequencies_of_any_library_are_numbers_that_a_file_can_hold(given, kept
 # --- a part settled for prompts, and bound to heads ---
 
 
+def test_settings_of_a_part_that_is_not_settled_are_what_is_known():
+    assert Output("mean").settings == Output("mean", REFERENCE).settings == {"replace": "mean"}
+    assert Output("resample", seed=3).settings == {"replace": "resample", "replace_seed": 3}
+    assert Content(EQUAL_BLOCKS).settings == {}
+
+
 def test_a_settled_output_names_its_reference():
     prompts = packed_prompts(view(), REFERENCE)
     own = Output("mean").fixed(view(), prompts).settings
     assert own == {"replace": "mean", "reference_sha256": prompts.hashed()}
     assert Output("mean", REFERENCE).fixed(view(), prompts).settings == own
     other = Output("resample", zoo.prompt(batch=4, seed=4)).fixed(view(), prompts).settings
-    assert other["replace"] == "resample"
+    assert (other["replace"], other["replace_seed"]) == ("resample", 0)
     assert other["reference_sha256"] != own["reference_sha256"]
 
 

@@ -7,8 +7,8 @@ import pytest
 from tlspectral.plots import ablation_effects, kernel
 
 HEADS = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "name": ["L0H0", "L0H1", "L1H0"], "prev": [0.9, 0.1, 0.5]})
-SWEEP = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "part": "rope_phase", "delta": [0.5, -0.1, np.nan]})
-SWEEP["delta_stderr"] = [0.1, 0.02, np.nan]
+EFFECTS = {"part": "rope_phase", "delta": [0.5, -0.1, np.nan], "delta_se": [0.1, 0.02, np.nan]}
+SWEEP = HEADS[["layer", "head", "name"]].assign(**EFFECTS)
 
 
 def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():
@@ -16,7 +16,7 @@ def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H1  (prev 0.10)", "L0H0  (prev 0.90)"]
     assert axes.containers[0][0].get_xdata().tolist() == [-0.1, 0.5]
     assert "nats" in axes.get_xlabel()
-    controlled = SWEEP.assign(control_delta=[0.2, 0.0, np.nan], control_delta_stderr=[0.1, 0.1, np.nan])
+    controlled = SWEEP.assign(control_delta=[0.2, 0.0, np.nan], control_delta_se=[0.1, 0.1, np.nan])
     for part, said in (("rope_phase", "random part of equal size removed"), ("output", "the same of other heads")):
         (axes,) = ablation_effects(controlled.assign(part=part), HEADS).axes
         _, control = axes.containers

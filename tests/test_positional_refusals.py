@@ -3,9 +3,7 @@
 import functools
 import json
 import math
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -50,7 +48,7 @@ def ids(*numbers):
 @functools.cache
 def words():
     """A model with a word-level tokenizer: tokens end at spaces, so text without one is joined with what follows."""
-    return tls.load_model(zoo.save_folder("llama", tempfile.mkdtemp(prefix="words_"), tokenizer=True))
+    return tls.load_model(zoo.save_folder("llama", zoo.temporary("words_"), tokenizer=True))
 
 
 def tokenized(*pieces):
@@ -103,7 +101,7 @@ def joined_answer():
 
 
 def read_file(text):
-    file = Path(tempfile.mkdtemp()) / "prompts.jsonl"
+    file = zoo.temporary("prompts_") / "prompts.jsonl"
     file.write_text(text, encoding="utf-8")
     return PromptFile(str(file))
 

@@ -6,11 +6,9 @@ A row of `ROWS` is one function. Kills, damaged files and jobs that meet in one 
 
 import functools
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import joblib
@@ -46,7 +44,7 @@ def drawn(count=3):
 @functools.cache
 def saved(name, seed=0):
     """A model of the zoo in a folder. Not to be changed."""
-    return zoo.save_folder(name, Path(tempfile.mkdtemp(prefix="saved_")) / f"{name}_{seed}", seed=seed)
+    return zoo.save_folder(name, zoo.temporary("saved_") / f"{name}_{seed}", seed=seed)
 
 
 @functools.cache
@@ -55,7 +53,7 @@ def with_one_other_weight(name, layer):
     model = zoo.hf_model(name, 0)
     with torch.no_grad():
         model.model.layers[layer].self_attn.k_proj.weight[7, 20] += 1e-3
-    path = Path(tempfile.mkdtemp(prefix="saved_")) / f"{name}_changed"
+    path = zoo.temporary("saved_") / f"{name}_changed"
     model.save_pretrained(path)
     return path
 
@@ -78,9 +76,13 @@ class ShiftedMarks(Marks):
         return super().draw(seed + 1)
 
 
+def repeated(count=3):
+    return induction(drawn(count))
+
+
 def renamed():
     """The task of a sweep by another name."""
-    return replace(induction(tokens=drawn()), name="another")
+    return replace(repeated(), name="another")
 
 
 def margin(prompts, answers=(2, 5)):
@@ -92,14 +94,14 @@ def margin(prompts, answers=(2, 5)):
 
 def swept(folder, part="symmetric", model=None, **options):
     model = shared("bridge", "llama") if model is None else model
-    options = {"heads": HEADS, "tokens": drawn(), **options}
-    return {"sweep": tls.ablation_sweep(model, part, checkpoint_dir=folder, **options)}
+    options = {"heads": HEADS, "task": repeated(), **options}
+    return {"sweep": tls.ablation_sweep(model, part, folder=folder, **options)}
 
 
 def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
     model = shared("bridge", "gemma2") if model is None else model
     options = {
-        "task": induction(tokens=drawn()),
+        "task": repeated(),
         "control": "random",
         "senders": ["L0H3", "L0H0"],
         "draws": 3,
@@ -107,10 +109,6 @@ def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
     }
     options.setdefault("measure", "ind")
     return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
-
-
-def tokens_of_edges(count):
-    return induction(tokens=drawn(count))
 
 
 def profiled(folder, model=None, task=MARKS, **options):
@@ -130,7 +128,7 @@ def history(folder, checkpoints=(("one", "tiny-rope-sym"), ("two", "tiny-rope"))
 
 
 def many(folder, models=("llama", "gpt2"), **options):
-    folder = Path(tempfile.mkdtemp(prefix="many_")) if folder is None else folder
+    folder = zoo.temporary("many_") if folder is None else folder
     failures = analyze_models([saved(name) for name in models], folder, **FEW_DRAWS | options)
     assert failures.empty
     assert not list((folder / "layers").iterdir())
@@ -180,16 +178,16 @@ ROWS = {
         options={"control": "random"},
         foreign=[
             (other("seed"), {"seed": 1}),
-            (other("tokens"), {"tokens": partial(drawn, 4)}),
+            (other("tokens"), {"task": partial(repeated, 4)}),
             (other("control"), {"control": None}),
             (other("draws") + "draws: null there, 19 now", {"draws": 19}),
             (other("screen"), {"screen": "gradient"}),
             (other("heads"), {"heads": HEADS[:1]}),
             (other("heads"), {"heads": None}),
-            (other("task"), {"task": partial(renamed), "tokens": None}),
+            (other("task"), {"task": partial(renamed)}),
             (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
         ],
-        served=[(2, {"part": "output"})],
+        served=[(2, {"part": "output"}), (0, {"part": "M_S"})],
     ),
     "screened sweep": Row(
         swept, 3, 2, {"screen": "gradient", "heads": None}
@@ -209,14 +207,14 @@ ROWS = {
             (other("frequencies"), {"part": "symmetric"}),
             (other("include_bias"), {"part": RopePhase([0, 2], include_bias=True)}),
         ],
-        served=[(0, {"part": Band(range(0, 4, 2))}), (2, {"part": RopePhase([0, 2])})],
+        served=[(0, {"part": Band([2, 0, 2])}), (2, {"part": RopePhase([0, 2])})],
     ),
     "sweep of means": Row(
         swept,
         2,
         options={"part": Output("mean")},
         foreign=[
-            (other("replace"), {"part": Output("resample")}),
+            (other("replace, replace_seed"), {"part": Output("resample")}),
             (other("reference_sha256"), {"part": partial(means_of, 4)}),
             (other("reference_sha256, replace"), {"part": Output()}),
         ],
@@ -225,7 +223,7 @@ ROWS = {
     "sweep of blocks": Row(
         swept,
         2,
-        options={"part": Content(block_prompt((3, 3, 3))), "task": "language", "tokens": zoo.prompt(2, 15)},
+        options={"part": Content(block_prompt((3, 3, 3))), "task": tls.tasks.language(zoo.prompt(2, 15))},
         foreign=[
             (other("block_starts"), {"part": Content(block_prompt((3, 3, 3), prefix=2, suffix=4))}),
             (other("block_starts, block_width"), {"part": Content(block_prompt((4, 4, 4), prefix=1, suffix=2))}),
@@ -236,7 +234,7 @@ ROWS = {
         2,
         foreign=[
             (other("seed"), {"seed": 1}),
-            (other("tokens"), {"task": partial(tokens_of_edges, 4)}),
+            (other("tokens"), {"task": partial(repeated, 4)}),
             (other("task"), {"task": partial(renamed)}),
             (other("senders"), {"senders": ["L0H3"]}),
             (other("receivers"), {"receivers": ["L1H0.k"]}),
@@ -365,7 +363,7 @@ def assert_same(found, expected):
 @functools.cache
 def finished(name):
     """A folder with the whole work of a row, and its tables."""
-    folder = Path(tempfile.mkdtemp(prefix="finished_"))
+    folder = zoo.temporary("finished_")
     return folder, ROWS[name](folder)
 
 

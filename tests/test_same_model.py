@@ -124,7 +124,7 @@ def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
 def of_sweep(model):
     tokens = repeated_sequences(attention_view(model), 3, 8, seed=0)
     chosen = [(1, 0), (1, 1), (0, 2)]
-    summarize_sweep(ablation_sweep(model, "symmetric", heads=chosen, tokens=tokens), heads())
+    summarize_sweep(ablation_sweep(model, "symmetric", heads=chosen, task=tls.tasks.induction(tokens)), heads())
 
 
 def of_kernels(model):

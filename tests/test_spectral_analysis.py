@@ -27,7 +27,7 @@ from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
-from tlspectral.tasks import induction_loss
+from tlspectral.tasks import induction, induction_loss
 
 scored = functools.partial(positional_symbolic)
 
@@ -232,12 +232,12 @@ def test_ablation_under_left_padding():
 def test_a_sweep_is_one_ablated_forward_per_head():
     spectral = moved("bridge", "gptj")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
-    table = ablation_sweep(spectral, "rope_phase", heads=[(0, 1), (0, 2), (1, 3)], tokens=tokens).set_index(
+    table = ablation_sweep(spectral, "rope_phase", heads=[(0, 1), (0, 2), (1, 3)], task=induction(tokens)).set_index(
         ["layer", "head"]
     )
     for layer, head in table.index:
         with ablate(spectral, [(layer, head)], "rope_phase"):
-            plain = induction_loss(spectral, tokens=tokens).value
+            plain = induction_loss(spectral, tokens).value
         assert table.loc[(layer, head), "value"] == pytest.approx(plain, abs=1e-5)  # rounding of stacked runs, 1e-6
 
 
@@ -249,18 +249,18 @@ def test_a_sweeps_folder_knows_the_spectral_parameters():
 def test_bands_are_of_each_heads_own_frequencies():
     spectral = moved("bridge", "llama")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
-    effects = functools.partial(band_effects, spectral, tokens=tokens, draws=2)
+    effects = functools.partial(band_effects, spectral, task=induction(tokens), draws=2)
     table = effects([(0, 0), (0, 2), (1, 1)])
     alone = effects([(0, 2)])["score_rms"].to_numpy()
     np.testing.assert_allclose(table[(table.layer == 0) & (table["head"] == 2)]["score_rms"], alone, rtol=1e-5)
-    intact = induction_loss(spectral, tokens=tokens).value
+    intact = induction_loss(spectral, tokens).value
     for (layer, head), rows in table.groupby(["layer", "head"]):
         theta = spectral.spectral_geometry(layer).theta[head].abs()
         for row, third in zip(
             rows.itertuples(), theta.argsort(descending=True, stable=True).tensor_split(3), strict=True
         ):
             with ablate(spectral, [(layer, head)], Band(third.tolist())):
-                plain = induction_loss(spectral, tokens=tokens).value
+                plain = induction_loss(spectral, tokens).value
             assert row.delta == pytest.approx(plain - intact, abs=1e-5)
 
 

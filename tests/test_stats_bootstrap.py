@@ -48,7 +48,7 @@ def test_it_is_the_loop_over_resampled_tables(method, cluster):
         ]
     )
     np.testing.assert_allclose(found.interval, np.quantile(draws, [0.05, 0.95]), rtol=1e-12)
-    assert found.stderr == pytest.approx(draws.std(ddof=1), rel=1e-12)
+    assert found.se == pytest.approx(draws.std(ddof=1), rel=1e-12)
     assert (
         found.statistic == partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
     )
@@ -84,7 +84,7 @@ def test_degenerate_resamples_are_counted_and_left_out():
     # Both layers that vary are in 1 - 2 (5/6)^6 + (4/6)^6 = 42 % of resamples; sd 16.
     assert 520 <= few.n_degenerate <= 640
     assert "resamples are degenerate" in few.reason
-    assert np.isnan([*few.interval, *few.interval_jackknife, few.pvalue, few.stderr]).all()
+    assert np.isnan([*few.interval, *few.interval_jackknife, few.pvalue, few.se]).all()
 
 
 def test_a_layer_that_alone_carries_the_correlation_leaves_no_p():
@@ -106,7 +106,7 @@ def test_what_has_no_value_is_left_out_and_what_has_no_interval_is_nan_with_a_re
     two = layer_bootstrap(heads_of(8, layers=2), draws=20)
     assert two.reason == "2 clusters are fewer than 3"
     assert np.isfinite(two.statistic)
-    assert np.isnan([*two.interval, *two.interval_jackknife, two.pvalue, two.stderr]).all()
+    assert np.isnan([*two.interval, *two.interval_jackknife, two.pvalue, two.se]).all()
     constant = layer_bootstrap(heads_of(8).assign(D_head=0.1), draws=20)
     assert constant.reason == "x is constant"
     assert constant.n_degenerate == 20

@@ -22,10 +22,10 @@ def made(part="symmetric", seed=0, control=False):
     place = np.arange(n)
     mean, error = deltas.mean(1), deltas.std(axis=1, ddof=1) / SEQUENCES**0.5
     sweep = pd.DataFrame({"layer": place // HEADS, "head": place % HEADS, "part": part, "value": 4 + mean,
-                          "delta": mean, "delta_stderr": error, "delta_p": 0.5, "score_rms": sizes})  # fmt: skip
+                          "delta": mean, "delta_se": error, "delta_p": 0.5, "score_rms": sizes})  # fmt: skip
     sums = {"delta": deltas.sum(0).tolist(), "delta_per_rms": (deltas / sizes[:, None]).sum(0).tolist()}
     if control:
-        sweep["control_delta"], sweep["control_delta_stderr"] = 0.25, 0.001
+        sweep["control_delta"], sweep["control_delta_se"] = 0.25, 0.001
         sums["delta_above_control"] = (deltas - 0.25).sum(0).tolist()
     sweep.attrs = {"sums_per_sequence": sums, "task": "induction", "higher_is_better": False}
     heads = sweep[["layer", "head"]].assign(
@@ -57,7 +57,7 @@ def test_a_sum_has_the_interval_of_its_sequences():
     assert (found["low"], found["high"]) == pytest.approx(expected)
     assert found["n"] == 30
     # As if heads were independent it would be several times narrower.
-    assert found["high"] - found["value"] > 3 * 1.96 * np.sqrt((sweep["delta_stderr"] ** 2).sum())
+    assert found["high"] - found["value"] > 3 * 1.96 * np.sqrt((sweep["delta_se"] ** 2).sum())
 
 
 def test_a_cut_table_gets_the_widest_interval():
@@ -65,7 +65,7 @@ def test_a_cut_table_gets_the_widest_interval():
     cut = sweep[sweep["layer"] > 1]
     found = statement(summarize_sweep(cut, heads), "sum")
     assert found["value"] == pytest.approx(cut["delta"].sum())
-    assert found["high"] - found["value"] == pytest.approx(1.959964 * cut["delta_stderr"].sum(), rel=1e-6)
+    assert found["high"] - found["value"] == pytest.approx(1.959964 * cut["delta_se"].sum(), rel=1e-6)
     assert found["note"] == "errors of all heads added"
 
 
@@ -75,7 +75,7 @@ def test_the_share_of_small_effects_knows_the_errors():
     assert found["value"] == (sweep["delta"].abs() < 0.01).mean()
     assert found["low"] <= found["value"] <= found["high"]
     assert found["high"] < 1  # head 17 is never small
-    sweep["delta_stderr"] = 0.0
+    sweep["delta_se"] = 0.0
     exact = statement(summarize_sweep(sweep, heads), "share_small")
     assert exact["low"] == exact["value"] == exact["high"]
 
@@ -124,7 +124,7 @@ def test_q_corrects_for_all_correlations_of_the_table():
 @pytest.mark.parametrize(("measured", "correlations"), [(20, 3), (19, 0)])
 def test_heads_that_were_not_measured_do_not_count_and_20_are_needed_for_a_correlation(measured, correlations):
     sweep, heads, _ = made("output")
-    sweep.loc[measured:, ["value", "delta", "delta_stderr"]] = np.nan
+    sweep.loc[measured:, ["value", "delta", "delta_se"]] = np.nan
     sweep["score_rms"] = np.nan  # a part without scores has no size
     summary = summarize_sweep(sweep, heads)
     assert set(summary["size_control"]) == {"none"}

@@ -18,6 +18,7 @@ from tlspectral.positional import frequency_agreement, logit_shares
 from tlspectral.studies.fingerprint.statistics import permuted_pairing, pseudo_rope
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import TABLES, join
+from tlspectral.tasks import induction
 
 PROMPT = zoo.prompt(3, 8)
 OTHER = "made from other weights than the rows of the table one"
@@ -47,15 +48,15 @@ def repeated(view):
 
 
 def sweep(model):
-    return tls.ablation_sweep(model, "output", heads=[(0, 2), (1, 1)], tokens=repeated(attention_view(model)))
+    return tls.ablation_sweep(model, "output", heads=["L0H2", "L1H1"], task=induction(repeated(attention_view(model))))
 
 
 def bands(model):
-    return tls.ablation.band_effects(model, "L1H1", tokens=repeated(attention_view(model)), draws=1)
+    return tls.ablation.band_effects(model, "L1H1", task=induction(repeated(attention_view(model))), draws=1)
 
 
 def edges(model):
-    return tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=repeated(attention_view(model))))
+    return tls.edge_effects(model, "L1H1.k", task=induction(repeated(attention_view(model))))
 
 
 def profile(model):

@@ -59,7 +59,7 @@ def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, 
         effect = ablated - intact
         assert row.value == pytest.approx(ablated.value, abs=NOISE)
         assert row.delta == pytest.approx(effect.value, abs=NOISE)
-        assert row.delta_stderr == pytest.approx(effect.stderr, abs=NOISE)
+        assert row.delta_se == pytest.approx(effect.se, abs=NOISE)
     assert table["delta"].abs().max() > 1e-2
     assert table["score_rms"].isna().all() == (part.acts_on != "scores")
     assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=NOISE)

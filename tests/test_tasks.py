@@ -1,6 +1,7 @@
 """Tasks of one's own: prompts in every form, the positions that a metric gets, and scores that are used as numbers."""
 
 import inspect
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -126,6 +127,9 @@ def test_several_answers_are_averaged():
     found = tls.evaluate(model, task)
     np.testing.assert_allclose(found.per_sequence, [float(value) for value in expected], rtol=0, atol=NOISE)
     assert task.higher_is_better
+    sequences = scored_sequences(attention_view(model), task)
+    last = logits[:, None]
+    assert torch.equal(pickle.loads(pickle.dumps(sequences)).measured(last), sequences.measured(last))  # as in workers
 
 
 def answered(correct, wrong):
@@ -205,10 +209,7 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
 
 
 READERS = {
-    "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens=tokens),
-    "edges": lambda model, tokens: tls.edge_effects(model, "L1H1.k", task=tls.tasks.induction(tokens=tokens)),
-    "sweep": lambda model, tokens: tls.ablation_sweep(model, "symmetric", tokens=tokens),
-    "bands": lambda model, tokens: tls.ablation.band_effects(model, "L1H1", tokens=tokens),
+    "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens),
     "in context": lambda model, tokens: tls.history.in_context_score(model, prompts=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
@@ -304,9 +305,9 @@ def test_a_score_is_a_number():
 def test_the_difference_of_scores_is_paired():
     before, after = Score(np.array([1.0, 2.0, 3.0])), Score(np.array([1.5, 2.5, 3.6]))
     effect = after - before
-    assert (effect.value, effect.stderr, effect.pvalue) == (
+    assert (effect.value, effect.se, effect.pvalue) == (
         paired_effect(after, before).value,
-        paired_effect(after, before).stderr,
+        paired_effect(after, before).se,
         0.25,
     )
     assert effect > 0.5

@@ -6,6 +6,7 @@ jittered and query and key weights enlarged: the largest score on the check prom
 Gemma 2's softcap the raw scores go far enough past the cap to bend, and rope scaling acts within the prompt.
 """
 
+import atexit
 import functools
 import tempfile
 from pathlib import Path
@@ -21,7 +22,7 @@ from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, MORE_SHAPES, SHAPES, VOC
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
     "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
-    "needs_hooked", "prompt", "save_folder", "shared",
+    "needs_hooked", "prompt", "save_folder", "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -199,3 +200,10 @@ def save_folder(name: str, path: Path | str, seed: int = 0, tokenizer: bool = Fa
     if tokenizer:
         _tokenizer().save_pretrained(folder)
     return folder
+
+
+def temporary(prefix: str) -> Path:
+    """A new folder that is there until the process ends."""
+    made = tempfile.TemporaryDirectory(prefix=prefix)
+    atexit.register(made.cleanup)
+    return Path(made.name)

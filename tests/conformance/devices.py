@@ -323,39 +323,39 @@ def tables_are_those_of_the_cpu(row):
 
 @asked(lambda row: row.name in ("llama", "gptj", "gemma2"))
 def sweeps_are_those_of_the_cpu(row):
-    induction = repeated_sequences(attention_view(row.on_cpu), 3, 6, seed=1)
-    text = zoo.prompt(3, 12)
+    drawn, text = repeated_sequences(attention_view(row.on_cpu), 3, 6, seed=1), zoo.prompt(3, 12)
     text[0, :4] = 0
     mask = (text != 0).long()
     heads = [(0, 1), (1, 0), (1, 3)]
+
+    def induction(model):
+        return tls.tasks.induction(on(model, drawn))
+
+    def language(model):
+        return tls.tasks.language(on(model, text), attention_mask=on(model, mask))
+
     for part in row.parts:
         if part in ("rotary_band", "long_range", *block_parts):
             continue
         ways = [
-            {"tokens": induction, "control": None if part == "output" else "random"},
-            {"tokens": induction, "screen": "gradient"},
-            {"task": "language", "tokens": text, "attention_mask": mask},
+            (induction, {"control": None if part == "output" else "random"}),
+            (induction, {"screen": "gradient"}),
+            (language, {}),
         ]
         # What is removed and how its effect is found do not know of each other: all ways with one part.
-        for options in ways if part == "symmetric" else ways[:2] if part == "rope_phase" else ways[:1]:
+        for task, options in ways if part == "symmetric" else ways[:2] if part == "rope_phase" else ways[:1]:
             here, there = (
-                tls.ablation_sweep(
-                    model,
-                    part,
-                    heads=heads,
-                    **{key: on(model, value) if torch.is_tensor(value) else value for key, value in options.items()},
-                )
-                for model in row.both
+                tls.ablation_sweep(model, part, heads=heads, task=task(model), **options) for model in row.both
             )
             if "estimate" in here:
                 # A gradient: autograd adds its terms in another order, which moves it by 3e-6 of its size.
                 one, other = here.pop("estimate"), there.pop("estimate")
                 np.testing.assert_allclose(other, one, rtol=0, atol=max(1e-4, row.place.gradients) * one.abs().max())
             row.tables_agree(here, there)
-    row.tables_agree(*(band_effects(model, heads[:2], tokens=induction, draws=2) for model in row.both))
+    row.tables_agree(*(band_effects(model, heads[:2], task=induction(model), draws=2) for model in row.both))
     output = tls.parts.Output
     for part in (tls.parts.LongRange(3, sinks=1), output("mean"), output("resample", zoo.prompt(4, 13))):
-        row.tables_agree(*(tls.ablation_sweep(model, part, tokens=induction) for model in row.both))
+        row.tables_agree(*(tls.ablation_sweep(model, part, task=induction(model)) for model in row.both))
     here, there = (tls.tasks.induction_loss(model, n_sequences=4).value for model in row.both)
     assert there == pytest.approx(here, abs=row.place.logits)
 

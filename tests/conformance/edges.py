@@ -53,7 +53,7 @@ def an_edge_is_what_plain_recomputation_gives(row, what, kind):
 
 
 def edges_of(row, what, measure, replace):
-    options = {"measure": measure, "replace": replace, "task": tls.tasks.induction(tokens=repeated(row.view))}
+    options = {"measure": measure, "replace": replace, "task": tls.tasks.induction(repeated(row.view))}
     return tls.edge_effects(row.model, tls.receivers([(1, 1), (1, 2)], what), **options)
 
 
@@ -88,7 +88,7 @@ def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
 def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row, what):
     tokens = repeated(row.view)
     table = edges_of(row, what, "task", "mean")
-    intact = float(tls.evaluate(row.model, tls.tasks.induction(tokens=tokens)))
+    intact = float(tls.evaluate(row.model, tls.tasks.induction(tokens)))
     for receiver, sender in (((1, 1), (0, 1)), ((1, 2), (0, 2))):
         cut, _ = cut_by_hand(row.view, tokens, sender, receiver, what, zero=False)
         scored = cut[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)

@@ -11,7 +11,7 @@ from described import assert_described
 
 import tlspectral as tls
 from tlspectral.detectors import relative_position_kernel, repeated_sequences
-from tlspectral.tasks import induction_loss, language_loss
+from tlspectral.tasks import induction_loss, language, language_loss
 
 from .rows import asked, right, rotating_right
 
@@ -21,7 +21,6 @@ ERRORS = ["prev_se", "dup_se", "ind_se"]
 # Lengths of sequences in one padded batch.
 LENGTHS = (7, 19, 12, 19, 2)
 PAD = 0
-sweep = functools.partial(tls.ablation_sweep, task="language")
 
 
 # --- losses ---
@@ -42,7 +41,7 @@ def losses_are_those_of_the_second_copy_and_of_every_next_token(row):
     # Measured: 4e-7, float32 log-softmax; a position more or less moves a loss by 0.1.
     np.testing.assert_allclose(found.per_sequence, plain_losses(row, tokens, 11), rtol=0, atol=1e-5)
     assert found.value == pytest.approx(found.per_sequence.mean())
-    assert found.stderr == pytest.approx(found.per_sequence.std(ddof=1) / 7**0.5)
+    assert found.se == pytest.approx(found.per_sequence.std(ddof=1) / 7**0.5)
     tokens = zoo.prompt(5, 23)
     found = language_loss(row.model, tokens).per_sequence
     np.testing.assert_allclose(found, plain_losses(row, tokens, 0), rtol=0, atol=1e-5)
@@ -83,8 +82,8 @@ def a_sweep_of_a_padded_batch_is_the_mean_over_its_sequences(row):
     tokens, mask = padded(sequences(), ("left", "right"))
     heads = [(0, 1), (1, 0), (1, row.view.n_heads(1) - 1)]
     part = "rope_phase" if row.view.rotary(0) is not None and row.view.rotary(1) is not None else "antisymmetric"
-    found = sweep(row.model, part, heads=heads, tokens=tokens, attention_mask=mask, control="random")
-    alone = [sweep(row.model, part, heads=heads, tokens=one, control="random") for one in sequences()]
+    sweep = functools.partial(tls.ablation_sweep, row.model, part, heads=heads, control="random")
+    found, alone = sweep(task=language(tokens, attention_mask=mask)), [sweep(task=language(one)) for one in sequences()]
     # Measured: 1.2e-7. Counting padded positions moves squares by 13 % and more, and controls by 1.5e-5 to 2e-4.
     for column in ("value", "delta", "control_delta"):
         expected = np.mean([one[column] for one in alone], axis=0)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from tlspectral.ablation.columns import BAND_EFFECTS
@@ -14,12 +14,11 @@ from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Band
 from tlspectral.rotary import in_float64
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, head_name
 from tlspectral.tables import named
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import (
@@ -42,8 +41,6 @@ def band_effects(
     heads: Heads,
     *,
     task: Task | Literal["induction", "language"] = "induction",
-    tokens: Int[Tensor, "sequences pos"] | None = None,
-    attention_mask: TokenMask | None = None,
     by: str | None = None,
     draws: int = 5,
     seed: int = 0,
@@ -56,16 +53,16 @@ def band_effects(
     Args:
         model: a TransformerBridge or HookedTransformer.
         heads: as in `ablate`.
-        task, tokens, attention_mask: as in `ablation_sweep`.
+        task: as in `ablation_sweep`.
         by: a column of the task's labels, such as where the answer stands: a row for each of its values, over the
             sequences that have it. Sets, and the RMS that they have, are those of all sequences.
         draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
         seed: of the sets and of the task's sequences.
 
     Returns:
-        DataFrame, one row per head and band (with `by` per value too): `layer, head, band` (`high`: the fastest third
-        of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last, delta, delta_stderr, score_rms`,
-        and of the random sets `random_delta, random_delta_stderr, random_delta_min, random_delta_max, control_excess,
+        DataFrame, one row per head and band (with `by` per value too): `layer, head, name, band` (`high`: the fastest
+        third of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last, delta, delta_se, score_rms`,
+        and of the random sets `random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
         control_p, random_score_rms, random_overlap, random_draws`; `tables.describe_table("band_effects")` says what
         each is. `delta` is in the unit of the metric, nats for a loss. Where `random_overlap` is near 1, a random set
         is almost the band itself and cannot serve as a control.
@@ -73,8 +70,7 @@ def band_effects(
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer without rotary positions.
-        ValueError: fewer than three frequencies, a task or tokens that do not go together, or `by` that is
-            no label of the task.
+        ValueError: fewer than three frequencies, prompts that the task refuses, or `by` that is no label of the task.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
     effects of the three bands do not add up to that of the head.
@@ -87,7 +83,7 @@ def band_effects(
             raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there are no bands to drop")
         if geometry.n_pairs < len(BANDS):
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
-    chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
+    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     sequences = scored_sequences(view, chosen_task)
     groups = _groups(sequences, by)
     intact, intact_value = intact_values(view, sequences, by_layer)
@@ -103,7 +99,7 @@ def band_effects(
     table.attrs = {
         **view.origin(),
         "task": sequences.name,
-        "sequences": len(sequences.tokens),
+        "n_sequences": len(sequences.tokens),
         "by": by,
         "draws": draws,
         "seed": seed,
@@ -157,12 +153,13 @@ def _head_rows(
             {
                 "layer": layer.layer,
                 "head": head,
+                "name": head_name(layer.layer, head),
                 "band": band,
                 **columns,
                 "first": int(third[0]),
                 "last": int(third[-1]),
                 "delta": float(delta[inside].mean()),
-                "delta_stderr": standard_error(delta[inside]),
+                "delta_se": standard_error(delta[inside]),
                 "score_rms": _set_rms(products, chosen),
                 **_random_columns(products, chosen, sets, float(delta[inside].mean()), random[:, inside]),
             }
@@ -178,7 +175,7 @@ def _random_columns(
     delta: float,
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
-    names = [*(f"random_{name}" for name in ("delta", "delta_stderr", "delta_min", "delta_max"))]
+    names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
     names += ["control_excess", "control_p", "random_score_rms", "random_overlap"]
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}

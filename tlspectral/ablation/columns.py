@@ -8,7 +8,7 @@ from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 
 # fmt: off
-_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_HEAD = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
 _METRIC = "of the metric; nat for a loss"
 _STAND_IN = "That heads without effect do nothing: others can stand in for them, and parts differ in size."
 
@@ -25,12 +25,13 @@ _CONTROL_P_NOT = "More than its draws can: no p is below 1 / (1 + draws). It is 
 
 _SWEEP = (
     Column("part",
-        "What was removed from the head: symmetric (M becomes M_A), antisymmetric (M becomes M_S), rope_phase (the "
-        "Im M_t), rotary_band (all that some rotary pairs contribute), output (the whole head: zero, or as replace in "
-        "df.attrs says), long_range (keys between the first sinks tokens and the last window keys), or content, "
-        "position or interaction (of the scores between queries behind the blocks of the prompts and keys in them). "
-        "df.attrs hold the settings of the part.", "label",
-        range="symmetric, antisymmetric, rope_phase, rotary_band, output, long_range, content, position, interaction",
+        "What was removed from the head, under the name or the symbol that was asked for: symmetric or M_S (M becomes "
+        "M_A), antisymmetric or M_A (M becomes M_S), rope_phase or Im(M_t), rotary_band (all that some rotary pairs "
+        "contribute), output (the whole head: zero, or as replace in df.attrs says), long_range (keys between the "
+        "first sinks tokens and the last window keys), or content, position or interaction (of the scores between "
+        "queries behind the blocks of the prompts and keys in them). df.attrs hold the settings of the part.", "label",
+        range="symmetric, antisymmetric, rope_phase, rotary_band, output, long_range, content, position, interaction, "
+        "M_S, M_A, Im(M_t)",
         source="FP 5, 8; PS 6"),
     Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
         "for the tasks induction and language.", _METRIC, range="by metric", source="FP 5, 8",
@@ -39,7 +40,7 @@ _SWEEP = (
         "helped.", _METRIC, range="-inf .. inf", source="FP 5, 8",
         also_known_as="ablation effect; FP's dCE and dInd",
         does_not_establish=_STAND_IN + " Set it beside score_rms and the control."),
-    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
+    Column("delta_se", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
         _METRIC, range="0 .. inf",
         does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
     Column("delta_p",
@@ -63,7 +64,7 @@ _SWEEP = (
         "head of the layer. Mean over draws in df.attrs. With control='random' only.",
         _METRIC, range="-inf .. inf", also_known_as="random-part control",
         does_not_establish="What no edit would do: it says what any edit of that size costs."),
-    Column("control_delta_stderr",
+    Column("control_delta_se",
         "Standard error of control_delta, over draws and over sequences, in squares. NaN for one draw. With "
         "control='random' only.",
         _METRIC, range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
@@ -146,7 +147,7 @@ _BANDS = (
         range="-inf .. inf",
         does_not_establish="That the head was trained to use the band. Effects of the three bands do not add up to "
         "that of the head."),
-    Column("delta_stderr", "Standard error of delta over sequences, paired with the intact run.", _METRIC,
+    Column("delta_se", "Standard error of delta over sequences, paired with the intact run.", _METRIC,
         range="0 .. inf", does_not_establish="Sampling of sequences only."),
     Column("score_rms",
         "Root mean square of the band's contribution to the scaled scores, over unmasked pairs of tokens.", "logit",
@@ -157,7 +158,7 @@ _BANDS = (
         "As delta, for random sets of the head's frequencies whose RMS is within 10 % of the band's; mean over sets. "
         "NaN if none were found.", _METRIC, range="-inf .. inf", also_known_as="random-set control",
         does_not_establish="A control where random_overlap is near 1: the sets are then almost the band itself."),
-    Column("random_delta_stderr",
+    Column("random_delta_se",
         "Standard error of random_delta, over sets and over sequences, in squares. NaN for fewer than two sets.",
         _METRIC, range="0 .. inf", does_not_establish="A precise number: some five sets give a rough error."),
     Column("random_delta_min", "Smallest effect of a random set, mean over sequences.", _METRIC, range="-inf .. inf",

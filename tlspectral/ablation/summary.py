@@ -126,14 +126,14 @@ def _part_rows(
 
 def _effects(joined: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """Yield the size control, its name among the sums, the effect of each head, and its standard error."""
-    delta, error = joined["delta"].to_numpy(float), joined["delta_stderr"].to_numpy(float)
+    delta, error = joined["delta"].to_numpy(float), joined["delta_se"].to_numpy(float)
     yield "none", "delta", delta, error
     size = joined["score_rms"].to_numpy(float)
     size = np.where(size > 0, size, np.nan)
     yield "score_rms", "delta_per_rms", delta / size, error / size
     if "control_delta" in joined and joined["score_rms"].notna().any():  # else the control is other heads
         above = delta - joined["control_delta"].to_numpy(float)
-        yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_stderr"].to_numpy(float))
+        yield "random", "delta_above_control", above, np.hypot(error, joined["control_delta_se"].to_numpy(float))
 
 
 def _sum(effect: np.ndarray, error: np.ndarray, per_sequence: Sequence[float] | None) -> dict[str, Any]:

@@ -9,20 +9,18 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import scipy.stats
-from jaxtyping import Float64, Int
-from torch import Tensor
+from jaxtyping import Float64
 
 from tlspectral.ablation.columns import ABLATION_SWEEP
 from tlspectral.ablation.effects import check_draws, effects_beside_heads, layer_effects
 from tlspectral.ablation.screen import gradient_screen
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import TokenMask
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Output, Part, PartName, part_of
 from tlspectral.parts.query_key import QueryKeyPart
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, head_name
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -48,12 +46,10 @@ def ablation_sweep(
     *,
     heads: Heads | None = None,
     task: Task | Literal["induction", "language"] = "induction",
-    tokens: Int[Tensor, "sequences pos"] | None = None,
-    attention_mask: TokenMask | None = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -69,12 +65,10 @@ def ablation_sweep(
             they stand in every prompt of the task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
-        task: a `Task`, prompts and metric of your own; `"induction"`: 16 repeated random sequences with segments of 64
-            tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would take
-            hours; FP used 128 to 300 sequences.
-        tokens: other sequences for a task that is named, [sequences, pos].
-        attention_mask: for `tokens` of the language task that are padded, on either side: 1 for real tokens, 0 for
-            padding, [sequences, pos]. Every number is then a mean over sequences of the mean over their real tokens.
+        task: a `Task`, such as `tls.tasks.language(prompts)`; `"induction"`: 16 repeated random sequences with segments
+            of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
+            take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
+            the mean over their real tokens.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
@@ -84,15 +78,16 @@ def ablation_sweep(
             more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
-        checkpoint_dir: a folder for one file per layer and part. A sweep that was stopped is resumed from there and
-            gives the same table. Parts may share a folder, other settings may not.
+        folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
+            same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
         seed: of sequences, control draws, the screen's random set and sign flips.
 
     Returns:
-        DataFrame sorted by layer and head: `layer, head, part, value, delta, delta_stderr, delta_p, score_rms`; with a
-        control `control_delta, control_delta_stderr, control_excess, control_p`; with a screen `estimate, measured`.
+        DataFrame sorted by layer and head: `layer, head, name, part, value, delta, delta_se, delta_p, score_rms`;
+        with a control `control_delta, control_delta_se, control_excess, control_p`; with a screen `estimate, measured`.
+        `part` is the name or symbol that was asked for.
         `tables.describe_table("ablation_sweep")` says what each is. `delta` is in the unit of the metric, nats for a
         loss. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
         effect on the random set.
@@ -102,8 +97,8 @@ def ablation_sweep(
         UnsupportedArchitecture: a `RopePhase` or `Band` of layers without rotary positions.
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
-        ValueError: an unknown part, task, control or screen; arguments that do not go together; tokens that do not fit
-            the task, or that look padded and come without a mask; one sequence that is its own reference; a model
+        ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
+            task refuses; one sequence that is its own reference; a model
             without tokenizer on packaged text; a screen of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
@@ -121,15 +116,15 @@ def ablation_sweep(
     removed = part_of(part)
     _check(removed, control, screen)
     check_draws(draws)
-    chosen_task = task_of(task, tokens=tokens, attention_mask=attention_mask, seed=seed, n_sequences=SEQUENCES)
+    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
     plan = _Plan(removed.fixed(view, sequences), sequences, per_head, seed)
     name = removed.name
-    folder = None
-    if checkpoint_dir is not None:
+    parts_folder = None
+    if folder is not None:
         settings = {
             "weights": view.weights_digest(),
             "tokens": sequences.digest,
@@ -141,12 +136,11 @@ def ablation_sweep(
             "seed": seed,
             **plan.part.settings,
         }
-        intact = score_of(view, sequences).value
-        folder = open_model_parts(checkpoint_dir, settings, intact, manifest="sweep.json")
+        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
     screened = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
-        (screened,) = finished_parts([screening], folder, description=screening.name, unit="screen").values()
+        (screened,) = finished_parts([screening], parts_folder, description=screening.name, unit="screen").values()
         chosen_heads = screened[screened["measured"] != ""]
         by_layer = heads_by_layer(view, chosen_heads)
     layers = finished_parts(
@@ -154,14 +148,18 @@ def ablation_sweep(
             WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ],
-        folder,
+        parts_folder,
         description=f"sweep {name}",
         unit="layer",
         items="heads",
         prepare=partial(intact_values, view, sequences, list(by_layer)),
         n_jobs=n_jobs,
     )
-    return _assembled(view, plan, list(layers.values()), screened, {"control": control, "screen": screen})
+    arguments = {"control": control, "screen": screen}
+    table = _assembled(view, plan, list(layers.values()), screened, arguments)
+    table.insert(2, "name", list(map(head_name, table["layer"], table["head"])))
+    table.insert(3, "part", part if isinstance(part, str) else name)
+    return named(table, ABLATION_SWEEP)
 
 
 @dataclass(frozen=True)
@@ -245,10 +243,9 @@ def _layer_table(
         {
             "layer": layer,
             "head": heads,
-            "part": plan.part.name,
             "value": effects.values.mean(1),
             "delta": deltas.mean(1),
-            "delta_stderr": [standard_error(delta) for delta in deltas],
+            "delta_se": [standard_error(delta) for delta in deltas],
             "delta_p": [sign_flip_p(delta, plan.seed) for delta in deltas],
             "score_rms": effects.score_rms,
         }
@@ -261,7 +258,7 @@ def _layer_table(
         over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
         over_draws = drawn.std(axis=1, ddof=1) / np.sqrt(drawn.shape[1]) if drawn.shape[1] > 1 else np.nan
         table["control_delta"] = controls.mean((1, 2))
-        table["control_delta_stderr"] = np.hypot(over_sequences, over_draws)
+        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
         table["control_excess"], table["control_p"] = control_test(deltas.mean(1), drawn)
         if not beside_heads:
             sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
@@ -298,13 +295,12 @@ def _assembled(
         "n_sequences": len(plan.sequences.tokens),
         "tokens_sha256": plan.sequences.digest,
         "intact_value": intact.value,
-        "intact_value_stderr": intact.stderr,
+        "intact_value_se": intact.se,
     }
     if screened is None:
         attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}
     else:
         table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
-        table["part"] = plan.part.name
         table["score_rms"] = screened["score_rms"].to_numpy()
         others = [name for name in table if name not in ("estimate", "measured")]
         table = table.reindex(columns=[*others, "estimate", "measured"])
@@ -318,4 +314,4 @@ def _assembled(
             "pvalue": None if agreement is None else float(agreement.pvalue),
         }
     table.attrs = attrs
-    return named(table, ABLATION_SWEEP)
+    return table

@@ -123,8 +123,8 @@ def ablate(
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.parts import LongRange, part_of
 
-    removed = part_of(part) if window is None else LongRange(window, sinks)
-
+    removed: Any = part if window is None else LongRange(window, sinks)
+    part_of(removed)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         require_detectors(known, table)
@@ -140,7 +140,7 @@ def ablate(
         task=scored,
         control=control,  # type: ignore[arg-type]
         draws=draws,
-        checkpoint_dir=folder,
+        folder=folder,
         seed=seed,
     )
     deliver(sweep, output, form)
@@ -154,14 +154,13 @@ def ablate(
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
     """Print the heads of a sweep, the greatest harm first, beside the detectors of their head table."""
     from tlspectral.detectors import DETECTORS
-    from tlspectral.selection import head_name
 
-    shown = sweep.drop(columns="part").assign(name=list(map(head_name, sweep["layer"], sweep["head"])))
+    shown = sweep
     detectors: list[str] = []
     if known is not None:
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
-    columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "part"])]
+    columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "name", "part"])]
     typer.echo(
         f"{sweep['part'].iloc[0]} removed, one head at a time; value of the {unit} and its change delta (intact "
         f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"

@@ -156,8 +156,8 @@ def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int
 
 
 def _bands_text(effects: "pd.DataFrame", way: str) -> str:
-    columns = ["kind", "layer", "head", "band", "delta", "delta_stderr", "score_rms"]
-    columns += ["random_delta", "random_delta_stderr", "control_p", "random_overlap", "random_draws"]
+    columns = ["kind", "layer", "head", "band", "delta", "delta_se", "score_rms"]
+    columns += ["random_delta", "random_delta_se", "control_p", "random_overlap", "random_draws"]
     return (
         f"Thirds of the rotary frequencies dropped, one head at a time: change of the {effects.attrs['task']} loss in "
         f"nats (intact {effects.attrs['intact_value']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "

@@ -79,8 +79,8 @@ def measure_step(
     if detectors:
         copies = in_context_score(model, seed=seed)
         losses = {"first_copy_loss": copies.first.value, "second_copy_loss": copies.second.value}
-        table.attrs["in_context"] = {"icl_score": copies.value, "icl_score_se": copies.stderr, **losses}
-    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.stderr}
+        table.attrs["in_context"] = {"icl_score": copies.value, "icl_score_se": copies.se, **losses}
+    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.se}
     table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
     return table
 
@@ -136,7 +136,7 @@ class InContextScore:
         return float((self.second.per_sequence - self.first.per_sequence).mean())
 
     @property
-    def stderr(self) -> float:
+    def se(self) -> float:
         """Standard error of the mean of the differences, sequence by sequence."""
         return standard_error(self.second.per_sequence - self.first.per_sequence)
 
@@ -165,7 +165,7 @@ def in_context_score(
     and late in training it does: a model that has learned text finds random tokens ever less likely, far above
     log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
     """
-    task = induction(n_sequences=n_sequences, segment_length=segment_length, tokens=prompts, seed=seed)
+    task = induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
     view = attention_view(model)
     second = scored_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.

@@ -124,7 +124,9 @@ class BlockPart(Part):
     @property
     def settings(self) -> Mapping[str, Any]:
         """Where the blocks stand, of a settled part."""
-        return {"block_starts": list(self.prompt.starts), "block_width": self.prompt.width}
+        places = self.prompt
+        known = isinstance(places, BlockPlaces)
+        return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
 
     def fixed(self, view: AttentionView, prompts: Any) -> "BlockPart":
         """Return the part with the places of its blocks in place of the prompt. Raises as `block_places`."""

@@ -57,10 +57,13 @@ class Output(Part):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What replaces the output, and the hash of the reference, of a settled part."""
+        """What replaces the output, and of a settled part the hash of the reference."""
         if self.replace == "zero":
             return {}
-        return {"replace": self.replace, "reference_sha256": self.reference.sequences.hashed()}
+        known = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
+        if isinstance(self.reference, _Reference):
+            known["reference_sha256"] = self.reference.sequences.hashed()
+        return known
 
     def fixed(self, view: AttentionView, prompts: PackedTokens) -> "Output":
         """Return the part with its reference packed, the prompts themselves if none was given, and sequences drawn.

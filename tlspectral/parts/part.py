@@ -25,7 +25,7 @@ class Part(ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What tables and folders hold of the part besides its name: nothing for its defaults."""
+        """What tables and folders hold of the part besides its name, as far as it is settled: no defaults."""
         return {}
 
     def fixed(self, view: AttentionView, prompts: Any) -> "Part":

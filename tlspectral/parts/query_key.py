@@ -171,12 +171,13 @@ class Band(QueryKeyPart):
 
 
 def _listed(frequencies: Any) -> Any:
-    """Frequencies that can be read twice and stored; what are no numbers stay, to be refused with their layer."""
+    """Frequencies that can be read twice and stored, indices sorted and each once; others are refused with a layer."""
     if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
         frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
     if not isinstance(frequencies, Iterable):
         return None if frequencies is None else (frequencies,)
-    return tuple(one.item() if isinstance(one, np.generic) else one for one in frequencies)
+    given = [one.item() if isinstance(one, np.generic) else one for one in frequencies]
+    return tuple(sorted(set(given))) if all(type(one) is int for one in given) else tuple(given)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,15 +21,15 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
         heads: of `analyze_heads`, for the previous-token score, which is written after each name.
         ax: matplotlib Axes to draw into; None makes a new figure.
     """
-    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "name", "prev"]], on=["layer", "head"])
+    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"])
     table = table.sort_values("delta", ignore_index=True)
     figure, axes = one_panel(ax, 6.4, 1.2 + 0.28 * len(table))
     heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
     removed = f"{table['part'].iloc[0]} removed"
-    axes.errorbar(table["delta"], heights, xerr=table["delta_stderr"], fmt="o", color=_ABLATED, label=removed)
+    axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, label=removed)
     if "control_delta" in table:
-        control, error = table["control_delta"], table["control_delta_stderr"]
+        control, error = table["control_delta"], table["control_delta_se"]
         of_heads = table["part"].iloc[0] in ("output", "long_range")
         label = "the same of other heads of the layer" if of_heads else "random part of equal size removed"
         look: dict[str, Any] = {"color": GREY, "markersize": 4, "label": label}

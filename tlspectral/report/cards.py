@@ -76,7 +76,7 @@ class Evidence:
             for table in [] if given is None else [given] if isinstance(given, pd.DataFrame) else given:
                 for pair, row in _checked(table, heads, known, kind, name):
                     by_head.setdefault(pair, []).append(row)
-                    if name == "edges":
+                    if name == "edges" and pair == (row["receiver_layer"], row["receiver_head"]):
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
@@ -95,10 +95,10 @@ class Evidence:
 
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
-) -> list[tuple[Pair, Mapping[Any, Any]]]:
+) -> list[tuple[Pair, dict[Any, Any]]]:
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
-    fields = ("receiver_layer", "receiver_head") if name == "edges" else ("layer", "head")
+    fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
     task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
@@ -108,7 +108,11 @@ def _checked(
                 f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
                 "model"
             )
-    return [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+    found = [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+    for pair, row in list(found) if name == "edges" else []:
+        if pd.isna(row["attention"]):  # an effect on a task is that of all heads that the edge reaches
+            found += [(other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}]
+    return found
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
@@ -218,7 +222,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 
 
 _OF_HEAD = ("layer", "head")
-_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "delta")
+_EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "reached", "attention", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
@@ -240,8 +244,7 @@ _KINDS = {
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
     """Return some columns of a row; "± se" is the standard error of delta."""
-    error = row.get("delta_se", row.get("delta_stderr"))
-    return {column: error if column == "± se" else row.get(column) for column in columns}
+    return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
 
 
 def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:

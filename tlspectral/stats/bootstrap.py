@@ -27,7 +27,7 @@ class LayerBootstrap:
         interval: low and high end of the percentile interval, the paper's.
         interval_jackknife: by Student's t, from leaving out one cluster after another.
         pvalue: two-sided, of the same t: below 1 - level where `interval_jackknife` leaves 0 out.
-        stderr: standard deviation over resamples.
+        se: standard error, the standard deviation over resamples.
         n: rows used.
         n_dropped: rows left out because a value was NaN.
         n_clusters: clusters among the rows used.
@@ -45,7 +45,7 @@ class LayerBootstrap:
     interval: tuple[float, float]
     interval_jackknife: tuple[float, float]
     pvalue: float
-    stderr: float
+    se: float
     n: int
     n_dropped: int
     n_clusters: int
@@ -105,7 +105,7 @@ def layer_bootstrap(
     if observed.reason is not None:
         interval, reason = (math.nan, math.nan), observed.reason
     usable = resampled[~np.isnan(resampled)]
-    stderr = float(usable.std(ddof=1)) if reason is None else math.nan
+    se = float(usable.std(ddof=1)) if reason is None else math.nan
     left_out = [residual_correlation(variables[clusters != cluster], method)[0] for cluster in np.unique(clusters)]
     interval_jackknife, pvalue = jackknife(
         observed.statistic if reason is None else math.nan, np.array(left_out), level
@@ -117,7 +117,7 @@ def layer_bootstrap(
         interval=interval,
         interval_jackknife=interval_jackknife,
         pvalue=pvalue,
-        stderr=stderr,
+        se=se,
         n=observed.n,
         n_dropped=len(heads) - observed.n,
         n_clusters=n_clusters,

@@ -46,6 +46,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
             would give all its rows the `attrs` of its first file. `read_table` finds them in either case.
 
     Raises:
+        TypeError: `df` is no DataFrame.
         ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
@@ -53,6 +54,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
     Provenance says what the caller recorded. It does not prove that the numbers came from those weights.
     """
+    if not isinstance(df, pd.DataFrame):
+        raise TypeError(f"write_table writes a DataFrame; found {type(df).__name__}")
     if Path(path).suffix.lower() == ".csv":
         _write_csv(df, Path(path))
         return

@@ -16,7 +16,9 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.parquet import naming_file, read_table, table_bytes
 from tlspectral.tables.whole_file import remove_left_overs, whole_file
 
-_FORMAT = 1
+_FORMAT = 2  # it rises with the names of settings
+_MANIFEST = "settings.json"
+_OLDER_MANIFESTS = ("sweep.json", "edges.json", "edge_effects.json")
 # Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
 _SAME_VALUE = 1e-4
 _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
@@ -29,13 +31,11 @@ class PartFolder:
     Attributes:
         path: the folder.
         key: hash of the settings, which every file carries.
-        manifest: name of the file that holds the settings.
         noted: values that were stored beside the settings when the folder was made.
     """
 
     path: Path
     key: str
-    manifest: str
     noted: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str) -> pd.DataFrame | None:
@@ -53,7 +53,7 @@ class PartFolder:
             raise IncompatibleCheckpoint(f"{file} is not a finished part ({error}): remove it") from error
         if table.attrs.get("made_with") != self.key:
             raise IncompatibleCheckpoint(
-                f"{file} was made with other settings than {self.path / self.manifest} says: remove it, or choose "
+                f"{file} was made with other settings than {self.path / _MANIFEST} says: remove it, or choose "
                 "another folder"
             )
         if table.attrs.get("file") != name:
@@ -85,11 +85,7 @@ class PartFolder:
 
 
 def open_parts(
-    path: str | os.PathLike[str],
-    settings: dict[str, Any],
-    *,
-    manifest: str = "settings.json",
-    noted: dict[str, Any] | None = None,
+    path: str | os.PathLike[str], settings: dict[str, Any], *, noted: dict[str, Any] | None = None
 ) -> PartFolder:
     """Make the folder, or check that an existing one was made with the same settings.
 
@@ -99,19 +95,21 @@ def open_parts(
     Args:
         path: the folder; missing parents are made.
         settings: everything that the numbers depend on, as JSON.
-        manifest: name of the file that holds them.
         noted: values stored beside the settings and not compared. Those of an existing folder are returned.
 
     Raises:
-        IncompatibleCheckpoint: the folder was made with other settings, or holds other files. Hidden files are
-            ignored, and so is a manifest that was cut off before any part was written.
+        IncompatibleCheckpoint: the folder was made with other settings or by an older version, or holds other files.
+            Hidden files are ignored, and so is a manifest that was cut off before any part was written.
     """
     folder = Path(path)
     settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    file = folder / manifest
-    stored = _read_manifest(file)
+    file = folder / _MANIFEST
+    older = any((folder / name).exists() for name in _OLDER_MANIFESTS)
+    stored = {} if older else _read_manifest(file)
+    if stored is not None and stored.get("format") != _FORMAT:
+        raise IncompatibleCheckpoint(f"{folder} was written by an older version: remove it, or choose another folder")
     for replace in (False, True):  # another job's manifest stays; one that was cut off is replaced
         if stored is None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -132,12 +130,10 @@ def open_parts(
             f"{_short(settings.get(name))} now): choose another folder"
         )
     remove_left_overs(folder)
-    return PartFolder(folder, key, manifest, noted_before)
+    return PartFolder(folder, key, noted_before)
 
 
-def open_model_parts(
-    path: str | os.PathLike[str], settings: dict[str, Any], intact_value: float, *, manifest: str = "settings.json"
-) -> PartFolder:
+def open_model_parts(path: str | os.PathLike[str], settings: dict[str, Any], intact_value: float) -> PartFolder:
     """Make the folder of work on a model in memory, or check that an existing one was made with the same.
 
     The manifest also holds the model's score: hooks change it, and no hash of weights shows them.
@@ -146,16 +142,15 @@ def open_model_parts(
         path: the folder; missing parents are made.
         settings: weights, tokens and whatever else the numbers depend on, as JSON.
         intact_value: score of the model without ablation, with the hooks that are on it.
-        manifest: name of the file that holds both.
 
     Raises:
         IncompatibleCheckpoint: the folder was made with other weights, tokens, settings or hooks, or holds other files.
     """
-    folder = open_parts(path, settings, manifest=manifest, noted={"intact_value": intact_value})
+    folder = open_parts(path, settings, noted={"intact_value": intact_value})
     stored_value = folder.noted["intact_value"]
     if not isinstance(stored_value, float | int):
         raise IncompatibleCheckpoint(
-            f"{folder.path / manifest} cannot be read (intact_value is {stored_value!r}): choose another folder"
+            f"{folder.path / _MANIFEST} cannot be read (intact_value is {stored_value!r}): choose another folder"
         )
     if not abs(stored_value - intact_value) <= _SAME_VALUE * max(1.0, abs(stored_value)):
         raise IncompatibleCheckpoint(

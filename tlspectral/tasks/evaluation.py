@@ -29,7 +29,7 @@ def evaluate(model: Any, task: Task | str) -> Score:
         task: a `Task`, or `"induction"` or `"language"` for these with their defaults.
 
     Returns:
-        A `Score`, which is used as a number: the mean over sequences, with `.stderr` and `.per_sequence`. The
+        A `Score`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
         difference of two is the paired `Effect`.
 
     Raises:
@@ -41,10 +41,10 @@ def evaluate(model: Any, task: Task | str) -> Score:
 
 def induction_loss(
     model: Any,
+    prompts: Int[Tensor, "sequences pos"] | None = None,
     *,
     n_sequences: int = 200,
     segment_length: int = 64,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
     seed: int = 0,
 ) -> Score:
     """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
@@ -55,23 +55,23 @@ def induction_loss(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
+        prompts: sequences of your own, [sequences, 1 + 2 L]; None draws them.
         n_sequences: sequences drawn; the standard error is over them.
         segment_length: L, at most (n_ctx - 1) // 2.
-        tokens: sequences of your own, [sequences, 1 + 2 L]; None draws them.
         seed: of the draw.
 
     Raises:
-        ValueError: `tokens` that are no repeated sequences or that the model cannot read, or fewer than two to draw.
+        ValueError: `prompts` that are no repeated sequences or that the model cannot read, or fewer than two to draw.
 
     What it does not establish: that a head with an effect here is an induction head. Every head that
     the second copy needs has one: so do heads that feed induction, and heads whose removal damages the model as such.
     """
-    return evaluate(model, induction(n_sequences=n_sequences, segment_length=segment_length, tokens=tokens, seed=seed))
+    return evaluate(model, induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed))
 
 
 def language_loss(
     model: Any,
-    tokens_or_text: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
+    prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
     *,
     attention_mask: TokenMask | None = None,
     n_sequences: int = 64,
@@ -87,7 +87,7 @@ def language_loss(
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        tokens_or_text: token ids; a document or several (this needs the model's tokenizer); the name of a data set,
+        prompts: token ids; a document or several (this needs the model's tokenizer); the name of a data set,
             one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
             public-domain book that comes with the package.
         attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
@@ -103,4 +103,4 @@ def language_loss(
     itself.
     """
     size = {"n_sequences": n_sequences, "sequence_length": sequence_length}
-    return evaluate(model, language(tokens_or_text, attention_mask=attention_mask, **size))
+    return evaluate(model, language(prompts, attention_mask=attention_mask, **size))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -57,16 +58,18 @@ class LogitDifference:
         for index, (right, other) in enumerate(zip(correct, wrong, strict=True)):
             if both := set(right) & set(other):
                 raise ValueError(f"prompt {index}: token {min(both)} is a correct and a wrong answer")
+        return partial(_logit_difference, correct, wrong)
 
-        def logit_difference(logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-            last = logits[:, -1]
-            weights = torch.zeros_like(last)
-            for row, (right, other) in enumerate(zip(correct, wrong, strict=True)):
-                weights[row, right] = 1 / len(right)
-                weights[row, other] = -1 / len(other)
-            return (last * weights).sum(-1)
 
-        return logit_difference
+def _logit_difference(
+    correct: list[list[int]], wrong: list[list[int]], logits: Tensor, tokens: Tensor, mask: Tensor
+) -> Tensor:
+    last = logits[:, -1]
+    weights = torch.zeros_like(last)
+    for row, (right, other) in enumerate(zip(correct, wrong, strict=True)):
+        weights[row, right] = 1 / len(right)
+        weights[row, other] = -1 / len(other)
+    return (last * weights).sum(-1)
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:

@@ -24,16 +24,16 @@ class PromptsOfModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSegments:
-    """Repeated random segments `[BOS, r, r]`, drawn as by `detect_heads`, or given as `tokens`."""
+    """Repeated random segments `[BOS, r, r]`, drawn as by `detect_heads`, or given."""
 
+    given: Tensor | None
     n_sequences: int
     segment_length: int
-    tokens: Tensor | None
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
         """Return the sequences. Raises ValueError as `induction_loss`."""
-        tokens = self.tokens
+        tokens = self.given
         if tokens is None:
             tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
         return given_sequences(view, tokens)
@@ -43,14 +43,14 @@ class RepeatedSegments:
 class TextRows:
     """Rows of text, or token ids with their mask, of which every position predicts its next token."""
 
-    tokens_or_text: Any
+    given: Any
     attention_mask: TokenMask | None
     n_sequences: int
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
         """Return the rows. Raises ValueError as `language_loss`."""
-        tokens, mask = self.tokens_or_text, self.attention_mask
+        tokens, mask = self.given, self.attention_mask
         if not isinstance(tokens, Tensor):
             if mask is not None:
                 raise ValueError(

@@ -24,7 +24,7 @@ class _Number:
     """A result that is used as its `value`: `float()`, `format`, and comparison with numbers and other results."""
 
     value: float
-    stderr: float
+    se: float
 
     def __float__(self) -> float:
         return self.value
@@ -33,7 +33,7 @@ class _Number:
         return format(self.value, specification) if specification else str(self)
 
     def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.stderr:.4f}"
+        return f"{self.value:.4f} ± {self.se:.4f}"
 
     def __abs__(self) -> float:
         return abs(self.value)
@@ -77,7 +77,7 @@ class Score(_Number):
         return float(self.per_sequence.mean())
 
     @property
-    def stderr(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def se(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Standard error of the mean over sequences; NaN for a single one."""
         return standard_error(self.per_sequence)
 
@@ -95,7 +95,7 @@ class Score(_Number):
         return f"Score({self}, {len(self.per_sequence)} sequences)"
 
     def _repr_html_(self) -> str:
-        rows = [("value", f"{self.value:.4g}"), ("stderr", f"{self.stderr:.4g}")]
+        rows = [("value", f"{self.value:.4g}"), ("se", f"{self.se:.4g}")]
         return html_rows("Score", [*rows, ("sequences", str(len(self.per_sequence)))])
 
 
@@ -104,7 +104,7 @@ class Effect(_Number):
     """A mean difference of scores over the same sequences. It is used as a number, its `value`.
 
     Attributes:
-        value: mean difference, in the unit of the score; stderr: its standard error.
+        value: mean difference, in the unit of the score; se: its standard error.
         pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
             so no finer than 1e-4 there.
     """
@@ -112,7 +112,7 @@ class Effect(_Number):
     _repr_html_ = html_summary
 
     value: float
-    stderr: float
+    se: float
     pvalue: float
 
     def __sub__(self, other: Any) -> float:

@@ -77,10 +77,10 @@ class Task:
 
 
 def induction(
+    prompts: Int[Tensor, "sequences pos"] | None = None,
     *,
     n_sequences: int = 200,
     segment_length: int = 64,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
     seed: int = 0,
 ) -> Task:
     """Loss on the second copy of repeated random segments, `[BOS, r, r]` as `detect_heads` draws them (FP section 8).
@@ -89,7 +89,7 @@ def induction(
     those of `induction_loss`.
     """
     return Task(
-        RepeatedSegments(n_sequences, segment_length, tokens, seed),
+        RepeatedSegments(prompts, n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -98,7 +98,7 @@ def induction(
 
 
 def language(
-    tokens_or_text: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
+    prompts: Int[Tensor, "sequences pos"] | str | Sequence[str] | None = None,
     *,
     attention_mask: TokenMask | None = None,
     n_sequences: int = 64,
@@ -106,7 +106,7 @@ def language(
 ) -> Task:
     """Loss on text, of every position but the last; the arguments are those of `language_loss` (FP section 5)."""
     return Task(
-        TextRows(tokens_or_text, attention_mask, n_sequences, sequence_length),
+        TextRows(prompts, attention_mask, n_sequences, sequence_length),
         next_token_loss,
         predict=slice(0, -1),
         higher_is_better=False,
@@ -134,31 +134,16 @@ def logit_difference(prompts: Any, correct: Any, wrong: Any, *, name: str = "log
     return Task(prompts, LogitDifference(correct, wrong), predict=-1, higher_is_better=True, name=name)
 
 
-def task_of(
-    task: Any,
-    *,
-    tokens: Int[Tensor, "sequences pos"] | None = None,
-    attention_mask: TokenMask | None = None,
-    seed: int = 0,
-    n_sequences: int | None = None,
-) -> Task:
-    """Return the task that is meant by a `Task` or by the name of a ready one, whose arguments the others are.
+def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task:
+    """Return the task that is meant by a `Task` or by the name of a ready one, which has so many sequences.
 
-    Raises ValueError for no such task, or arguments that it does not have.
+    Raises ValueError for no such task.
     """
     if isinstance(task, Task):
-        if tokens is not None or attention_mask is not None:
-            raise ValueError(
-                "tokens and attention_mask are for the tasks 'induction' and 'language': a Task has its own"
-            )
         return task
-    if attention_mask is not None and (task == "induction" or tokens is None):
-        raise ValueError(
-            'attention_mask says which of the tokens= of task="language" are padding: give both or neither'
-        )
-    size = {} if n_sequences is None else {"n_sequences": n_sequences}
+    size: Any = {} if n_sequences is None else {"n_sequences": n_sequences}
     if task == "induction":
-        return induction(tokens=tokens, seed=seed, **size)
+        return induction(seed=seed, **size)
     if task == "language":
-        return language(tokens, attention_mask=attention_mask, **size)
+        return language(**size)
     raise ValueError(f"task must be a tls.Task, 'induction' or 'language', not {task!r}")

@@ -75,7 +75,7 @@ def edge_effects(
         senders: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
             `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
         task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
-            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(tokens=)`.
+            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
         measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
@@ -90,12 +90,13 @@ def edge_effects(
         seed: of sequences and control draws.
 
     Returns:
-        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for, sorted by
-        receiver, then sender: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached, attention,
-        delta, delta_se, k_composition`; with a control `control_delta, control_delta_se, control_excess, control_p,
-        pvalue, qvalue`; `tables.describe_table("edge_effects")` says what each is. A sender in the receiver's layer or
-        behind has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the
-        attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
+        group, by its receiver's name), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer,
+        receiver_head, input, reached, attention, delta, delta_se, k_composition`; with a control `control_delta,
+        control_delta_se, control_excess, control_p, pvalue, qvalue`; `tables.describe_table("edge_effects")` says what
+        each is. A sender in the receiver's layer or behind has no row. `attrs` hold model and settings;
+        `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
+        head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
@@ -142,7 +143,7 @@ def edge_effects(
             "control": control,
             **plan.settings,
         }
-        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value, manifest="edge_effects.json")
+        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
     layers = sorted({layer for layer, _ in by_part})
     parts = finished_parts(
         [

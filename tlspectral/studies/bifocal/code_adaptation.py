@@ -264,9 +264,7 @@ def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, 
 
 def _over_rows(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
     held_out = _stacked({arm: tables["held_out"] for arm, tables in by_arm.items()})
-    return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(
-        loss=("loss", "mean"), stderr=("loss", "sem")
-    )
+    return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(loss=("loss", "mean"), se=("loss", "sem"))
 
 
 def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[str, str]]) -> pd.DataFrame:

@@ -24,7 +24,7 @@ _ONE_RUN = "The spread between runs: there is one per arm. The files may have be
 _LOSSES = (
     Column("loss", "Next-token cross-entropy, mean over held-out files; step 0 is the intact model.", "nat",
         range="0 .. inf", source="BA 5.2", does_not_establish=_ONE_RUN),
-    Column("stderr", "Standard error of loss over held-out files.", "nat", range="0 .. inf",
+    Column("se", "Standard error of loss over held-out files.", "nat", range="0 .. inf",
         does_not_establish=_ONE_RUN),
 )
 _EFFECTS = (
@@ -33,7 +33,7 @@ _EFFECTS = (
     Column("value", "Held-out loss of the arm at the end less that of the reference, mean over files.", "nat",
         range="-inf .. inf", source="BA 5.2",
         does_not_establish="That the model needed other frequencies. " + _ONE_RUN),
-    Column("stderr", "Standard error of value over files, paired.", "nat", range="0 .. inf",
+    Column("se", "Standard error of value over files, paired.", "nat", range="0 .. inf",
         does_not_establish=_ONE_RUN),
     Column("pvalue", "Two-sided p of no difference, by flipping the signs of the files' differences.", "probability",
         range="1e-4 .. 1 above 13 files", also_known_as="sign-flip test", does_not_establish=_ONE_RUN),

@@ -42,7 +42,7 @@ def canonical(
     )
     from tlspectral.tables import write_table
 
-    sweep = canonical_sweep(preset=preset, seeds=seeds, checkpoint_dir=output / "runs", device=device, n_jobs=jobs)
+    sweep = canonical_sweep(preset=preset, seeds=seeds, folder=output / "runs", device=device, n_jobs=jobs)
     trajectories = query_key_trajectories(preset=preset, device=device)
     for name, table in (
         ("accuracy", sweep.accuracy),

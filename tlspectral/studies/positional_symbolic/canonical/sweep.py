@@ -54,7 +54,7 @@ def canonical_sweep(
     preset: str | CanonicalSchedule = "quick",
     angles: tuple[float, ...] = BASE_ANGLES,
     seeds: int = 3,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     device: str = "cpu",
     n_jobs: int = 1,
 ) -> CanonicalSweep:
@@ -70,7 +70,7 @@ def canonical_sweep(
             40,960 prompts in batches of 64, 2.3 minutes a head), or a schedule of your own.
         angles: frequencies in units of pi/33; 2 is one full rotation over the 33 tokens of a prompt.
         seeds: how many runs at each angle, with the seeds 0, 1, ....
-        checkpoint_dir: a folder for one file of tables per task, number of frequencies and seed, and in its folder
+        folder: one for a file of tables per task, number of frequencies and seed, and in its folder
             `weights` one with the heads of each, for `saved_heads`. It is written once a minute while the heads learn:
             a sweep that was stopped continues there and gives the tables it would have given, to the bit on the same
             machine. Sweeps of other tasks or more seeds may share it; other angles or another schedule may not. None
@@ -99,19 +99,19 @@ def canonical_sweep(
     elsewhere = device_setting(device)
     plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
     settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
-    folder = None
-    if checkpoint_dir is not None:
-        folder = open_parts(checkpoint_dir, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
+    parts = None
+    if folder is not None:
+        parts = open_parts(folder, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     stacks = [
         WorkPart(
             f"{task}_{n_frequencies}f_seed{seed:03d}",
-            partial(_trained, plan, task, n_frequencies, seed, folder and folder.path / "weights"),
+            partial(_trained, plan, task, n_frequencies, seed, parts and parts.path / "weights"),
         )
         for task in tasks
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
     ]
-    tables = finished_parts(stacks, folder, description="canonical sweep", unit="stack", n_jobs=n_jobs)
+    tables = finished_parts(stacks, parts, description="canonical sweep", unit="stack", n_jobs=n_jobs)
     return _assembled(tables.values(), {**settings, "seeds": seeds})
 
 

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sweep(folder):
-    return swept(checkpoint_dir=folder)
+    return swept(folder=folder)
 
 
 def test_a_sweep_has_one_row_per_head(sweep):
@@ -97,7 +97,7 @@ def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypat
         (again / f"{stack}.parquet").unlink()
         (again / "weights" / f"{stack}.safetensors").unlink()
     with joblib.parallel_config(backend="threading"):
-        continued = swept(checkpoint_dir=again, n_jobs=2)
+        continued = swept(folder=again, n_jobs=2)
     assert sorted(trained) == [("partial_induction", 2, 0), ("retrieval", 1, 1)]
     for name in ("accuracy", "by_position", "progress"):
         one, other = getattr(continued, name), getattr(sweep, name)
@@ -105,9 +105,8 @@ def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypat
         assert one.attrs == other.attrs
     assert capfd.readouterr() == ("", "")
     # A third seed, or some tasks in another order, need nothing anew of what is there.
-    more = swept(("retrieval", "index"), seeds=3, checkpoint_dir=again, angles=ANGLES[::-1])
+    more = swept(("retrieval", "index"), seeds=3, folder=again, angles=ANGLES[::-1])
     assert trained[2:] == [("retrieval", 1, 2), ("index", 1, 2)]
-    assert "canonical sweep" in capfd.readouterr().err
     assert more.accuracy["task"].unique().tolist() == ["retrieval", "index"]
     kept = more.accuracy.query("seed < 2 and task == 'retrieval'").reset_index(drop=True)
     expected = sweep.accuracy.query("task == 'retrieval'").reset_index(drop=True)
@@ -117,7 +116,7 @@ def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypat
 @pytest.mark.parametrize("change", [{"angles": (0.0,)}, {"preset": replace(SHORT, steps=13)}])
 def test_a_folder_of_another_sweep_is_refused(sweep, folder, change):
     with pytest.raises(IncompatibleCheckpoint, match=r"angles|schedule"):
-        swept(checkpoint_dir=folder, **change)
+        swept(folder=folder, **change)
 
 
 @pytest.mark.parametrize(
