@@ -18,7 +18,7 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Band
 from tlspectral.rotary import in_float64
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection import Heads
 from tlspectral.tables import named
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import (
@@ -153,7 +153,6 @@ def _head_rows(
             {
                 "layer": layer.layer,
                 "head": head,
-                "name": head_name(layer.layer, head),
                 "band": band,
                 **columns,
                 "first": int(third[0]),

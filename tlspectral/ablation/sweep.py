@@ -20,7 +20,7 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.parts import Output, Part, PartName, part_of
 from tlspectral.parts.query_key import QueryKeyPart
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection import Heads
 from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
 from tlspectral.tasks import (
     Score,
@@ -157,8 +157,7 @@ def ablation_sweep(
     )
     arguments = {"control": control, "screen": screen}
     table = _assembled(view, plan, list(layers.values()), screened, arguments)
-    table.insert(2, "name", list(map(head_name, table["layer"], table["head"])))
-    table.insert(3, "part", part if isinstance(part, str) else name)
+    table.insert(2, "part", part if isinstance(part, str) else name)
     return named(table, ABLATION_SWEEP)
 
 
