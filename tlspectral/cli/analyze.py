@@ -22,7 +22,6 @@ from tlspectral.cli.app import (
     require_table_file,
 )
 from tlspectral.cli.summary import self_check, summary
-from tlspectral.tables.progress import hidden
 
 
 @app.command(short_help="one row per head of a model or of many, as a table")
@@ -131,6 +130,7 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
     if output is None:
         raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
     from tlspectral.heads import analyze_models
+    from tlspectral.tables.progress import hidden
 
     failures = analyze_models(models, output, **settings)
     for row in failures.to_dict(orient="records"):
