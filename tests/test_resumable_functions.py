@@ -429,7 +429,7 @@ def test_other_work_is_refused(name, said, options):
         ROWS[name](finished(name)[0], **options)
 
 
-@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("profile by key", "llama")])
+@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("scores by key", "llama")])
 def test_other_hooks_on_the_model_are_refused(name, model):
     folder, _ = finished(name)
     first_layer = tls.ablate(shared("bridge", model), [(0, head) for head in range(4)], "output")

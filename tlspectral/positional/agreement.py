@@ -30,8 +30,7 @@ def score_agreement(
     """Rank correlation, over heads, of scores on a prompt with columns of the head table, against two shuffles.
 
     Args:
-        scores: `layer, head` and any of `s_pos, s_sym, exclusion_index`: what `positional_symbolic` returns, or the
-            heads of a profile.
+        scores: `layer, head` and any of `s_pos, s_sym, exclusion_index`: what `positional_symbolic` returns.
         heads: the table of `analyze_heads`.
         columns: of that table.
         draws: shuffles of each kind.
