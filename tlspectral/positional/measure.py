@@ -228,7 +228,7 @@ def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFram
     keys = list(next(iter(tables.values())))
     keys = [*keys[: keys.index(SCORES[0])], by]
     table = stacked(table.assign(**{by: key}) for key, table in tables.items()).sort_values(keys, ignore_index=True)
-    return table[[*keys, *table.columns.difference(keys, sort=False)]]
+    return table.reindex(columns=[*keys, *table.columns.difference(keys, sort=False)])
 
 
 def _over_draws(draws: list[list[pd.DataFrame]]) -> pd.DataFrame:
