@@ -464,7 +464,10 @@ def _scores(table: pd.DataFrame, *, errors: bool) -> pd.DataFrame:
     keys = ["layer", "head", "frequency", "query", "draw"]
     scores = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
     errors_of = [f"{score}_se" for score in scores if errors]
-    return table[[name for name in (*keys, *scores, *errors_of) if name in table]]
+    shown = table[[name for name in (*keys, *scores, *errors_of) if name in table]]
+    renamed = ("exclude_first_block", "n_pairs", "n_tokens", "task")
+    shown.attrs = {name: value for name, value in table.attrs.items() if name not in renamed}
+    return shown
 
 
 def _fields(found: Any) -> Any:
