@@ -39,7 +39,7 @@ from tlspectral.ablation import ablation_sweep, summarize_sweep
 from tlspectral.ablation.effects import head_sets
 from tlspectral.detectors import detect_heads, repeated_sequences
 from tlspectral.models.attention import attention_view
-from tlspectral.positional.profile import median_tests
+from tlspectral.positional import median_tests
 from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads
@@ -155,7 +155,7 @@ def tables_of_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.G
     for heads in frames(rng, shape, likeness, tables):
         strong = float(np.sort(heads["prev"])[-12])  # eleven heads lie above
         area = triage(heads, scores=("D_head",), threshold=strong, ks=(5,)).iloc[0]
-        early = median_tests(heads.rename(columns={"D_head": "s_pos", "dir_frac": "s_sym"}), shape[0])
+        early = median_tests(heads.rename(columns={"D_head": "s_pos", "dir_frac": "s_sym"}))
         chance = chance_of_percentile(heads, top_head_percentile(heads, k=5), 5)
         for name, pvalue in {
             "class_test": class_test(heads, threshold=strong).pvalue,

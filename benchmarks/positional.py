@@ -1,7 +1,7 @@
 """Cost of positional and symbolic scores on SmolLM2-135M: by swapped words, by swapped keys, and per frequency.
 
 Run `python benchmarks/positional.py`; some minutes on an idle core. One prompt of the binding task, 64 pairs of which 9
-swap (36 swaps, block 0 included, so that none is left out), one query, all alternately in one process. Times are CPU
+swap (36 swaps, block 0 included), one query, all alternately in one process. Times are CPU
 seconds (process_time), medians over repeats; prompt mode is run once, as it takes 37 passes of the model each time.
 
 `--answers FOLDER` measures something else: how both packaged models answer each ready block task, 4 lists with 5
@@ -10,6 +10,7 @@ questions each, written to FOLDER/answers.csv.
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,8 +42,9 @@ def answers(folder: Path) -> None:
     rows = []
     for name in MODELS:
         model = tls.load_model(name)
-        for task in (BindingTask("plain", BLOCKS), *(make() for make in READY.values())):
-            found = task_answers(model, task, draws=4, queries=5)
+        for kind in (partial(BindingTask, n_blocks=BLOCKS), *READY.values()):
+            task = kind(draws=4, queries=5)
+            found = task_answers(model, task)
             numbers = {
                 "probability": found["probability"].mean(),
                 "accuracy": (found["rank"] == 1).mean(),
@@ -78,7 +80,6 @@ def main(
             mode=mode,  # type: ignore[arg-type]
             per_frequency=per_frequency,
             swaps=chosen,
-            exclude_first_block=False,
         )
 
     with torch.no_grad():

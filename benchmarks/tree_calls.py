@@ -342,16 +342,39 @@ class Calls:
     def positional(self, model: Any, *, lengths: Any = (3, 4, 2, 3), prompts: int = 1, **settings: Any) -> Any:
         """Positional and symbolic scores on prompts of blocks."""
         given = [self.blocks(model, tuple(lengths), 1 + index) for index in range(prompts)]
-        return self.quiet("positional_symbolic", model, given[0] if prompts == 1 else given, **settings)
+        if self.takes(self.get("positional_symbolic"), "every_query"):  # older trees
+            settings["every_query"] = settings.pop("by", None) == "query"
+            settings["exclude_first_block"] = settings.get("swaps", "kept") == "kept"
+        found = self.quiet("positional_symbolic", model, given[0] if prompts == 1 else given, **settings)
+        return _scores(found, errors=False)
 
-    def profile(self, model: Any, *, task: str = "", **settings: Any) -> Any:
-        """A profile over draws of a block task."""
-        given = task or token_blocks(self.get("BlockTask"), self.get("BlockDraw"), self.get("Question"), model)
-        if "positional_symbolic_profile" in self._homes:
-            found = self.quiet("positional_symbolic_profile", model, given, **settings)
+    def on_task(
+        self, model: Any, *, size: int | None = None, swapped: int, queries: int, draws: int, **settings: Any
+    ) -> Any:
+        """Positional and symbolic scores over draws of the binding task, or of a block task of token ids."""
+        older = "positional_symbolic_profile" in self._homes
+        if size is not None:
+            task = self.get("BindingTask")(**{"n_pairs" if older else "n_blocks": size})
         else:
-            found = self.quiet("positional_symbolic", model, given, **settings)
-        return _fields(found)
+            task = token_blocks(self.get("BlockTask"), self.get("BlockDraw"), self.get("Question"), model)
+        if older:
+            settings |= {"n_blocks": swapped, "queries": queries, "draws": draws}
+            found = _fields(self.quiet("positional_symbolic_profile", model, task, **settings))
+            means = found["answers"].assign(first=found["answers"]["rank"] == 1)
+            answers = means[["probability", "first", "relative_probability", "chance"]].mean().to_dict()
+            tables = {name: found[name] for name in ("heads", "queries", "draws", "frequencies")}
+            tests = found["median_tests"]
+        else:
+            task = dataclasses.replace(task, swapped=swapped, queries=queries, draws=draws)
+            frequencies = settings.pop("per_frequency", False)
+            asked = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}}
+            asked |= {"frequencies": {"per_frequency": True}} if frequencies else {}
+            tables = {
+                name: self.quiet("positional_symbolic", model, task, **settings, **by) for name, by in asked.items()
+            }
+            answers, tests = tables["heads"].attrs["answers"], self.get("median_tests")(tables["heads"])
+        scores = {name: _scores(one, errors=name != "draws") for name, one in tables.items() if one is not None}
+        return {**scores, "answers": answers, "tests": pd.DataFrame(tests)}
 
     def on_blocks(self, model: Any, *, function: str, **settings: Any) -> Any:
         """A function of a prompt of blocks: shares of its logits, attention before and after swaps, norms."""
@@ -442,6 +465,17 @@ class Calls:
             with call(model, *given, **settings):
                 return "entered"
         return call(model, *given, **settings)
+
+
+def _scores(table: pd.DataFrame, *, errors: bool) -> pd.DataFrame:
+    """What tables of scores have on every tree, in one order."""
+    keys = ["layer", "head", "frequency", "query", "draw"]
+    scores = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
+    errors_of = [f"{score}_se" for score in scores if errors]
+    shown = table[[name for name in (*keys, *scores, *errors_of) if name in table]]
+    renamed = ("exclude_first_block", "n_pairs", "n_tokens", "task")
+    shown.attrs = {name: value for name, value in table.attrs.items() if name not in renamed}
+    return shown
 
 
 def _fields(found: Any) -> Any:

@@ -141,13 +141,13 @@ def positional_items(heads: list[str]) -> Iterator[Item]:
     for mode in ("prompt", "key"):
         yield Item(f"positional-{mode}", "positional", {"mode": mode})
         yield Item(f"positional-{mode}-frequency", "positional", {"mode": mode, "per_frequency": True, "swaps": "all"})
-    more = {"mode": "key", "prompts": 2, "tau": 0.1, "logit_scale": 1.0, "exclude_first_block": False}
+    more = {"mode": "key", "prompts": 2, "tau": 0.1, "logit_scale": 1.0, "swaps": "all"}
     yield Item("positional-several", "positional", {**more, "lengths": (3, 3, 3)})
-    yield Item("positional-queries", "positional", {"mode": "key", "every_query": True, "swaps": [(1, 2), (0, 3)]})
-    profile = {"n_blocks": 4, "queries": 2, "draws": 2}
-    yield Item("profile-prompt", "profile", {**profile, "mode": "prompt"})
-    yield Item("profile-key", "profile", {**profile, "mode": "key", "per_frequency": True, "swaps": "per_query"})
-    yield Item("profile-stored", "profile", {**profile, "mode": "prompt", "swaps": "all", "folder": True})
+    yield Item("positional-queries", "positional", {"mode": "key", "by": "query", "swaps": [(1, 2), (0, 3)]})
+    task = {"swapped": 4, "queries": 2, "draws": 2}
+    yield Item("task-prompt", "on_task", {**task, "mode": "prompt"})
+    yield Item("task-key", "on_task", {**task, "mode": "key", "per_frequency": True, "swaps": "per_query"})
+    yield Item("task-stored", "on_task", {**task, "mode": "prompt", "swaps": "all", "folder": True})
     yield Item("shares", "on_blocks", {"function": "logit_shares"})
     traces = {"function": "attention_traces", "heads": heads[:2], "swaps": [(1, 2)]}
     yield Item("traces", "on_blocks", {**traces, "frequencies": [0, 1]})
@@ -297,8 +297,8 @@ def demo_items(heads: list[str]) -> Iterator[Item]:
     yield Item("attribution", "attribution", {"head": last, "query": -1, "key": 9, "top": 8, "remove": 2})
     for mode in ("prompt", "key"):
         yield Item(f"positional-{mode}", "positional", {"mode": mode, "lengths": (3, 3, 3), "per_frequency": True})
-    profile = {"task": "binding", "n_pairs": 6, "n_blocks": 3, "queries": 2, "draws": 1, "heads": heads}
-    yield Item("profile", "profile", {**profile, "mode": "key"})
+    task = {"size": 6, "swapped": 3, "queries": 2, "draws": 1, "heads": heads}
+    yield Item("task", "on_task", {**task, "mode": "key"})
     yield Item("shares", "on_blocks", {"function": "logit_shares"})
     yield Item("spectral", "spectral", {"ask": "logits", "scope": "layer"})
 

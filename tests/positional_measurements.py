@@ -16,8 +16,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.parts.blocks import BlockPlaces
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
-from tlspectral.positional.measure import tokenized_for
-from tlspectral.positional.prompts import chosen_swaps
+from tlspectral.positional.prompts import chosen_swaps, tokenized_for
 from tlspectral.positional.scores import swap_scores
 
 # TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its attention is not that of any reading.
@@ -42,8 +41,7 @@ PLACES = BlockPlaces((3, 6, 9, 12), 3)
 
 
 def measured(model, prompt=None, **options):
-    options = {"exclude_first_block": False, **options}
-    return positional_symbolic(model, block_prompt() if prompt is None else prompt, **options)
+    return positional_symbolic(model, block_prompt() if prompt is None else prompt, **{"swaps": "all", **options})
 
 
 def differ(first, second, columns=SCORES):
@@ -118,14 +116,14 @@ def measure_queries(
     suffixes,
     *,
     mode="prompt",
-    swaps=None,
-    exclude_first_block=True,
+    swaps="kept",
     per_frequency=False,
     advance=lambda count: None,
 ):
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them."""
-    chosen = chosen_swaps(len(blocks), swaps, exclude_first_block=exclude_first_block)
-    prompts = [tokenized_for(view, BlockPrompt(prefix, blocks, suffix), chosen, mode) for suffix in suffixes]
+    chosen = chosen_swaps(len(blocks), swaps)
+    moved = chosen if mode == "prompt" else []
+    prompts = [tokenized_for(view.model, BlockPrompt(prefix, blocks, suffix), moved) for suffix in suffixes]
     reading = BlockReading(view, prompts, chosen, mode, per_frequency=per_frequency)
     tables, logits = reading.intact(advance)
     if mode == "prompt":
@@ -142,8 +140,7 @@ def agreement_of_shared_prefill(model, mode, per_frequency):
     pieces = [piece % view.d_vocab for piece in block_prompt().pieces]
     prompt = BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
     suffixes = [prompt.suffix, prompt.suffix.flip(0)[:2], prompt.prefix[1:2]]
-    options = {"mode": mode, "per_frequency": per_frequency, "exclude_first_block": False}
-    options["swaps"] = [(0, 3), (2, 4)]
+    options = {"mode": mode, "per_frequency": per_frequency, "swaps": [(0, 3), (2, 4)]}
     together = measure_queries(view, prompt.prefix, prompt.blocks, suffixes, **options)
     assert len(together) == len(suffixes)
     worst = 0.0

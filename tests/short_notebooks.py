@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
     "02_ablate_heads": {"null_draws=20": "null_draws=3"},
-    "03_positional_or_symbolic": {"n_pairs=64, queries=3": "n_pairs=12, queries=2"},
+    "03_positional_or_symbolic": {"n_blocks=64, queries=3": "n_blocks=12, queries=2"},
     "07_wiring": {"repeated(gemma)": "repeated(gemma, length=12)"},
     "08_what_does_this_head_do": {"null_draws=100": "null_draws=5", "draws=200": "draws=20"},
 }

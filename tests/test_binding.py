@@ -81,18 +81,18 @@ def test_names_and_colours_are_many_single_words_without_repetition():
 
 @few
 @given(seeds, st.integers(3, 256))
-def test_a_draw_has_every_name_once_and_is_the_start_of_a_longer_one(seed, n_pairs):
-    draw = BindingTask(n_pairs=n_pairs).draw(seed)
-    assert draw.blocks == BindingTask("gemma-2", n_pairs).draw(seed).blocks
-    assert len(draw.blocks) == len(draw.choices) == len(set(names_of(draw))) == n_pairs
-    assert draw.asked == tuple(range(n_pairs))
-    longer = BindingTask(n_pairs=n_pairs + 7).draw(seed)
-    assert longer.blocks[:n_pairs] == draw.blocks
-    assert longer.choices[:n_pairs] == draw.choices
+def test_a_draw_has_every_name_once_and_is_the_start_of_a_longer_one(seed, n_blocks):
+    draw = BindingTask(n_blocks=n_blocks).draw(seed)
+    assert draw.blocks == BindingTask("gemma-2", n_blocks).draw(seed).blocks
+    assert len(draw.blocks) == len(draw.choices) == len(set(names_of(draw))) == n_blocks
+    assert draw.asked == tuple(range(n_blocks))
+    longer = BindingTask(n_blocks=n_blocks + 7).draw(seed)
+    assert longer.blocks[:n_blocks] == draw.blocks
+    assert longer.choices[:n_blocks] == draw.choices
 
 
 def test_every_name_and_colour_is_drawn_and_colours_come_again():
-    task = BindingTask(n_pairs=256)
+    task = BindingTask(n_blocks=256)
     draws = [task.draw(seed) for seed in range(20)]
     assert {name for draw in draws for name in names_of(draw)} == set(packaged_words("names"))
     colours = {f" {colour}" for colour in packaged_words("colours")}
@@ -138,7 +138,7 @@ def test_prompts_of_a_draw_share_all_but_the_question(template, seed):
 
 def byte_level():
     """Byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM2 have it, trained on a few prompts."""
-    texts = [text_of(BindingTask(name, 64).prompt(BindingTask(n_pairs=64).draw(1), 3)) for name in sorted(TEMPLATES)]
+    texts = [text_of(BindingTask(name, 64).prompt(BindingTask(n_blocks=64).draw(1), 3)) for name in sorted(TEMPLATES)]
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

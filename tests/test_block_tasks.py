@@ -22,12 +22,12 @@ few = settings(max_examples=15, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 
 
-MARKS = {"n_blocks": 5, "queries": 3, "draws": 2, "seed": 4}
+MARKS = Marks(queries=3, draws=2)
 
 
 @functools.cache
-def profile(**options):
-    return tls.positional_symbolic_profile(zoo.shared("bridge", "llama"), Marks(), **MARKS, **options)
+def scored(**options):
+    return tls.positional_symbolic(zoo.shared("bridge", "llama"), MARKS, seed=4, **options)
 
 
 # --- ready tasks ---
@@ -74,9 +74,9 @@ def test_each_task_asks_for_what_its_name_says(seed):
 
 
 def test_tasks_by_name():
-    assert block_task("binding", 8) == block_task("plain", 8) == BindingTask("plain", 8)
-    assert block_task("key-value", 12) == KeyValueTask(12)
-    assert block_task(Marks()) == Marks()
+    assert block_task("binding") == block_task("plain") == BindingTask("plain", 64)
+    assert block_task("key-value") == KeyValueTask(9)
+    assert KeyValueTask(12, swapped=4, queries=(1, 2), draws=3).name == "KeyValueTask(n_blocks=12)"
 
 
 # --- a file ---
@@ -91,13 +91,14 @@ def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
         lines.append({"prefix": draw.prefix, "blocks": draw.blocks, "questions": questions, "choices": draw.choices})
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    prompts = PromptFile(str(file))
+    prompts = PromptFile(str(file), queries=(0, 1))  # of its five draws the file has two
     assert prompts.n_blocks == 4
     assert prompts.draw(0).blocks == task.draw(5).blocks
     assert prompts.draw(1).asked == (1, 2)
-    found = tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=[0, 1], draws=2, mode="key")
-    assert found.answers[["draw", "query"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 1]]
-    assert found.heads.attrs["task"] == f"PromptFile(path={str(file)!r})"
+    found = tls.positional_symbolic(reader(), prompts, mode="key")
+    assert task_answers(reader(), prompts)[["draw", "query"]].to_numpy().tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert found.attrs["draws"] == 2
+    assert found.attrs["task"] == f"PromptFile(path={str(file)!r})"
     # Means over the questions that each line has, then over lines.
     own = [
         tls.positional_symbolic(
@@ -106,72 +107,61 @@ def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
         for seed, queries in ((5, (0, 1)), (6, (1,)))
     ]
     for score in SCORES:
-        np.testing.assert_allclose(found.heads[score], (own[0][score] + own[1][score]) / 2, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="has 2 lines, each a draw; found draws=3"):
-        tls.positional_symbolic_profile(reader(), prompts, n_blocks=4, queries=1, draws=3)
+        np.testing.assert_allclose(found[score], (own[0][score] + own[1][score]) / 2, rtol=1e-6, atol=1e-6)
 
 
 # --- a task of one's own ---
 
 
 def test_a_task_of_ids_needs_no_tokenizer_and_is_named_truly():
-    found = profile()
-    assert found.heads.attrs["task"] == "Marks(n_blocks=5)"
-    assert found.answers["answer"].str.isdigit().all()
-    task, model = Marks(), zoo.shared("bridge", "llama")
-    prompts = [[task.prompt(task.draw(seed), q) for q in (0, 2, 4)] for seed in found.heads.attrs["draw_seeds"]]
-    by_draw = [tls.positional_symbolic(model, of_draw) for of_draw in prompts]
-    assert_described(by_draw[0], tls.positional_symbolic(model, prompts[0], mode="key", per_frequency=True))
+    found = scored()
+    assert found.attrs["task"] == "Marks(n_blocks=5)"
+    model, by_draw = zoo.shared("bridge", "llama"), scored(by="draw")
+    prompts = [[MARKS.prompt(MARKS.draw(seed), q) for q in (0, 2, 4)] for seed in found.attrs["draw_seeds"]]
+    tables = [tls.positional_symbolic(model, of_draw) for of_draw in prompts]
     for score in SCORES:
-        np.testing.assert_allclose(
-            found.heads[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6
-        )
-    for number, table in enumerate(by_draw):
+        np.testing.assert_allclose(found[score], (tables[0][score] + tables[1][score]) / 2, rtol=1e-5, atol=1e-6)
+    for number, table in enumerate(tables):
         assert table.attrs["n_prompts"] == 3
-        own = found.draws[found.draws["draw"] == number].reset_index(drop=True)
-        assert differ(own, table) < 1e-5
+        assert differ(by_draw[by_draw["draw"] == number].reset_index(drop=True), table) < 1e-5
 
 
-def test_answers_are_those_of_the_task_and_of_the_profile():
-    model, found = zoo.shared("bridge", "llama"), profile()
-    table = task_answers(model, Marks(), draws=2, queries=[0, 2, 4], seed=4)
+def test_answers_are_those_of_the_task():
+    model = zoo.shared("bridge", "llama")
+    table = task_answers(model, MARKS, seed=4)
     assert_described(table)
-    pd.testing.assert_frame_equal(table.drop(columns="chance"), found.answers.drop(columns="chance"), rtol=1e-5)
+    assert table["answer"].str.isdigit().all()
     assert (table["chance"] == 1 / 5).all()
-    scored = tls.evaluate(model, Marks().task(draws=2, queries=[0, 2, 4], seed=4))
+    found = tls.evaluate(model, MARKS.task(seed=4))
     # float32 logits, alone and in a batch: measured 1e-7; prompts differ by tenths of their probability.
-    np.testing.assert_allclose(scored.per_sequence, table["probability"], rtol=1e-4)
-    assert list(scored.labels.columns) == ["draw", "query", "answer"]
+    np.testing.assert_allclose(found.per_sequence, table["probability"], rtol=1e-4)
+    assert list(found.labels.columns) == ["draw", "query", "answer"]
 
 
 @pytest.mark.parametrize("mode", ["prompt", "key"])
 def test_swaps_of_each_query_are_counted_for_it_alone(mode):
-    task, model, found = Marks(), zoo.shared("bridge", "llama"), profile(mode=mode, swaps="per_query")
-    assert found.heads.attrs["n_swaps"] == 4
+    model, found = zoo.shared("bridge", "llama"), scored(mode=mode, swaps="per_query", by="query")
+    assert found.attrs["n_swaps"] == 4
     for query in (0, 2, 4):
         pairs = [(query, block) for block in range(5) if block != query]
         by_draw = [
-            tls.positional_symbolic(
-                model, task.prompt(task.draw(seed), query), mode=mode, swaps=pairs, exclude_first_block=False
-            )
-            for seed in found.heads.attrs["draw_seeds"]
+            tls.positional_symbolic(model, MARKS.prompt(MARKS.draw(seed), query), mode=mode, swaps=pairs)
+            for seed in found.attrs["draw_seeds"]
         ]
-        own = found.queries[found.queries["query"] == query]
+        own = found[found["query"] == query]
         for score in SCORES:
             np.testing.assert_allclose(own[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6)
-    whole = profile(mode=mode, swaps="all")
-    assert whole.heads.attrs["n_swaps"] == 10
-    assert differ(whole.heads, found.heads) > 1e-3
+    whole = scored(mode=mode, swaps="all", by="query")
+    assert whole.attrs["n_swaps"] == 10
+    assert differ(whole, found) > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["prompt", "key"])
 def test_chosen_heads_have_the_rows_they_have_among_all(mode):
-    whole = profile(mode=mode, per_frequency=True)
-    some = profile(mode=mode, per_frequency=True, heads=((1, 2), (1, 0)))
-    for name in ("heads", "frequencies", "queries", "draws"):
-        table = whole.tables[name]
-        rows = table[(table["layer"] == 1) & table["head"].isin([0, 2])].reset_index(drop=True)
-        pd.testing.assert_frame_equal(some.tables[name], rows)
+    for shown in ({}, {"per_frequency": True, "by": "query"}):
+        whole = scored(mode=mode, **shown)
+        rows = whole[whole["name"].isin(["L1H0", "L1H2"])].reset_index(drop=True)
+        pd.testing.assert_frame_equal(scored(mode=mode, heads=((1, 2), (1, 0)), **shown), rows)
 
 
 def test_a_swap_on_the_head_scale_sums_over_frequencies():

@@ -11,7 +11,7 @@ from zoo_words import reader
 
 import tlspectral
 from tlspectral.cli import app
-from tlspectral.positional import BindingTask, draws, positional_symbolic_profile
+from tlspectral.positional import BindingTask, draws, median_tests, positional_symbolic
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
@@ -45,21 +45,18 @@ def test_positional_writes_what_the_library_measures_once(table, tmp_path, monke
     assert done.exit_code == 0, done.output
     measured = {}
     for mode in ("prompt", "key"):
-        expected = positional_symbolic_profile(
-            reader("llama"),
-            "plain",
-            n_pairs=5,
-            n_blocks=4,
-            queries=2,
-            draws=1,
-            mode=mode,
-            per_frequency=True,
-            seed=3,
-            swaps="all",
-            tau=0.05,
-        )
-        measured |= {f"{name}_{mode}": one for name, one in expected.tables.items()}
-        assert repr(expected) in done.output
+        task = BindingTask("plain", 5, swapped=4, queries=2, draws=1)
+        settings = {"mode": mode, "seed": 3, "swaps": "all", "tau": 0.05}
+        shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}}
+        shown["frequencies"] = {"per_frequency": True}
+        scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
+        measured |= {f"{name}_{mode}": one for name, one in scores.items()}
+        measured[f"median_tests_{mode}"] = median_tests(scores["heads"])
+        said = f"{task.name} on external, swaps all by {mode}, tau 0.05, draws: 1\nanswer: mean probability "
+        said += f"{scores['heads'].attrs['answers']['probability']:.3g}, first"
+        assert said in done.output
+        pearson = scores["heads"].attrs["correlation"]["pearson"]
+        assert f"of averages; mean over prompts {pearson:.2f}, null" in done.output
         assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
         assert f"im_share against s_pos over frequencies, swaps by {mode}" in done.output
         for figure in ("plane", "exclusion_plane"):
@@ -67,7 +64,6 @@ def test_positional_writes_what_the_library_measures_once(table, tmp_path, monke
     for name, one in measured.items():
         found = read_table(tmp_path / "out" / f"{name}.parquet")
         pd.testing.assert_frame_equal(found, one)
-        assert_described(found)
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
     # What was measured is kept: the same command measures nothing again, and refuses other settings.
     monkeypatch.setattr(draws, "BlockReading", None)
@@ -137,7 +133,9 @@ def test_prompts_come_from_a_file(table, tmp_path):
     done = run("positional", "any", *options, "--swaps", "per_query")
     assert done.exit_code == 0, done.output
     assert "PromptFile" in done.output
-    assert "per_query (with the first block), tau 0.1 of the largest difference" in done.output
+    assert "swaps per_query by key, tau 0.1 of the largest difference" in done.output
+    refused = run("positional", "any", *options, "--pairs", 4)
+    assert "--pairs is for a task by name" in refused.output
 
 
 @pytest.mark.usefixtures("llama")
@@ -147,9 +145,8 @@ def test_prompts_come_from_a_file(table, tmp_path):
         (["--mode", "words"], "--mode is prompt, key or both; not 'words'"),
         (["--template", "gpt-5"], "'gpt-5' is no template"),
         (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
-        (["--swaps", "some"], "swaps are one of 'kept', 'all', 'per_query'; found 'some'"),
-        (["--preset", "paper"], "preset='paper' has n_blocks = 9, found 4"),
-        (["--pairs", "60"], "at most n_pairs="),
+        (["--swaps", "some"], "or pairs of block indices; not 'some'"),
+        (["--pairs", "60"], "at most n_blocks="),
     ],
 )
 def test_refusals_are_one_line(monkeypatch, options, said):

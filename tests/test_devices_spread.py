@@ -86,7 +86,7 @@ def assert_same_on_two_devices(name):
     same(*(tls.analyze_heads(one, null_draws=3, extras=("score_asym",)) for one in (cpu, model)))
     assert tls.verify_scores(cpu).equals(tls.verify_scores(model))
     for mode in ("prompt", "key"):
-        options = {"mode": mode, "per_frequency": name != "gptneo", "exclude_first_block": False}
+        options = {"mode": mode, "per_frequency": name != "gptneo", "swaps": "all"}
         same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
 
 

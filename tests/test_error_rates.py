@@ -8,7 +8,7 @@ import pytest
 
 from tlspectral import stats
 from tlspectral.ablation.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
-from tlspectral.positional.profile import median_tests
+from tlspectral.positional import median_tests
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint import statistics
 from tlspectral.studies.fingerprint.statistics.columns import ANOTHER_MODEL, SPEARMAN_TABLE

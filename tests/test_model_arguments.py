@@ -20,7 +20,6 @@ MORE = {
     "head_directions": ("L0H1",),
     "k_composition": ((1, 0),),
     "positional_symbolic": (PROMPT,),
-    "positional_symbolic_profile": ("binding",),
     "qk_attribution": ([1, 2, 3], "L0H1", -1, 0),
     "qk_penalty": ("symmetric",),
     "relative_position_kernel": ("L0H1",),

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from positional_measurements import block_prompt, measured, modes, tiny
+from positional_measurements import SCORES, block_prompt, measured, modes, tiny
 from zoo import shared
 
 import tlspectral as tls
@@ -52,7 +52,7 @@ def random_map_scores(name, mode="prompt", n_prompts=8):
         swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
         prompt = BlockPrompt(tokens[:0], tokens[:120].split(8), tokens[120:])
         tables.append(measured(tiny(name), prompt, mode=mode, swaps=swaps))
-    return pd.concat(tables).groupby(["layer", "head"]).mean()
+    return pd.concat(tables).groupby(["layer", "head"])[SCORES].mean()
 
 
 @functools.cache

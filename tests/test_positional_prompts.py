@@ -79,11 +79,10 @@ def test_nothing_need_stand_in_front(words):
 
 
 def test_all_pairs_of_the_kept_blocks_swap():
-    assert chosen_swaps(4, None, exclude_first_block=True) == [(1, 2), (1, 3), (2, 3)]
-    assert len(chosen_swaps(9, None, exclude_first_block=False)) == 36
+    assert chosen_swaps(4, "kept") == [(1, 2), (1, 3), (2, 3)]
+    assert len(chosen_swaps(9, "all")) == 36
 
 
 def test_swaps_are_sorted_and_counted_once():
     given_swaps = [(3, 1), (1, 3), (0, 2), (2, 1)]
-    assert chosen_swaps(4, given_swaps, exclude_first_block=False) == [(0, 2), (1, 2), (1, 3)]
-    assert chosen_swaps(4, iter(given_swaps), exclude_first_block=True) == [(1, 2), (1, 3)]
+    assert chosen_swaps(4, iter(given_swaps)) == [(0, 2), (1, 2), (1, 3)]

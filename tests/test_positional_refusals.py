@@ -25,17 +25,16 @@ from tlspectral.positional import (
     BlockPrompt,
     PromptFile,
     Question,
+    median_tests,
+    positional_contrast,
     positional_symbolic,
-    positional_symbolic_profile,
-    profile_contrast,
     task_answers,
 )
 from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import answers_table
-from tlspectral.positional.draws import planned_experiment
-from tlspectral.positional.measure import over_draws
+from tlspectral.positional.measure import averaged
 from tlspectral.positional.prompts import chosen_swaps
-from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, block_task
+from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask
 
 NAMES, COLOURS = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")
 LINE = {"blocks": ["a\n", "b\n", "c\n"], "questions": [[0, "a", " b"]]}
@@ -69,14 +68,14 @@ def marks(query=2):
     return Marks().prompt(Marks().draw(0), query)
 
 
-def profile(task="plain", model=None, **options):
-    return positional_symbolic_profile(model or reader(), task, **options)
+def bound(swaps="kept", **settings):
+    return positional_symbolic(reader(), BindingTask(**{"n_blocks": 9, **settings}), swaps=swaps)
 
 
 @functools.cache
-def profile_of(name="llama", task=None, **options):
-    given = {"n_blocks": 5, "queries": 3, "draws": 2, "mode": "key", **options}
-    return positional_symbolic_profile(shared("bridge", name), task or Marks(), **given)
+def by_draw(name="llama", kind=Marks, **options):
+    task = kind(queries=3, draws=2)
+    return positional_symbolic(shared("bridge", name), task, **{"mode": "key", "by": "draw", **options})
 
 
 class Others(Marks):
@@ -97,7 +96,7 @@ def joined_answer():
     raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
-    return answers_table(tokenizer, BindingTask(n_pairs=3).draw(0), (1,), torch.zeros(1, 1).double())
+    return answers_table(tokenizer, BindingTask(n_blocks=3).draw(0), (1,), torch.zeros(1, 1).double())
 
 
 def read_file(text):
@@ -153,22 +152,31 @@ REFUSED = {
     ),
     "an id too large": (lambda: llama(replace(marks(), suffix=ids(10**6))), "token ids are 0 to"),
     "no prompts": (lambda: positional_symbolic(shared("bridge", "llama"), []), "is empty"),
-    "every query of two prompts": (lambda: llama([marks(), marks()], every_query=True), "one prompt, found 2"),
+    "queries of two prompts": (lambda: llama([marks(), marks()], by="query"), "one prompt or a task, found 2"),
     # Swaps.
-    "a block too far": (lambda: chosen_swaps(4, [(1, 4)], exclude_first_block=True), r"\(1, 4\): blocks are 0 to 3"),
-    "a swap with itself": (lambda: chosen_swaps(4, [(2, 2)], exclude_first_block=True), "not swap with itself"),
-    "no swaps": (lambda: chosen_swaps(4, [], exclude_first_block=True), "none was given"),
-    "swaps of the first block": (
-        lambda: chosen_swaps(4, [(0, 1), (2, 0)], exclude_first_block=True),
-        "exclude_first_block",
-    ),
-    "swaps of a query": (lambda: llama(marks(), swaps="per_query"), "'per_query' needs a task"),
-    "unknown swaps": (lambda: llama(marks(), swaps="some"), "'kept', 'all' or pairs"),
+    "a block too far": (lambda: chosen_swaps(4, [(1, 4)]), r"\(1, 4\): blocks are 0 to 3"),
+    "a swap with itself": (lambda: chosen_swaps(4, [(2, 2)]), "not swap with itself"),
+    "no swaps": (lambda: chosen_swaps(4, []), "no swap to measure"),
+    "swaps of a query": (lambda: llama(marks(), swaps="per_query"), "of a task 'per_query'.* not 'per_query'"),
+    "unknown swaps": (lambda: bound("some"), "'kept', 'all', .* or pairs of block indices; not 'some'"),
     # Settings.
     "tau of zero": (lambda: llama(tau=0.0), "tau must be positive"),
     "tau not a number": (lambda: llama(tau=math.nan), "tau must be positive"),
     "scale of zero": (lambda: llama(logit_scale=0.0), "logit_scale must be positive"),
     # Tasks.
+    "unknown task": (lambda: llama("gemma"), "'gemma' is no template.* ready task: 'binding', 'key-value'"),
+    "no draws": (lambda: bound(draws=0), "at least one draw .*found 0"),
+    "two blocks that swap": (lambda: bound(swapped=2), "three blocks that swap, two for 'all'"),
+    "one block that swaps": (lambda: bound("all", swapped=1), "three blocks that swap, two for 'all'"),
+    "no queries": (lambda: bound(queries=0), "1 or more, .*found 0"),
+    "a query too far": (lambda: bound(queries=(3, 9)), r"from 0 to 8, found \[3, 9\]"),
+    "no queries by index": (lambda: bound(queries=()), r"from 0 to 8, found \[\]"),
+    "a swap too far": (lambda: bound([(3, 9)]), r"\(3, 9\): blocks are 0 to 8"),
+    "text without a tokenizer": (lambda: llama("plain"), "no tokenizer"),
+    "more blocks than the context holds": (
+        lambda: bound(n_blocks=100, swapped=3, queries=1),
+        "more than the model's context of 192: at most n_blocks=25 fit",
+    ),
     "too few pairs": (lambda: KeyValueTask(2), "from 3 to"),
     "a distance between blocks": (lambda: CopyingTask(9, 40), "a multiple of n_blocks = 9"),
     "too many items": (lambda: ListIndexTask(10), "from 3 to 9"),
@@ -177,15 +185,15 @@ REFUSED = {
         "different blocks from 0 to 1",
     ),
     "a question that is not there": (
-        lambda: BindingTask(n_pairs=3).prompt(BindingTask(n_pairs=3).lines(NAMES, COLOURS), 3),
+        lambda: BindingTask(n_blocks=3).prompt(BindingTask(n_blocks=3).lines(NAMES, COLOURS), 3),
         r"no question about block 3: .*\[0, 1, 2\]",
     ),
     "unknown template": (lambda: BindingTask("gemma"), "'gemma' is no template; .*'gemma-2', 'llama-3.2'"),
-    "more names than there are": (lambda: BindingTask(n_pairs=1000), "found 1000"),
-    "other names than pairs": (lambda: BindingTask(n_pairs=4).lines(NAMES, COLOURS), "4 pairs; found 3 names"),
+    "more names than there are": (lambda: BindingTask(n_blocks=1000), "found 1000"),
+    "other names than pairs": (lambda: BindingTask(n_blocks=4).lines(NAMES, COLOURS), "4 pairs; found 3 names"),
     "an answer joined with the prompt": (joined_answer, "joins the end of the prompt with the answer"),
     "a negative answer": (
-        lambda: task_answers(shared("bridge", "llama"), NegativeAnswer(), draws=1),
+        lambda: task_answers(shared("bridge", "llama"), NegativeAnswer()),
         "0 to 96; found -1",
     ),
     # Files of prompts.
@@ -210,39 +218,23 @@ REFUSED = {
         lambda: read_file(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'blocks': ['a'] * 4})}"),
         r"\[3, 4\] blocks",
     ),
-    # Profiles.
-    "queries beside the preset": (lambda: profile(preset="paper", queries=[0, 5]), r"queries = 9, found \[0, 5\]"),
-    "a task beside the preset": (lambda: profile(BindingTask(), preset="paper"), "n_pairs = 256, found 64"),
-    "another preset": (
-        lambda: planned_experiment("plain", n_blocks=9, queries=9, draws=1, seed=0, preset="fast"),
-        "one preset, 'paper'; found 'fast'",
-    ),
-    "two numbers of pairs": (lambda: profile(BindingTask(n_pairs=9), n_pairs=8), "n_pairs is 8, .* task has 9"),
-    "unknown task": (lambda: profile("gemma"), "'gemma' is no template.* ready task: 'binding', 'key-value'"),
-    "unknown swaps of a profile": (lambda: profile(swaps="some"), "'kept', 'all', 'per_query'; found 'some'"),
-    "no draws": (lambda: profile(draws=0), "at least one draw .*found 0"),
-    "more blocks than pairs": (lambda: profile(n_pairs=7, n_blocks=8), "from 3 to the 7 pairs, found 8"),
-    "more queries than blocks": (lambda: profile(n_pairs=7, n_blocks=3, queries=4), "the 3 selected .*found 4"),
-    "a query too far": (lambda: profile(n_pairs=9, queries=[3, 9]), r"from 0 to 8, found \[3, 9\]"),
-    "no queries": (lambda: profile(n_pairs=9, queries=[]), r"from 0 to 8, found \[\]"),
-    "a profile of text without tokenizer": (
-        lambda: profile(model=shared("bridge", "llama")),
-        "no tokenizer",
-    ),
-    "more pairs than the context holds": (
-        lambda: profile(n_pairs=100, n_blocks=3, queries=1),
-        "more than the model's context of 192: at most n_pairs=25 fit",
-    ),
+    # Averages, tests and contrasts.
     "draws of other heads": (
-        lambda: over_draws([[score_rows()], [score_rows().iloc[:2]]]),
+        lambda: averaged([{0: score_rows()}, {0: score_rows().iloc[:2]}], None),
         "do not have the same rows",
     ),
+    "medians by draw": (lambda: median_tests(by_draw()), "one row per head"),
+    "contrast of heads": (lambda: positional_contrast(by_draw(), by_draw(by=None)), "no column draw"),
+    "contrast of frequencies": (
+        lambda: positional_contrast(by_draw(), by_draw(per_frequency=True)),
+        "several rows of one draw",
+    ),
     "contrast with another tau": (
-        lambda: profile_contrast(profile_of(), profile_of(tau=0.02)),
+        lambda: positional_contrast(by_draw(), by_draw(tau=0.02)),
         "made with other tau: ",
     ),
     "contrast of other tasks and models": (
-        lambda: profile_contrast(profile_of(), profile_of("qwen3", Others())),
+        lambda: positional_contrast(by_draw(), by_draw("qwen3", Others)),
         "on the same prompts, and task differ",
     ),
     # Agreement with weights.
@@ -276,20 +268,20 @@ def test_a_value_that_cannot_be_is_refused(case):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: llama("text"), "BlockPrompt.* found str"),
+        (lambda: llama(3), "BlockPrompt.*BlockTask .* found int"),
         (lambda: llama([marks(), "text"]), "found str"),
-        (lambda: block_task(3), "BlockTask or"),
     ],
-    ids=["prompt", "among prompts", "task"],
+    ids=["prompt", "among prompts"],
 )
 def test_a_value_of_another_type_is_refused(call, said):
     with pytest.raises(TypeError, match=said):
         call()
 
 
-def test_an_unknown_mode_is_refused():
-    with pytest.raises((ValueError, TypeError), match="mode"):  # the annotation refuses it first while tests run
-        llama(mode="keys")
+@pytest.mark.parametrize("name", ["mode", "by"])
+def test_an_unknown_mode_is_refused(name):
+    with pytest.raises((ValueError, TypeError), match=name):  # the annotation refuses it first while tests run
+        llama(**{name: "keys"})
 
 
 # --- models ---
@@ -318,7 +310,7 @@ def test_a_layer_read_with_another_scale_gives_no_table(monkeypatch):
 
 @pytest.mark.parametrize("name", WITHOUT_ROPE)
 def test_without_rotary_positions_there_are_no_frequencies(name):
-    with pytest.raises(UnsupportedArchitecture, match="no layer of this model has rotary positions"):
+    with pytest.raises(UnsupportedArchitecture, match="no layer of these heads has rotary positions"):
         measured(shared("bridge", name), per_frequency=True)
 
 

@@ -111,10 +111,15 @@ def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
     return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
 
 
-def profiled(folder, model=None, task=MARKS, **options):
-    options = {"n_blocks": 4, "queries": 2, "draws": 2, "seed": 5, **options}
+def scored(folder, model=None, kind=Marks, swapped=4, queries=2, draws=2, **options):
+    task = kind(swapped=swapped, queries=queries, draws=draws)
     model = shared("bridge", "llama") if model is None else model
-    return tls.positional_symbolic_profile(model, task, checkpoint_dir=folder, **options).tables
+    return {"scores": tls.positional_symbolic(model, task, folder=folder, **{"seed": 5, **options})}
+
+
+def scored_prompts(folder, seeds=(1, 2), suffix=2, **options):
+    prompts = [block_prompt(seed=seed, suffix=suffix) for seed in seeds]
+    return {"scores": tls.positional_symbolic(shared("bridge", "llama"), prompts, folder=folder, **options)}
 
 
 def streamed(folder, path=None, name="llama", **options):
@@ -247,30 +252,44 @@ ROWS = {
             (other("weights"), {"model": partial(zoo.bridge, "gemma2", seed=1)}),
         ],
     ),
-    "profile by key": Row(
-        profiled,
+    "scores by key": Row(
+        scored,
         2,
         options={"mode": "key", "per_frequency": True},
         foreign=[
             (other("seed, tokens"), {"seed": 6}),
-            (other("exclude_first_block"), {"exclude_first_block": False}),
-            (other("per_frequency"), {"per_frequency": False}),
             ("queries", {"queries": 1}),
-            (other("blocks"), {"n_blocks": 3}),
+            (other("blocks"), {"swapped": 3}),
             (other("swaps"), {"swaps": "all"}),
             (other("logit_scale"), {"logit_scale": 2.0}),
             (other("heads"), {"heads": "L0H1"}),
-            (other("tokens"), {"task": ShiftedMarks()}),
-            (other("task"), {"task": OtherMarks()}),
+            (other("tokens"), {"kind": ShiftedMarks}),
+            (other("task"), {"kind": OtherMarks}),
             (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
         ],
-        served=[(1, {"draws": 3}), (0, {"tau": 0.02}), (4, {"mode": "prompt"})],
+        served=[
+            (1, {"draws": 3}),
+            (0, {"tau": 0.02, "by": "query"}),
+            (0, {"per_frequency": False}),
+            (4, {"mode": "prompt"}),
+        ],
     ),
-    "profile by prompt": Row(
-        profiled,
+    "scores by prompt": Row(
+        scored,
         4,
         2,
-        {"mode": "prompt", "draws": 1, "n_blocks": 5, "swaps": "all"},
+        {"mode": "prompt", "draws": 1, "swapped": 5, "swaps": "all"},
+    ),
+    "scores of prompts": Row(
+        scored_prompts,
+        4,
+        2,
+        foreign=[
+            (other("blocks, queries, tokens"), {"seeds": (1,)}),
+            (other("tokens"), {"seeds": (2, 1)}),
+            (other("swaps"), {"swaps": "all"}),
+        ],
+        served=[(0, {"by": "draw", "tau": 0.02}), (2, {"mode": "key"})],
     ),
     "head table from files": Row(
         streamed,
@@ -408,7 +427,7 @@ def test_other_work_is_refused(name, said, options):
         ROWS[name](finished(name)[0], **options)
 
 
-@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("profile by key", "llama")])
+@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("scores by key", "llama")])
 def test_other_hooks_on_the_model_are_refused(name, model):
     folder, _ = finished(name)
     first_layer = tls.ablate(shared("bridge", model), [(0, head) for head in range(4)], "output")

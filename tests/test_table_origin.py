@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from block_marks import Marks
 from positional_measurements import block_prompt
 from reference_circuits import edited
 
@@ -59,12 +58,8 @@ def edges(model):
     return tls.edge_effects(model, "L1H1.k", task=induction(repeated(attention_view(model))))
 
 
-def profile(model):
-    return tls.positional_symbolic_profile(model, Marks(), n_blocks=5, queries=1, draws=2, seed=4, per_frequency=True)
-
-
 def scores(model, **options):
-    return tls.positional_symbolic(model, block_prompt(), exclude_first_block=False, **options)
+    return tls.positional_symbolic(model, block_prompt(), swaps="all", **options)
 
 
 def agreement(model):
@@ -86,11 +81,8 @@ ROWS = [
     ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),
     ("logit_shares", lambda model: logit_shares(model, block_prompt((2, 2, 2))), None, None),
     ("positional_symbolic", scores, None, None),
-    ("positional_symbolic_queries", lambda model: scores(model, every_query=True), None, "two rows for L0H0"),
-    ("positional_symbolic_profile.heads", lambda model: profile(model).heads, None, None),
-    ("positional_symbolic_profile.queries", lambda model: profile(model).queries, None, None),
-    ("positional_symbolic_profile.draws", lambda model: profile(model).draws, None, "two rows for L0H0"),
-    ("positional_symbolic_profile.frequencies", lambda model: profile(model).frequencies, None, None),
+    ("positional_symbolic", lambda model: scores(model, by="query"), None, "two rows for L0H0"),
+    ("positional_symbolic", lambda model: scores(model, per_frequency=True), None, None),
     ("frequency_agreement", agreement, None, None),
     ("attention_traces", lambda model: traced(model, attention_traces, swaps=[(0, 1)]), None, "without frequency"),
     ("frequency_norms", lambda model: traced(model, frequency_norms), None, None),

@@ -21,12 +21,12 @@ def word_tokenizer():
     """One token per word with the space before it, for all words that the plain template can have."""
     raw = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split(WORDS, "isolated")
-    everyone = BindingTask(n_pairs=len(packaged_words("names")))
+    everyone = BindingTask(n_blocks=len(packaged_words("names")))
     draw = everyone.lines(
         tuple(packaged_words("names")), tuple(packaged_words("colours") * 20)[: len(packaged_words("names"))]
     )
     words = ["<unk>", "<s>"]
-    for query in range(everyone.n_pairs):
+    for query in range(everyone.n_blocks):
         prompt = everyone.prompt(draw, query)
         for text in (prompt.prefix, prompt.blocks[query], prompt.suffix):
             words += [word for word, _ in raw.pre_tokenizer.pre_tokenize_str(text)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks import ablate, ablation_hooks
     from tlspectral.models.loading import load_model
     from tlspectral.operators import qk_operators, verify_scores
-    from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic, positional_symbolic_profile
+    from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic
     from tlspectral.selection import receivers
     from tlspectral.spectral_rope import SpectralHookedTransformer, to_spectral
     from tlspectral.tables import read_table, write_table
@@ -51,7 +51,7 @@ _ROOMS = {
     "hooks": ("ablate", "ablation_hooks"),
     "models.loading": ("load_model",),
     "operators": ("qk_operators", "verify_scores"),
-    "positional": ("BlockPrompt", "BlockTask", "positional_symbolic", "positional_symbolic_profile"),
+    "positional": ("BlockPrompt", "BlockTask", "positional_symbolic"),
     "selection": ("receivers",),
     "spectral_rope": ("SpectralHookedTransformer", "to_spectral"),
     "tables": ("read_table", "write_table"),
@@ -83,7 +83,6 @@ __all__ = [
     "load_model",
     "logit_difference",
     "positional_symbolic",
-    "positional_symbolic_profile",
     "qk_attribution",
     "qk_operators",
     "read_table",

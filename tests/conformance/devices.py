@@ -365,7 +365,7 @@ def sweeps_are_those_of_the_cpu(row):
 
 @asked(fast=True, mode=("prompt", "key"))
 def positional_scores_are_those_of_the_cpu(row, mode):
-    options = {"mode": mode, "per_frequency": row.rotary, "exclude_first_block": False}
+    options = {"mode": mode, "per_frequency": row.rotary, "swaps": "all"}
     row.tables_agree(*(tls.positional_symbolic(model, block_prompt(), **options) for model in row.both))
     if row.name in ("yarn", "bloom"):
         options = {"mode": mode, "swaps": [(1, 3)], "frequencies": [0, 1] if row.rotary else None}

@@ -1,5 +1,8 @@
 """The command that scores heads as positional or symbolic: `positional`."""
 
+import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,8 +36,7 @@ def positional(
     blocks: Annotated[int, typer.Option(min=2, help="Evenly spaced blocks that swap with one another.")] = 9,
     queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
     draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 1,
-    preset: Annotated[str | None, typer.Option(help="paper: 256 pairs, 9 blocks, 9 queries, all 36 swaps.")] = None,
-    swaps: Annotated[str | None, typer.Option(help="kept (without the first block), all or per_query.")] = None,
+    swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
     tau: Annotated[
         float | None, typer.Option(help="Temperature of the swaps' weights; none: 0.1 of the largest difference.")
     ] = None,
@@ -70,10 +72,15 @@ def positional(
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.models.attention import attention_view
-    from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
+    from tlspectral.positional import PromptFile, frequency_agreement, median_tests, score_agreement
+    from tlspectral.positional.ready_tasks import block_task
 
     heads = None if table is None else read_heads(table)
-    scored = task if prompts is None else PromptFile(str(prompts))
+    if prompts is not None and pairs is not None:
+        raise ValueError("--pairs is for a task by name: the lines of --prompts have their own number of blocks")
+    given = block_task(task) if prompts is None else PromptFile(str(prompts))
+    size: dict[str, Any] = {} if pairs is None else {"n_blocks": pairs}
+    asked = replace(given, swapped=blocks, queries=queries, draws=draws, **size)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
@@ -84,37 +91,29 @@ def positional(
     weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
-    for way in _MODES[mode]:
-        profile = tlspectral.positional_symbolic_profile(
-            loaded,
-            scored,
-            n_pairs=pairs,
-            n_blocks=blocks,
-            queries=queries,
-            draws=draws,
-            mode=way,  # type: ignore[arg-type]
-            preset=preset,  # type: ignore[arg-type]
-            swaps=swaps,
-            tau=tau,
-            per_frequency=weights is not None,
-            checkpoint_dir=None if output is None else output / "runs",
-            seed=seed,
-        )
-        if heads is None:  # after the first profile, which refuses in seconds what it cannot measure
-            heads = tlspectral.analyze_heads(loaded, null_draws=2)
-        columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
-        way_tables = {f"{name}_{way}": frame for name, frame in profile.tables.items()}
-        way_tables[f"agreement_{way}"] = score_agreement(profile.heads, heads, columns=columns, seed=seed)
-        say(f"{profile}\n")
-        say(f"Rank correlation with the table of heads, swaps by {way}")
-        say(way_tables[f"agreement_{way}"].round(2).to_string(index=False) + "\n")
-        if weights is not None and profile.frequencies is not None:
-            agreed = frequency_agreement(profile.frequencies, weights, seed=seed)
-            way_tables[f"frequency_agreement_{way}"] = agreed
-            say(_frequency_line(agreed, way) + "\n")
-        if output is not None:
-            _write_figures(output, way, profile.heads)
-        tables |= way_tables
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs" if output is None else output / "runs"
+        for way in _MODES[mode]:
+            settings: dict[str, Any] = {"mode": way, "swaps": swaps, "tau": tau, "folder": runs, "seed": seed}
+            scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
+            # Parts with frequencies serve the other tables too.
+            way_tables = {} if weights is None else {"frequencies": scores(per_frequency=True)}
+            way_tables |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
+            if heads is None:  # after the first scores, which refuse in seconds what cannot be measured
+                heads = tlspectral.analyze_heads(loaded, null_draws=2)
+            columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
+            way_tables["median_tests"] = median_tests(way_tables["heads"])
+            way_tables["agreement"] = score_agreement(way_tables["heads"], heads, columns=columns, seed=seed)
+            say(_scores_text(way_tables["heads"], way_tables["median_tests"]) + "\n")
+            say(f"Rank correlation with the table of heads, swaps by {way}")
+            say(way_tables["agreement"].round(2).to_string(index=False) + "\n")
+            if weights is not None:
+                agreed = frequency_agreement(way_tables["frequencies"], weights, seed=seed)
+                way_tables["frequency_agreement"] = agreed
+                say(_frequency_line(agreed, way) + "\n")
+            if output is not None:
+                _write_figures(output, way, way_tables["heads"])
+            tables |= {f"{name}_{way}": frame for name, frame in way_tables.items()}
     if bands and weights is not None and heads is not None:
         scores = tables[f"heads_{_MODES[mode][0]}"]
         tables["bands"] = _bands(loaded, heads, scores, bands, seed)
@@ -123,6 +122,27 @@ def positional(
         for name, frame in tables.items():
             tlspectral.write_table(frame, output / f"{name}.parquet")
         say(str(output))
+
+
+def _scores_text(heads: "pd.DataFrame", tests: "pd.DataFrame") -> str:
+    about, rho = heads.attrs, heads.attrs["correlation"]
+    answers = about["answers"]
+    medians = (
+        f"{one['score']} {one['early_median']:.3f} early, {one['late_median']:.3f} late (p = {one['pvalue']:.1g})"
+        for one in tests.to_dict("records")
+    )
+    quartiles = heads["exclusion_index"].quantile([0.25, 0.5, 0.75])
+    pearson, null = (float("nan") if rho[name] is None else rho[name] for name in ("pearson", "null_mean"))
+    return (
+        f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, tau "
+        f"{'0.1 of the largest difference' if about['tau'] is None else about['tau']}, draws: {about['draws']}\n"
+        f"answer: mean probability {answers['probability']:.3g}, first of all tokens in {answers['first']:.2f} of the "
+        f"prompts; {answers['relative_probability']:.2f} among the choices (a random one: {answers['chance']:.2f})\n"
+        f"medians over heads: {'; '.join(medians)}; quartiles of the exclusion index: "
+        f"{', '.join(f'{one:.2f}' for one in quartiles)}\n"
+        f"correlation of s_pos and s_sym: {heads['s_pos'].corr(heads['s_sym']):.2f} of averages; mean over prompts "
+        f"{pearson:.2f}, null {null:.2f}"
+    )
 
 
 def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:

@@ -137,8 +137,8 @@ def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
         "kernel_prediction": partial(kernel_prediction, model),
     }
     if getattr(model, "tokenizer", None) is not None:
-        profile = partial(tlspectral.positional_symbolic_profile, model, BindingTask("plain", 16), queries=3, draws=2)
-        makers["positional"] = lambda: profile(**shown).heads
+        task = BindingTask("plain", 16, queries=3, draws=2)
+        makers["positional"] = partial(tlspectral.positional_symbolic, model, task, **shown)
     return makers
 
 

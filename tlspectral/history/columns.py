@@ -6,8 +6,9 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 from dataclasses import replace
 
 from tlspectral.composition.paths import COMPOSITION
+from tlspectral.positional.columns import SCORES
 from tlspectral.tables.column import Column, Table
-from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS, POSITIONAL_COLUMNS
+from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS
 
 # fmt: off
 CHECKPOINT_STEP = Column("step", "Training step of the checkpoint.", "step", range="0 .. inf", source="the caller",
@@ -90,7 +91,7 @@ _STEP = replace(
     meaning="Training step of the checkpoint; where checkpoints have names instead, the name, in the order given.",
 )
 
-_SCORES = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"], *POSITIONAL_COLUMNS)
+_SCORED = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
 HEAD_HISTORY = {
     name: Table(f"head_history.{name}", f"`tls.head_history`: `.{name}`{also}", (_STEP, *columns))
     for name, also, columns in (
@@ -98,8 +99,8 @@ HEAD_HISTORY = {
         ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),
         ("composition", "", (*_PAIR, replace(COMPOSITION[0],
             meaning="||M OV^T|| / (||M|| ||OV||), M of the receiver and OV of the sender."), *COMPOSITION[1:])),
-        ("positional", ", with `blocks=`", _SCORES),
-        ("frequencies", ", with `blocks=`", (*_SCORES[:3], COLUMNS["frequency"], *_SCORES[3:])),
+        ("positional", ", with `blocks=`", (*_SCORED, *SCORES)),
+        ("frequencies", ", with `blocks=`", (*_SCORED, COLUMNS["frequency"], *SCORES)),
     )
 }
 TABLES = tuple(HEAD_HISTORY.values())

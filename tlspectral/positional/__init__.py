@@ -4,10 +4,9 @@ from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
-from tlspectral.positional.contrast import profile_contrast
+from tlspectral.positional.contrast import positional_contrast
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
-from tlspectral.positional.measure import positional_symbolic
-from tlspectral.positional.profile import PositionalSymbolicProfile, positional_symbolic_profile
+from tlspectral.positional.measure import median_tests, positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
@@ -24,16 +23,15 @@ __all__ = [
     "ListIndexTask",
     "LogitSplit",
     "NeedleTask",
-    "PositionalSymbolicProfile",
     "PromptFile",
     "Question",
     "exclusion_split",
     "exclusion_split_factored",
     "frequency_agreement",
     "logit_shares",
+    "median_tests",
+    "positional_contrast",
     "positional_symbolic",
-    "positional_symbolic_profile",
-    "profile_contrast",
     "score_agreement",
     "score_correlation",
     "split_logits",

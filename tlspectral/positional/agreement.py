@@ -7,6 +7,7 @@ from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
 from tlspectral.positional.columns import FREQUENCY_AGREEMENT, SCORE_AGREEMENT
+from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
@@ -29,8 +30,7 @@ def score_agreement(
     """Rank correlation, over heads, of scores on a prompt with columns of the head table, against two shuffles.
 
     Args:
-        scores: `layer, head` and any of `s_pos, s_sym, exclusion_index`: what `positional_symbolic` returns, or the
-            heads of a profile.
+        scores: `layer, head` and any of `s_pos, s_sym, exclusion_index`: what `positional_symbolic` returns.
         heads: the table of `analyze_heads`.
         columns: of that table.
         draws: shuffles of each kind.
@@ -93,8 +93,8 @@ def frequency_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per head: `layer, head, n, spearman, null_low, null_high, null_pct, turned_pct, others`. NaN
-        where a profile is constant or has fewer than three frequencies.
+        DataFrame, one row per head: `layer, head, name, n, spearman, null_low, null_high, null_pct, turned_pct,
+        others`. NaN where a profile is constant or has fewer than three frequencies.
 
     Raises:
         ValueError: a column that is missing, tables of two models, no head in both, or heads with different numbers of
@@ -129,6 +129,7 @@ def frequency_agreement(
             {
                 "layer": layer,
                 "head": head,
+                "name": head_name(layer, head),
                 "n": x.shape[1],
                 "spearman": rho,
                 **_against(x[index], y[index], np.zeros(x.shape[1]), draws, rng, ""),

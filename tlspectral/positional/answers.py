@@ -1,6 +1,5 @@
 """The answers to a block task: their tokens, their probability, and how often the model gives them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -55,15 +54,13 @@ class AnswerProbability:
         return partial(_probability, ids)
 
 
-def task_answers(
-    model: Any, task: "BlockTask", *, draws: int = 5, queries: int | Iterable[int] = 9, seed: int = 0
-) -> pd.DataFrame:
+def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
     """How a model answers a block task: probability and rank of the right answer after each prompt.
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        task: a `BlockTask`.
-        draws, queries, seed: as in `BlockTask.task`.
+        task: a `BlockTask`; its `draws` and `queries` say which prompts.
+        seed: of the draws, as in `positional_symbolic`.
 
     Returns:
         DataFrame, a row per prompt: `draw, query, answer, probability, rank, relative_probability, chance`. The model's
@@ -77,7 +74,7 @@ def task_answers(
     text, which `chance` does not take into account.
     """
     view = attention_view(model)
-    scored = task.task(draws=draws, queries=queries, seed=seed)
+    scored = task.task(seed=seed)
     packed, asked = scored.prompts.packed(view), scored.prompts.prompts
     tables = []
     with torch.no_grad():
@@ -87,7 +84,7 @@ def task_answers(
             tables.append(answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double()))
     table = stacked(tables)
     table.insert(0, "draw", pd.DataFrame(scored.labels)["draw"])
-    table.attrs = {**view.origin(), "task": task.name, "draws": draws, "seed": seed}
+    table.attrs = {**view.origin(), "task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
     return named(table, BLOCK_ANSWERS)
 
 

@@ -54,29 +54,29 @@ class BindingTask(BlockTask):
     Attributes:
         template: `"plain"`, `"gemma-2"`, `"llama-3.2"` or `"qwen2"`. That the model's tokenizer knows the markup is not
             checked: other models read it as ordinary text.
-        n_pairs: lines, from 3 to the number of packaged names (`packaged_words`); PS has 256.
+        n_blocks: lines, from 3 to the number of packaged names (`packaged_words`); PS has 256.
 
     Raises:
-        ValueError: no such template, or too few or too many pairs.
+        ValueError: no such template, or too few or too many lines.
+
+    The experiment of PS appendix B.5 is `BindingTask("gemma-2", 256)` with `swaps="all"` of `positional_symbolic`: "for
+    all i, j = 1 .. 9" is read as all 36 pairs of the 9 blocks. `swaps="per_query"` reads "nine permutations per query",
+    the next sentence, as the queried block with each other one; the ninth, the identity, moves nothing. PS gives
+    neither tau nor the number of lists.
 
     What it does not establish: that a model which names the right colour has bound it to the name. A colour that is
     frequent in the draw is right by chance more often.
     """
 
     template: str = "plain"
-    n_pairs: int = 64
+    n_blocks: int = 64
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
             raise ValueError(f"{self.template!r} is no template; there are {', '.join(map(repr, TEMPLATES))}")
         most = len(packaged_words("names"))
-        if not 3 <= self.n_pairs <= most:
-            raise ValueError(f"n_pairs must be from 3 to {most}, the number of packaged names; found {self.n_pairs}")
-
-    @property
-    def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Lines, as `n_pairs`."""
-        return self.n_pairs
+        if not 3 <= self.n_blocks <= most:
+            raise ValueError(f"n_blocks must be from 3 to {most}, the number of packaged names; found {self.n_blocks}")
 
     def draw(self, seed: int) -> BlockDraw:
         """Draw names without and colours with repetition, uniformly; fewer pairs are the first of more pairs.
@@ -84,8 +84,8 @@ class BindingTask(BlockTask):
         PS does not say which names and colours it uses, nor how it draws them.
         """
         generator = np.random.default_rng(seed)
-        names = generator.permutation(packaged_words("names"))[: self.n_pairs]
-        colours = generator.choice(packaged_words("colours"), self.n_pairs)
+        names = generator.permutation(packaged_words("names"))[: self.n_blocks]
+        colours = generator.choice(packaged_words("colours"), self.n_blocks)
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
@@ -94,8 +94,8 @@ class BindingTask(BlockTask):
         Every block ends with its line break, so that blocks can be exchanged without changing how the text around them
         is split into tokens. Raises ValueError for another number of pairs than the task's.
         """
-        if not len(names) == len(colours) == self.n_pairs:
-            raise ValueError(f"this task has {self.n_pairs} pairs; found {len(names)} names, {len(colours)} colours")
+        if not len(names) == len(colours) == self.n_blocks:
+            raise ValueError(f"this task has {self.n_blocks} pairs; found {len(names)} names, {len(colours)} colours")
         prefix, suffix = TEMPLATES[self.template]
         return BlockDraw(
             prefix,

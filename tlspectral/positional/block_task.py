@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field
 from operator import index
 
 import numpy as np
@@ -70,7 +70,16 @@ class BlockDraw:
         return self.question(block).answer
 
 
-class BlockTask(ABC):
+class _Blocks(ABC):
+    n_blocks: int  # not a field of `BlockTask`: it comes where a subclass puts it, or is a property
+
+    @abstractmethod
+    def draw(self, seed: int) -> BlockDraw:
+        """Blocks and questions from a seed; the same ones for the same seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTask(_Blocks):
     """Prompts in blocks with questions and answers: what positional and symbolic scores are measured on.
 
     A task of your own is a frozen dataclass with these two, and goes wherever a ready one does:
@@ -89,27 +98,32 @@ class BlockTask(ABC):
 
     Attributes:
         n_blocks: blocks of every draw.
+        swapped: how many blocks swap with one another, evenly spaced from the first to the last; all where there are
+            fewer.
+        queries: how many of these are asked about, evenly spaced, or all where there are fewer; or which blocks, by
+            index, of all. A draw that has no question about any of them is asked its own.
+        draws: lists of blocks; standard errors are over them.
+
+    The last three are keywords of every task and are not part of its name.
 
     What it does not establish: that the model can do the task. Look at the answers first, and read heads on tasks that
     are answered above 0.5.
     """
 
-    n_blocks: int
+    swapped: int = field(default=9, repr=False)
+    queries: int | tuple[int, ...] = field(default=9, repr=False)
+    draws: int = field(default=5, repr=False)
 
-    @abstractmethod
-    def draw(self, seed: int) -> BlockDraw:
-        """Blocks and questions from a seed; the same ones for the same seed."""
-
-    def seeds(self, draws: int, seed: int) -> tuple[int, ...]:
-        """Seeds of so many draws, made from one; the first are the same for any number. Raises ValueError for none."""
-        if draws < 1:
-            raise ValueError(f"at least one draw is needed, found {draws}")
-        return tuple(map(int, np.random.SeedSequence(seed).generate_state(draws)))
+    def seeds(self, seed: int) -> tuple[int, ...]:
+        """Seeds of the draws, made from one; the first are the same for any number. Raises ValueError for none."""
+        if self.draws < 1:
+            raise ValueError(f"at least one draw is needed, found {self.draws}")
+        return tuple(map(int, np.random.SeedSequence(seed).generate_state(self.draws)))
 
     @property
     def name(self) -> str:
-        """The task with its settings, for tables and figures."""
-        return repr(self) if is_dataclass(self) else type(self).__qualname__
+        """The task with its own settings, for tables and figures."""
+        return repr(self)
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
         """The prompt that asks about block `query` of a draw. Prompts of one draw differ in their suffix alone.
@@ -122,19 +136,14 @@ class BlockTask(ABC):
         prefix = bos + draw.prefix if isinstance(draw.prefix, str) else draw.prefix
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
 
-    def task(self, *, draws: int = 5, queries: int | Iterable[int] = 9, seed: int = 0) -> Task:
+    def task(self, *, seed: int = 0) -> Task:
         """The `Task` that scores the answers: probability of the answer's first token, from 0 to 1.
 
-        Args:
-            draws: lists of blocks.
-            queries: how many blocks are asked about, evenly spaced, or which.
-            seed: of the draws; the prompts are those of `positional_symbolic_profile` with as many blocks as queries.
-
-        Raises:
-            ValueError: blocks that do not exist.
+        The prompts are those of `positional_symbolic` with the same seed of the draws. Raises ValueError for queries
+        about blocks that do not exist.
         """
-        asked = asked_blocks(self, queries)
-        lists = [self.draw(one) for one in self.seeds(draws, seed)]
+        asked = asked_blocks(self)
+        lists = [self.draw(one) for one in self.seeds(seed)]
         rows = [(number, query) for number, draw in enumerate(lists) for query in questions_of(draw, asked)]
         questions = [lists[number].question(query) for number, query in rows]
         labels = pd.DataFrame(rows, columns=["draw", "query"]).assign(answer=[one.answer for one in questions])
@@ -148,17 +157,19 @@ class BlockTask(ABC):
         )
 
 
-def asked_blocks(
-    task: BlockTask, queries: int | Iterable[int], among: tuple[int, ...] | None = None
-) -> tuple[int, ...]:
-    """The blocks that are asked about: so many of `among` (None: all), evenly spaced, or these. Raises ValueError."""
-    if not isinstance(queries, Iterable):
-        blocks = tuple(range(task.n_blocks)) if among is None else among
-        count = index(queries) if among is not None else min(index(queries), len(blocks))
-        if not 1 <= count <= len(blocks):
-            raise ValueError(f"queries must be from 1 to the {len(blocks)} selected blocks, found {queries}")
-        return evenly(blocks, count)
-    asked = tuple(index(query) for query in queries)
+def swapped_blocks(task: BlockTask) -> tuple[int, ...]:
+    """The blocks of a task that swap with one another."""
+    return evenly(range(task.n_blocks), min(task.swapped, task.n_blocks))
+
+
+def asked_blocks(task: BlockTask) -> tuple[int, ...]:
+    """The blocks of a task that are asked about. Raises ValueError for none, or blocks that do not exist."""
+    if not isinstance(task.queries, Iterable):
+        blocks = swapped_blocks(task)
+        if index(task.queries) < 1:
+            raise ValueError(f"queries must be 1 or more, or blocks by index; found {task.queries}")
+        return evenly(blocks, min(index(task.queries), len(blocks)))
+    asked = tuple(index(query) for query in task.queries)
     if not asked or len(set(asked)) < len(asked) or not all(0 <= query < task.n_blocks for query in asked):
         raise ValueError(f"queries must be different blocks from 0 to {task.n_blocks - 1}, found {list(asked)}")
     return asked

@@ -65,9 +65,9 @@ class BlockReading:
 
     def __post_init__(self) -> None:
         require_valid_length(self.layers, max(len(prompt.tokens()) for prompt in self.prompts))
-        if self.per_frequency and all(raw.rotary is None for raw in self.layers):
+        if self.per_frequency and all(self.layers[layer].rotary is None for layer in self.chosen):
             raise UnsupportedArchitecture(
-                "no layer of this model has rotary positions: there are no frequencies to score"
+                "no layer of these heads has rotary positions: there are no frequencies to score"
             )
 
     @cached_property
@@ -79,11 +79,6 @@ class BlockReading:
     def chosen(self) -> dict[int, list[int]]:
         """Heads that get rows, by layer."""
         return self.heads or heads_by_layer(self.view, None)
-
-    @property
-    def n_steps(self) -> int:
-        """Steps of progress in all: every layer of every prompt, intact and swapped."""
-        return len(self.prompts) * (1 + len(self.swaps)) * len(self.layers)
 
     def intact(self, advance: Advance) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
         """Read the unchanged prompts: tables by resolution, and the logits after each prompt.
@@ -140,11 +135,6 @@ class BlockReading:
                 for name, by_layer in after.items()
             }
         )
-
-    def whole(self, advance: Advance) -> dict[str, pd.DataFrame]:
-        """Read everything: the tables of `intact` with the columns of all swaps."""
-        tables, _ = self.intact(advance)
-        return tables if self.mode == "key" else joined_columns([tables, self.swapped(self.swaps, advance)])
 
     def _passes(self) -> QueryPasses:
         return QueryPasses(self.view, self.layers, [torch.as_tensor(prompt.suffix) for prompt in self.prompts])

@@ -1,4 +1,4 @@
-"""Columns of the tables around positional and symbolic scores: the profile, its agreement with weights, traces.
+"""Columns of the tables around positional and symbolic scores: the scores, answers, contrasts, agreement with weights.
 
 PS is Urrutia et al., "Decoupling Positional and Symbolic Attention Behavior in Transformers". A draw is a list of
 blocks, a query one of them that is asked about.
@@ -10,27 +10,22 @@ from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, POSITIONAL_COLUMNS
 
 # fmt: off
-_HEAD = (COLUMNS["layer"], COLUMNS["head"])
+_HEAD = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
 _FREQUENCY = COLUMNS["frequency"]
 
 
-def _averaged(over: str) -> tuple[Column, ...]:
-    """Scores as means, with standard errors but for `tau` and `alpha_ess`."""
-    columns: list[Column] = []
-    for column in POSITIONAL_COLUMNS:
-        meaning = f"{column.meaning} Mean over {over}, without prompts that have no score."
-        columns.append(replace(column, meaning=meaning))
-        if column.name in ("tau", "alpha_ess"):
-            continue
-        columns.append(
-            Column(f"{column.name}_se", f"Standard error of {column.name} over draws. NaN for one draw.", column.unit,
-                range="0 .. inf",
-                does_not_establish="Draws of one task only: neither another wording nor another task.")
-        )
-    return tuple(columns)
+_AVERAGED = " Mean over prompts that have a score: over the queries of a draw, then over draws, or over a list."
+SCORES = (
+    *(replace(column, meaning=column.meaning + _AVERAGED) for column in POSITIONAL_COLUMNS),
+    *(Column(f"{column.name}_se", f"Standard error of {column.name} over the draws of a task or the prompts of a list. "
+        "NaN for one.", column.unit, range="0 .. inf",
+        does_not_establish="These prompts only: neither another wording nor another task.")
+        for column in POSITIONAL_COLUMNS if column.name not in ("tau", "alpha_ess")),
+)
+"""Scores of `positional_symbolic` and their standard errors."""
 
-
-_DRAW = Column("draw", "Number of the list of blocks, from 0.", "index", range="0 .. draws - 1")
+_DRAW = Column("draw", "Number of the list of blocks, or of the prompt in a list of prompts, from 0.", "index",
+    range="0 .. draws - 1")
 _QUERY = Column("query", "Index of the block of the list that is asked about, from 0.", "index",
     range="0 .. blocks - 1", source="PS B.5", also_known_as="queried block")
 
@@ -65,24 +60,6 @@ _MEDIANS = (
         "chi-square", range="0 .. inf", source="PS 3.3, footnote 2", does_not_establish=_DEPENDENT),
     Column("pvalue", "p of that test.", "probability", range="0 .. 1", source="PS 3.3, footnote 2",
         does_not_establish=_DEPENDENT),
-)
-
-_GEOMETRY = "The exclusion principle: by geometry s_pos^2 + s_sym^2 is at least 1 at every swap."
-_CORRELATION = (
-    Column("pearson",
-        "Pearson correlation of s_pos and s_sym over heads, on one prompt. NaN for fewer than three heads.",
-        "correlation", range="-1 .. 1", source="PS 3.3", does_not_establish=_GEOMETRY),
-    Column("null_mean",
-        "Mean of that correlation where every head keeps its own weights and follows the blocks at each swap with a "
-        "probability drawn once per head.", "correlation", range="-1 .. 1", also_known_as="per-head-coin null",
-        does_not_establish=_GEOMETRY),
-    Column("null_sd", "Standard deviation of the correlation over draws of that null.", "correlation", range="0 .. inf",
-        does_not_establish=_GEOMETRY),
-    Column("null_pct", "Share of those draws at or below pearson.", "share", range="0 .. 1",
-        does_not_establish=_GEOMETRY),
-    Column("null_draws", "Draws of that null.", "count", range="0 .. inf"),
-    Column("n_heads", "Heads with both scores.", "count", range="0 .. heads",
-        does_not_establish="An effective sample size: heads of a layer are not independent."),
 )
 
 _THIRD = "A mechanism: both may follow a third quantity, such as depth. Heads of a layer are not independent samples."
@@ -125,13 +102,6 @@ _FREQUENCY_AGREEMENT = (
         range="-1 .. 1", does_not_establish="A null of this head: it shows what all heads share over frequencies."),
 )
 
-_PROFILE = "`tls.positional_symbolic_profile`; `tlspectral positional -o FOLDER` writes it as "
-
-
-def _written(name: str) -> str:
-    return f"{_PROFILE}{name}_prompt.parquet and {name}_key.parquet"
-
-
 _SIZE = "That the model needs it: remove it with ablate. Nor its size in logits: table_std has that of all together."
 _PS6 = "PS 6 (the conjecture); the share is ours"
 _SHARES = (
@@ -148,26 +118,17 @@ _SHARES = (
         does_not_establish="How much attention moves: that depends on the other keys too."),
 )
 LOGIT_SHARES = Table("logit_shares", "`tlspectral.positional.logit_shares`", (*_HEAD, *_SHARES))
-POSITIONAL_SYMBOLIC = Table("positional_symbolic", "`tls.positional_symbolic`, frequency with `per_frequency`",
-    (*_HEAD, _FREQUENCY, *POSITIONAL_COLUMNS))
-POSITIONAL_SYMBOLIC_QUERIES = Table("positional_symbolic_queries", "`tls.positional_symbolic` with `every_query`",
-    (*_HEAD, _FREQUENCY, Column("query", "Position in the prompt of the token whose attention is scored.", "index",
-        range="0 .. tokens - 1", source="PS Definition 2"), *POSITIONAL_COLUMNS))
-PROFILE = {
-    name: Table(f"positional_symbolic_profile.{name}", _written(name), columns)
-    for name, columns in (
-        ("heads", (*_HEAD, *_averaged("the queries of a draw, then over draws"))),
-        ("queries", (*_HEAD, _QUERY, *_averaged("draws"))),
-        ("draws", (*_HEAD, _DRAW, *POSITIONAL_COLUMNS)),
-        ("frequencies", (*_HEAD, _FREQUENCY, *_averaged("the queries of a draw, then over draws"))),
-        ("answers", (_DRAW, _QUERY, *_ANSWERS)),
-        ("median_tests", _MEDIANS),
-        ("correlation", (_DRAW, _QUERY, *_CORRELATION)),
-    )
-}
+POSITIONAL_SYMBOLIC = Table("positional_symbolic",
+    "`tls.positional_symbolic`, frequency with `per_frequency`, query and draw with `by`; `tlspectral positional -o "
+    "FOLDER` writes it as heads, queries, draws and frequencies, _prompt.parquet and _key.parquet",
+    (*_HEAD, _FREQUENCY, replace(_QUERY, meaning="Of a task, index of the block that is asked about, from 0. Of a "
+        "prompt, position of the token whose attention is scored.", source="PS B.5, Definition 2"), _DRAW, *SCORES))
+MEDIAN_TESTS = Table("median_tests",
+    "`tlspectral.positional.median_tests`; `tlspectral positional -o FOLDER` writes it as median_tests_prompt.parquet "
+    "and median_tests_key.parquet", _MEDIANS)
 _CONTRAST = (
     Column("score", "Which score is compared.", "label", range="s_pos, s_sym, exclusion_index"),
-    *(Column(name, f"Mean of the score over heads of the {which} profile.", "as the score", range="0 .. 1",
+    *(Column(name, f"Mean of the score over heads of the {which} table.", "as the score", range="0 .. 1",
         does_not_establish="A typical head: heads differ more than means do.")
         for name, which in (("a", "first"), ("b", "second"))),
     Column("difference", "a less b.", "as the score", range="-1 .. 1", does_not_establish="That every head differs."),
@@ -180,7 +141,7 @@ _CONTRAST = (
     Column("n", "Layers or draws behind the interval.", "count", range="1 .. inf"),
     Column("paired_by", "What is paired, and what the interval is over.", "label", range="head, over layers; draw"),
 )
-PROFILE_CONTRAST = Table("profile_contrast", "`tlspectral.positional.profile_contrast`", _CONTRAST)
+POSITIONAL_CONTRAST = Table("positional_contrast", "`tlspectral.positional.positional_contrast`", _CONTRAST)
 BLOCK_ANSWERS = Table("block_answers", "`tlspectral.positional.task_answers`", (_DRAW, _QUERY, *_ANSWERS))
 SCORE_AGREEMENT = Table("score_agreement",
     "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
@@ -189,7 +150,6 @@ FREQUENCY_AGREEMENT = Table("frequency_agreement",
     "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
     "frequency_agreement_prompt.parquet and frequency_agreement_key.parquet", (*_HEAD, *_FREQUENCY_AGREEMENT))
 TABLES = (
-    LOGIT_SHARES,
-    POSITIONAL_SYMBOLIC, POSITIONAL_SYMBOLIC_QUERIES, *PROFILE.values(),
-    BLOCK_ANSWERS, PROFILE_CONTRAST, SCORE_AGREEMENT, FREQUENCY_AGREEMENT,
+    LOGIT_SHARES, POSITIONAL_SYMBOLIC, MEDIAN_TESTS, BLOCK_ANSWERS, POSITIONAL_CONTRAST, SCORE_AGREEMENT,
+    FREQUENCY_AGREEMENT,
 )

@@ -1,29 +1,29 @@
-"""`profile_contrast`: the scores of two tasks on one model, or of two models on one task, with intervals."""
+"""`positional_contrast`: the scores of two tasks on one model, or of two models on one task, with intervals."""
 
 import numpy as np
 import pandas as pd
 
-from tlspectral.positional.columns import PROFILE_CONTRAST
-from tlspectral.positional.profile import PositionalSymbolicProfile
+from tlspectral.positional.columns import POSITIONAL_CONTRAST
+from tlspectral.positional.measure import mean
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables import named
+from tlspectral.tables.required import require
 
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
-_SETTINGS = ("mode", "tau", "swaps", "exclude_first_block", "logit_scale")
+_SETTINGS = ("mode", "tau", "swaps", "logit_scale", "per_frequency")
 _SAME_PROMPTS = ("task", "draw_seeds", "queries", "blocks")
+_BY_DRAW = 'positional_symbolic(..., by="draw")'
 
 
-def profile_contrast(
-    a: PositionalSymbolicProfile, b: PositionalSymbolicProfile, *, level: float = 0.95
-) -> pd.DataFrame:
-    """Difference of the mean scores over heads of two profiles, a less b, paired and with intervals.
+def positional_contrast(a: pd.DataFrame, b: pd.DataFrame, *, level: float = 0.95) -> pd.DataFrame:
+    """Difference of the mean scores over heads on two tasks or of two models, a less b, paired and with intervals.
 
     Two tasks on one model are paired head by head, and the interval is over layers. Two models on one task are paired
     draw by draw, as both read the same lists, and the interval is over draws. Both are those of leaving out one layer,
     or draw, after another, by Student's t.
 
     Args:
-        a, b: profiles with the same mode, tau, swaps and scale.
+        a, b: tables of `positional_symbolic` by draw and head, with the same mode, tau, swaps and scale.
         level: of the interval.
 
     Returns:
@@ -31,16 +31,21 @@ def profile_contrast(
         draws) and `paired_by`. Interval and p are NaN for fewer than three layers or draws.
 
     Raises:
-        ValueError: other settings, two models whose task, seeds, blocks or queries differ, or no head in both tables.
+        ValueError: a table without `by="draw"` or with frequencies, other settings, two models whose task, seeds,
+            blocks or queries differ, or no head in both tables.
 
     What it does not establish: between tasks, anything about other draws, wordings or models; between models, that
     heads at one place do the same, or anything about other models of their kind.
     """
-    first, second = a.heads.attrs, b.heads.attrs
+    for table in (a, b):
+        require(table, ["layer", "head", "draw", *_SCORES], _BY_DRAW)
+        if table.duplicated(["layer", "head", "draw"]).any():
+            raise ValueError(f"a head has several rows of one draw: give tables of {_BY_DRAW} without per_frequency")
+    first, second = a.attrs, b.attrs
     differing = [name for name in _SETTINGS if first.get(name) != second.get(name)]
     if differing:
         raise ValueError(
-            f"the profiles were made with other {', '.join(differing)}: {[first.get(name) for name in differing]} and "
+            f"the tables were made with other {', '.join(differing)}: {[first.get(name) for name in differing]} and "
             f"{[second.get(name) for name in differing]}"
         )
     same_model = first.get("weights_sha256", first["model"]) == second.get("weights_sha256", second["model"])
@@ -49,15 +54,15 @@ def profile_contrast(
     rows = []
     for score in _SCORES:
         if same_model:
-            joined = a.heads.merge(b.heads, on=["layer", "head"], suffixes=("_a", "_b"))
+            joined = _heads(a, score).merge(_heads(b, score), on=["layer", "head"], suffixes=("_a", "_b"))
             paired = joined.dropna(subset=[f"{score}_a", f"{score}_b"])
             groups = paired["layer"].to_numpy()
         else:
-            means = {f"{score}_{name}": one.draws.groupby("draw")[score].mean() for name, one in (("a", a), ("b", b))}
+            means = {f"{score}_{name}": one.groupby("draw")[score].mean() for name, one in (("a", a), ("b", b))}
             paired = pd.DataFrame(means).dropna()
             groups = paired.index.to_numpy()
         if paired.empty:
-            raise ValueError(f"no head has {score} in both profiles")
+            raise ValueError(f"no head has {score} in both tables")
         difference = (paired[f"{score}_a"] - paired[f"{score}_b"]).to_numpy(float)
         kinds = np.unique(groups)
         left_out = [difference[groups != kind].mean() for kind in kinds] if len(kinds) > 1 else []
@@ -82,4 +87,10 @@ def profile_contrast(
         "level": level,
         **{name: first.get(name) for name in _SETTINGS},
     }
-    return named(table, PROFILE_CONTRAST)
+    return named(table, POSITIONAL_CONTRAST)
+
+
+def _heads(table: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Mean of a score over draws, a row per head."""
+    by_draw = table.pivot(index="draw", columns=["layer", "head"], values=score)
+    return by_draw.columns.to_frame(index=False).assign(**{score: mean(by_draw.to_numpy(float))})

@@ -1,12 +1,11 @@
-"""The draws of a profile: the prompts of the experiment, and what is measured of each draw, part by part."""
+"""What `positional_symbolic` measures: prompts as token ids, checked first, and what is read of them, part by part."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, combinations
-from operator import index
-from typing import Any, Literal, get_args
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,72 +15,47 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.positional.answers import answers_table, bos_text
-from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, evenly, questions_of
+from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
-from tlspectral.positional.measure import tokenized_for
-from tlspectral.positional.prompts import BlockPrompt
-from tlspectral.positional.ready_tasks import block_task
-from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, stacked, unbundled
+from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
+from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, unbundled
 from tlspectral.tables.progress import bar
 
-Swaps = Literal["kept", "all", "per_query"]
+Swaps = str | Sequence[Swap]
 
-_PAPER_PAIRS = 256
-_PAPER_BLOCKS = 9
 _LOSS_OF = 16  # last tokens of a prompt: their loss reveals other hooks, and few logits are computed
-_SWAPS_IN_A_PART = 4  # a stopped profile loses four passes of the model at most
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Prompts of a block task, which share their blocks within a draw, and the blocks of them that swap.
-
-    Attributes:
-        blocks: the selected blocks, evenly spaced from the first to the last.
-        queries: blocks that are asked about.
-        seeds: one for each draw.
-        swaps: which pairs of the selected blocks swap, see `positional_symbolic_profile`.
-        exclude_first_block: of `"kept"`.
-    """
-
-    task: BlockTask
-    blocks: tuple[int, ...]
-    queries: tuple[int, ...]
-    seeds: tuple[int, ...]
-    swaps: str = "kept"
-    exclude_first_block: bool = True
-
-    def swaps_of(self, query: int) -> list[Swap]:
-        """The pairs of blocks whose swaps count for a query. Raises ValueError for none."""
-        if self.swaps == "per_query":
-            return sorted((min(query, block), max(query, block)) for block in self.blocks if block != query)
-        kept = self.blocks[1:] if self.swaps == "kept" and self.exclude_first_block else self.blocks
-        return list(combinations(kept, 2))
+_SWAPS_IN_A_PART = 4  # of a task: stopped work loses four passes of the model at most
 
 
 @dataclass(frozen=True)
 class DrawnPrompts:
-    """One draw of an experiment on one model.
+    """Prompts that differ in their suffix alone: those of one draw of a task, or the queries of one prompt.
 
     Attributes:
-        seed: of the draw.
-        queries: blocks that are asked about.
+        name: of its parts.
+        seed: of the null of its correlations.
+        queries: blocks that are asked about; of a prompt, positions of the last tokens.
         prompts: one per query, as token ids.
         swaps: that count, per query.
-        every_swap: those of all queries, each once, sorted.
+        draw: of the task; None for a prompt.
     """
 
+    name: str
     seed: int
-    draw: BlockDraw
     queries: tuple[int, ...]
     prompts: list[BlockPrompt]
     swaps: list[list[Swap]]
-    every_swap: list[Swap]
+    draw: BlockDraw | None = None
+
+    @property
+    def every_swap(self) -> list[Swap]:
+        """The swaps of all queries, each once, sorted."""
+        return sorted({swap for of_query in self.swaps for swap in of_query})
 
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """How every draw is measured: arguments of `BlockReading`."""
+    """How every prompt is measured: arguments of `BlockReading`."""
 
     mode: Mode
     logit_scale: float | None
@@ -89,150 +63,160 @@ class DrawSettings:
     heads: dict[int, list[int]] | None
 
 
-def planned_experiment(
-    task: BlockTask | str,
-    *,
-    n_pairs: int | None = None,
-    n_blocks: int,
-    queries: int | Iterable[int],
-    draws: int,
-    seed: int,
-    preset: str | None = None,
-    swaps: str | None = None,
-    exclude_first_block: bool = True,
-) -> Experiment:
-    """The experiment that the arguments of `positional_symbolic_profile` ask for. Raises ValueError as it does."""
-    queries = list(queries) if isinstance(queries, Iterable) else index(queries)
-    if swaps not in (None, *get_args(Swaps)):
-        raise ValueError(f"swaps are one of {', '.join(map(repr, get_args(Swaps)))}; found {swaps!r}")
-    if preset is not None:
-        n_pairs = _pairs_of(preset, task, n_pairs, n_blocks, queries)
-        swaps = swaps or "all"
-    task, swaps = block_task(task, n_pairs), swaps or "kept"
-    least = 3 if swaps == "kept" and exclude_first_block else 2
-    if not least <= n_blocks <= task.n_blocks:
-        raise ValueError(f"n_blocks must be from {least} to the {task.n_blocks} pairs, found {n_blocks}")
-    blocks = evenly(range(task.n_blocks), n_blocks)
-    asked = asked_blocks(task, queries, blocks)
-    return Experiment(task, blocks, asked, task.seeds(draws, seed), swaps, exclude_first_block)
+@dataclass(frozen=True)
+class Scored:
+    """The scores of the prompts of one draw, a table and a correlation per query, and the answers of a task."""
+
+    tables: dict[int, pd.DataFrame]
+    correlations: list[dict[str, Any]]
+    answers: pd.DataFrame | None
 
 
-def drawn_prompts(view: AttentionView, experiment: Experiment, mode: Mode) -> list[DrawnPrompts]:
-    """All draws of an experiment as token ids of a model, checked before anything is measured.
+def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mode, seed: int) -> list[DrawnPrompts]:
+    """All draws of a task as token ids of a model, checked before anything is measured.
 
     Raises:
         ValueError: text without a tokenizer, prompts beyond the context (the message says how many blocks fit), text
-            that the tokenizer joins across blocks, or ids outside the vocabulary.
+            that the tokenizer joins across blocks, ids outside the vocabulary, or swaps that do not exist.
     """
-    tokenizer, task = getattr(view.model, "tokenizer", None), experiment.task
-    draws = [task.draw(seed) for seed in experiment.seeds]
-    if tokenizer is None and isinstance(draws[0].prefix, str):
-        raise ValueError(
-            f"this model has no tokenizer, so the prompts of {task.name} cannot be written for it: load one that has, "
-            "or give a task of token ids"
-        )
+    asked, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
+    seeds = task.seeds(seed)
+    draws = [task.draw(one) for one in seeds]
     if isinstance(draws[0].prefix, str):
-        require_context(experiment, tokenizer, view.n_ctx)
+        tokenizer = getattr(view.model, "tokenizer", None)
+        if tokenizer is None:
+            raise ValueError(
+                f"this model has no tokenizer, so the prompts of {task.name} cannot be written for it: load one that "
+                "has, or give a task of token ids"
+            )
+        require_context(task, draws, tokenizer, view.n_ctx)
     bos, found = bos_text(view), []
-    for seed, draw in zip(experiment.seeds, draws, strict=True):
-        queries = questions_of(draw, experiment.queries)
-        swaps = [experiment.swaps_of(query) for query in queries]
-        every_swap = sorted({swap for of_query in swaps for swap in of_query})
+    for one, draw in zip(seeds, draws, strict=True):
+        queries = questions_of(draw, asked)
+        drawn = DrawnPrompts(f"draw{one}", one, queries, [], list(map(swaps_of, queries)), draw)
         # Blocks that join their neighbours after a swap show so behind the first suffix too.
-        prompts = [
-            tokenized_for(view, task.prompt(draw, query, bos=bos), [] if number else every_swap, mode)
-            for number, query in enumerate(queries)
-        ]
-        found.append(DrawnPrompts(seed, draw, queries, prompts, swaps, every_swap))
+        for query in queries:
+            moved = drawn.every_swap if mode == "prompt" and not drawn.prompts else []
+            drawn.prompts.append(tokenized_for(view.model, task.prompt(draw, query, bos=bos), moved))
+        found.append(drawn)
     return found
 
 
-def require_context(experiment: Experiment, tokenizer: Any, n_ctx: int) -> None:
+def prompts_given(
+    view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: Mode, seed: int, *, every_query: bool
+) -> list[DrawnPrompts]:
+    """Prompts as token ids, the queries of each: its last token, or every token of its suffix. Raises ValueError."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        chosen = chosen_swaps(len(prompt.blocks), swaps)
+        tokenized = tokenized_for(view.model, prompt, chosen if mode == "prompt" else [])
+        suffix = torch.as_tensor(tokenized.suffix)
+        # A causal model reads each query as in the whole prompt.
+        ends = range(1 if every_query else len(suffix), len(suffix) + 1)
+        cut = [replace(tokenized, suffix=suffix[:end]) for end in ends]
+        queries = tuple(len(one.tokens()) - 1 for one in cut)
+        found.append(DrawnPrompts(f"prompt{number}", seed, queries, cut, [chosen] * len(cut)))
+    return found
+
+
+def require_context(task: BlockTask, draws: list[BlockDraw], tokenizer: Any, n_ctx: int) -> None:
     """Refuse prompts of text that are longer than the context, whichever block they ask about. Raises ValueError."""
-    bos, task = getattr(tokenizer, "bos_token", None) or "", experiment.task
-    longest = np.max([_lengths(task, task.draw(seed), tokenizer, bos) for seed in experiment.seeds], axis=0)
+    bos = getattr(tokenizer, "bos_token", None) or ""
+    longest = np.max([_lengths(task, draw, tokenizer, bos) for draw in draws], axis=0)
     if longest[-1] > n_ctx:
         fits = int((longest <= n_ctx).sum())
-        advice = f"at most n_pairs={fits} fit" if fits >= 3 else "not even three pairs fit"
+        advice = f"at most n_blocks={fits} fit" if fits >= 3 else "not even three blocks fit"
         raise ValueError(
-            f"{task.n_blocks} pairs of {task.name} are {longest[-1]} tokens, more than the model's context of {n_ctx}: "
-            f"{advice}"
+            f"{task.n_blocks} blocks of {task.name} are {longest[-1]} tokens, more than the model's context of "
+            f"{n_ctx}: {advice}"
         )
 
 
 def draw_folder(
     path: str | os.PathLike[str],
     view: AttentionView,
-    experiment: Experiment,
+    task: BlockTask | None,
     drawn: list[DrawnPrompts],
     settings: DrawSettings,
+    swaps: Swaps,
     seed: int,
 ) -> PartFolder:
-    """Open the folder of a profile, which draws of both modes share. Raises IncompatibleCheckpoint."""
+    """Open the folder of a task or of prompts, which both modes share. Raises IncompatibleCheckpoint."""
     tokens = drawn[0].prompts[0].tokens()
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
     loss = torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu())
     stored = {
-        "what": "positional and symbolic scores",
+        "what": "positional_symbolic",
         "weights": view.weights_digest(),
-        "tokens": digest_of([tokens]),
-        "task": experiment.task.name,
-        "blocks": list(experiment.blocks),
-        "queries": list(experiment.queries),
-        "swaps": experiment.swaps,
-        "exclude_first_block": experiment.exclude_first_block,
+        "swaps": swaps,
         "logit_scale": settings.logit_scale,
-        "per_frequency": settings.per_frequency,
         "heads": settings.heads and [[layer, *indices] for layer, indices in settings.heads.items()],
         "seed": seed,
     }
+    if task is None:
+        stored |= {
+            "tokens": digest_of([one.prompts[-1].tokens() for one in drawn]),
+            "blocks": [one.prompts[0].spans() for one in drawn],
+            "queries": [one.queries for one in drawn],
+        }
+    else:  # of its draws the first alone: more may come
+        stored |= {"tokens": digest_of([tokens]), "task": task.name}
+        stored |= {"blocks": swapped_blocks(task), "queries": asked_blocks(task)}
     return open_model_parts(path, stored, float(loss))
 
 
-def draw_parts(drawn: DrawnPrompts, settings: DrawSettings) -> list[WorkPart]:
-    """The parts of one draw: the unchanged prompts, then, where words swap, a few swaps at a time.
+def draw_parts(drawn: DrawnPrompts, settings: DrawSettings, folder: PartFolder | None) -> list[WorkPart]:
+    """The parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
 
-    Each is made of an `AttentionView`, so that a worker is sent the model once.
+    Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
+    `AttentionView`, so that a worker is sent the model once.
     """
-    name, swaps = f"{settings.mode}_draw{drawn.seed}", drawn.every_swap
+    wide = f"{settings.mode}_frequencies_{drawn.name}"
+    if folder is not None and (folder.path / f"{wide}.parquet").exists():
+        settings = replace(settings, per_frequency=True)
+    name, swaps = wide if settings.per_frequency else f"{settings.mode}_{drawn.name}", drawn.every_swap
+    at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
     parts = [WorkPart(name, partial(_intact_part, drawn, settings), items=1)]
-    for start in range(0, len(swaps) if settings.mode == "prompt" else 0, _SWAPS_IN_A_PART):
-        some = swaps[start : start + _SWAPS_IN_A_PART]
+    for start in range(0, len(swaps) if settings.mode == "prompt" else 0, at_once):
+        some = swaps[start : start + at_once]
         make = partial(_swapped_part, drawn, settings, some)
         parts.append(WorkPart(f"{name}_swaps{start}", make, items=len(some)))
     return parts
 
 
-def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None) -> dict[str, pd.DataFrame]:
-    """The scores of one draw from its parts: `heads, frequencies` (where asked for), `answers` and `correlation`."""
+def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool) -> Scored:
+    """The scores of one draw from its parts."""
     intact = unbundled(parts[0])
-    answers = intact.pop("answers")
+    answers = intact.pop("answers", None)
+    if not per_frequency:
+        intact = {"heads": intact["heads"]}
     tables = joined_columns([intact, *map(unbundled, parts[1:])])
     scores, correlations = query_scores(tables, drawn.swaps, tau, drawn.seed)
-    correlation = pd.DataFrame(correlations).rename(columns={"draws": "null_draws"})
-    numbers = ("pearson", "null_mean", "null_sd", "null_pct")
-    correlation = correlation.astype(dict.fromkeys(numbers, np.float64))  # None becomes NaN
-    correlation.insert(0, "query", drawn.queries)
-    return {
-        **{
-            name: stacked(one[name].assign(query=query) for query, one in zip(drawn.queries, scores, strict=True))
-            for name in tables
-        },
-        "answers": answers,
-        "correlation": correlation,
-    }
+    name = "frequencies" if per_frequency else "heads"
+    return Scored({query: one[name] for query, one in zip(drawn.queries, scores, strict=True)}, correlations, answers)
+
+
+def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
+    """The pairs of blocks whose swaps count for a query. Raises ValueError as `chosen_swaps`."""
+    blocks = swapped_blocks(task)
+    if swaps == "per_query":
+        return lambda query: chosen_swaps(task.n_blocks, [(query, block) for block in blocks if block != query])
+    chosen = chosen_swaps(task.n_blocks, swaps, blocks)
+    return lambda query: chosen
 
 
 def _intact_part(drawn: DrawnPrompts, settings: DrawSettings, view: AttentionView) -> pd.DataFrame:
     reading = _reading(view, drawn, settings)
-    steps = reading.n_steps if settings.mode == "key" else len(reading.prompts) * len(reading.layers)
-    with bar(steps, "prompts", "layer") as shown:
+    swaps = len(reading.swaps) if settings.mode == "key" else 0
+    with bar(len(reading.prompts) * len(reading.layers) * (1 + swaps), "prompts", "layer") as shown:
         tables, logits = reading.intact(shown.update)
-    tokenizer = getattr(view.model, "tokenizer", None)
-    stored = torch.stack(logits).cpu().double()
-    return bundled({**tables, "answers": answers_table(tokenizer, drawn.draw, drawn.queries, stored)})
+    if drawn.draw is not None:
+        tokenizer = getattr(view.model, "tokenizer", None)
+        stored = torch.stack(logits).cpu().double()
+        tables["answers"] = answers_table(tokenizer, drawn.draw, drawn.queries, stored)
+    return bundled(tables)
 
 
 def _swapped_part(drawn: DrawnPrompts, settings: DrawSettings, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
@@ -244,21 +228,6 @@ def _swapped_part(drawn: DrawnPrompts, settings: DrawSettings, swaps: list[Swap]
 
 def _reading(view: AttentionView, drawn: DrawnPrompts, settings: DrawSettings) -> BlockReading:
     return BlockReading(view, drawn.prompts, drawn.every_swap, **vars(settings))
-
-
-def _pairs_of(preset: str, task: BlockTask | str, n_pairs: int | None, n_blocks: int, queries: int | list[int]) -> int:
-    """Number of pairs of a preset. Raises ValueError where another argument contradicts it."""
-    if preset != "paper":
-        raise ValueError(f"there is one preset, 'paper'; found {preset!r}")
-    checked = {"n_blocks": (n_blocks, _PAPER_BLOCKS), "queries": (queries, _PAPER_BLOCKS)}
-    if n_pairs is not None:
-        checked["n_pairs"] = (n_pairs, _PAPER_PAIRS)
-    if isinstance(task, BlockTask):
-        checked["the task's n_pairs"] = (task.n_blocks, _PAPER_PAIRS)
-    for name, (given, wanted) in checked.items():
-        if given != wanted:
-            raise ValueError(f"preset='paper' has {name} = {wanted}, found {given}: omit it, or omit the preset")
-    return _PAPER_PAIRS
 
 
 def _lengths(task: BlockTask, draw: BlockDraw, tokenizer: Any, bos: str) -> list[int]:

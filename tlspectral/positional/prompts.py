@@ -136,34 +136,45 @@ class BlockPrompt:
 
 
 def chosen_swaps(
-    n_blocks: int, swaps: str | Iterable[Sequence[int]] | None, *, exclude_first_block: bool
+    n_blocks: int, swaps: str | Iterable[Sequence[int]], among: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
     """Pairs (i, j) of blocks that swap, i < j, sorted, each once.
 
-    `swaps` are pairs in either order, `"kept"` (also None) or `"all"`. `exclude_first_block` leaves out pairs that
-    touch block 0, but of `"all"`.
+    `swaps` are pairs in either order, `"all"` pairs of the blocks `among` all (None: every block), or `"kept"`, those
+    without the first of them.
 
     Raises:
-        ValueError: a block that does not exist, a block swapped with itself, or no swap left.
+        ValueError: a block that does not exist, a block swapped with itself, or no swap.
     """
+    if isinstance(swaps, str):
+        blocks = range(n_blocks) if among is None else among
+        named = {"kept": blocks[1:], "all": blocks}
+        if swaps not in named:
+            raise ValueError(
+                f"swaps are 'kept', 'all', of a task 'per_query', or pairs of block indices; not {swaps!r}"
+            )
+        swaps = list(combinations(named[swaps], 2))
     pairs: set[tuple[int, int]] = set()
-    swaps = "kept" if swaps is None else swaps
-    if swaps == "per_query":
-        raise ValueError("swaps='per_query' needs a task, which says what block is asked about: here give the pairs")
-    if isinstance(swaps, str) and swaps not in ("kept", "all"):
-        raise ValueError(f"swaps are 'kept', 'all' or pairs of block indices; not {swaps!r}")
-    exclude_first_block = exclude_first_block and swaps != "all"
-    for pair in combinations(range(n_blocks), 2) if isinstance(swaps, str) else swaps:
+    for pair in swaps:
         i, j = sorted(index(block) for block in pair)
         if not 0 <= i < j < n_blocks:
             reason = "a block does not swap with itself" if i == j else f"blocks are 0 to {n_blocks - 1}"
             raise ValueError(f"swap ({i}, {j}): {reason}")
         pairs.add((i, j))
-    chosen = sorted((i, j) for i, j in pairs if i > 0 or not exclude_first_block)
-    if not chosen:
-        reason = "all of them touch block 0, which exclude_first_block leaves out" if pairs else "none was given"
-        raise ValueError(f"no swap is left to measure: {reason}")
-    return chosen
+    if not pairs:
+        raise ValueError("there is no swap to measure: give pairs, or a task three blocks that swap, two for 'all'")
+    return sorted(pairs)
+
+
+def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
+    """The prompt as token ids. Its text must keep its tokens when words swap. Raises as `BlockPrompt.tokenized`."""
+    tokenized = prompt.tokenized(model)
+    if prompt.is_text:
+        for i, j in swaps:
+            prompt.swapped(i, j).require_borders(
+                attention_view(model).model.tokenizer, f" (after blocks {i} and {j} swap)"
+            )
+    return tokenized
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:

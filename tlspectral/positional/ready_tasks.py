@@ -140,7 +140,7 @@ class PromptFile(BlockTask):
     have as many blocks.
 
     Attributes:
-        path: the file.
+        path: the file. If it has fewer lines than `draws`, all are read.
 
     Raises:
         ValueError: a file without lines, or a line that is not of this form.
@@ -149,29 +149,27 @@ class PromptFile(BlockTask):
     path: str
 
     def __post_init__(self) -> None:
-        sizes = sorted({len(draw.blocks) for draw in self.draws})
+        sizes = sorted({len(draw.blocks) for draw in self.lines})
         if len(sizes) > 1:
             raise ValueError(f"{self.path}: lines have {sizes} blocks; give all of them as many")
 
     @property
     def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Blocks of every line."""
-        return len(self.draws[0].blocks)
+        return len(self.lines[0].blocks)
 
     @property
-    def draws(self) -> tuple[BlockDraw, ...]:
+    def lines(self) -> tuple[BlockDraw, ...]:
         """The lines of the file."""
         return _lines_of(self.path, Path(self.path).stat().st_mtime_ns)
 
     def draw(self, seed: int) -> BlockDraw:
         """The line with this number, from 0."""
-        return self.draws[seed]
+        return self.lines[seed]
 
-    def seeds(self, draws: int, seed: int) -> tuple[int, ...]:
-        """The first lines, whatever the seed. Raises ValueError for more than the file has."""
-        if not 1 <= draws <= len(self.draws):
-            raise ValueError(f"{self.path} has {len(self.draws)} lines, each a draw; found draws={draws}")
-        return tuple(range(draws))
+    def seeds(self, seed: int) -> tuple[int, ...]:
+        """The first lines, whatever the seed. Raises ValueError for no draw."""
+        return tuple(range(min(len(super().seeds(seed)), len(self.lines))))
 
 
 READY = {
@@ -182,36 +180,23 @@ READY = {
 }
 """Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
 
-_DEFAULT_PAIRS = 64
 _LINE_FORM = (
     '{"prefix": text, "blocks": [text, ...], "questions": [[block, suffix, answer], ...]}, the prefix if there is one'
 )
 
 
-def block_task(task: Any, n_blocks: int | None = None) -> BlockTask:
-    """The task that is meant by a `BlockTask` or by a name, with so many blocks.
-
-    Raises:
-        ValueError: no such task, or another number of blocks than a `BlockTask` has.
-    """
-    if isinstance(task, BlockTask):
-        if n_blocks not in (None, task.n_blocks):
-            raise ValueError(
-                f"n_pairs is {n_blocks}, but the task has {task.n_blocks} pairs: set the number in the task alone"
-            )
-        return task
-    if not isinstance(task, str):
-        raise TypeError(f"task is a tls.BlockTask or the name of a ready one; found {type(task).__name__}")
-    if task in READY:
-        return READY[task]() if n_blocks is None else READY[task](n_blocks=n_blocks)
-    template = "plain" if task == "binding" else task
+def block_task(name: str) -> BlockTask:
+    """The ready task of a name, or the binding task in the wording of a template. Raises ValueError for another."""
+    if name in READY:
+        return READY[name]()
+    template = "plain" if name == "binding" else name
     if template not in TEMPLATES:
         names = ", ".join(map(repr, ("binding", *READY)))
         raise ValueError(
-            f"{task!r} is no template of the binding task ({', '.join(map(repr, TEMPLATES))}), and no "
+            f"{name!r} is no template of the binding task ({', '.join(map(repr, TEMPLATES))}), and no "
             f"ready task: {names}"
         )
-    return BindingTask(template, _DEFAULT_PAIRS if n_blocks is None else n_blocks)
+    return BindingTask(template)
 
 
 def _nouns(seed: int, count: int) -> list[str]:

@@ -20,7 +20,7 @@ from tlspectral.parts.blocks import BlockPlaces, block_places
 from tlspectral.positional.columns import LOGIT_SHARES
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, head_name
 from tlspectral.tables import named
 
 
@@ -87,7 +87,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         heads: as in `ablate`; None for all.
 
     Returns:
-        DataFrame `layer, head, content, position, interaction`, which add up to 1, and `table_std`, the standard
+        DataFrame `layer, head, name, content, position, interaction`, which add up to 1, and `table_std`, the standard
         deviation of the logits over the tables in logits. Shares are NaN where a window hides a block from the query.
 
     Raises:
@@ -144,6 +144,7 @@ def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlac
         {
             "layer": layer,
             "head": np.array(heads),
+            "name": [head_name(layer, head) for head in heads],
             "content": content,
             "position": position,
             "interaction": interaction,

@@ -20,7 +20,7 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     index speaks of logits that hardly matter.
 
     Args:
-        scores: table of `positional_symbolic`, or of a profile: `layer, head, exclusion_index, logit_std`. Rows with
+        scores: table of `positional_symbolic`: `layer, head, exclusion_index, logit_std`. Rows with
             NaN, and logits without any spread, are left out and counted.
         ax: matplotlib Axes to draw into; None makes a new figure.
 

@@ -43,7 +43,7 @@ def positional_symbolic_plane(
     more.
 
     Args:
-        scores: table of `positional_symbolic`, or of a profile, one row per head. Needed: `layer, head, s_pos, s_sym`
+        scores: table of `positional_symbolic`, one row per head. Needed: `layer, head, s_pos, s_sym`
             and the column named by `color`. Used where there: `s_pos_se, s_sym_se` for error bars of one standard
             error, and `scores.attrs["correlation"]` for the correlation of the two scores and its null. Rows with NaN
             are left out and counted in a note.

@@ -16,8 +16,8 @@ from tlspectral.models.attention import AttentionView, RawAttention, attention_v
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_weights import Mode
-from tlspectral.positional.measure import require_settings, tokenized_for
-from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
+from tlspectral.positional.measure import require_settings
+from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.selection import Heads
@@ -65,8 +65,8 @@ def attention_traces(
     view = attention_view(model)
     wanted = heads_by_layer(view, heads)
     pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
-    chosen = chosen_swaps(len(prompt.blocks), swaps, exclude_first_block=False)
-    intact = tokenized_for(view, prompt, chosen, mode)
+    chosen = chosen_swaps(len(prompt.blocks), swaps)
+    intact = tokenized_for(view.model, prompt, chosen if mode == "prompt" else [])
     _require_frequencies(view, wanted if pairs else (), pairs)
     before: dict[_Trace, Tensor] = {}
     after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}

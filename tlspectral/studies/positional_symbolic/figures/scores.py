@@ -50,7 +50,7 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     """Both scores of every head, layers across and heads up, on one scale from 0 to 1.
 
     Args:
-        scores: table of `positional_symbolic` or of a profile, one row per head: `layer, head, s_pos, s_sym`. Heads
+        scores: table of `positional_symbolic`, one row per head: `layer, head, s_pos, s_sym`. Heads
             with NaN are blank and counted in a note; heads without a row are blank too.
 
     Raises:
@@ -69,7 +69,7 @@ def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
     """The exclusion index of every head, layers across and heads up: 0 symbolic, 1 positional.
 
     Args:
-        scores: table of `positional_symbolic` or of a profile, one row per head: `layer, head, exclusion_index`. Heads
+        scores: table of `positional_symbolic`, one row per head: `layer, head, exclusion_index`. Heads
             with NaN are blank and counted in a note.
 
     Raises:

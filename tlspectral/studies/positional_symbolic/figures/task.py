@@ -17,11 +17,11 @@ from tlspectral.studies.positional_symbolic.figures.scores import (
 
 
 def task_figures(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None = None) -> dict[str, Figure]:
-    """Return the paper's figures of one profile, by name.
+    """Return the paper's figures of one task, by name.
 
     Args:
-        tables: `heads` and `queries` of `positional_symbolic_profile`; where there, its `frequencies`, and `agreement`,
-            the table of `score_agreement`.
+        tables: of `positional_symbolic` on a task `heads` and, with `by="query"`, `queries`; where there, `frequencies`
+            (with `per_frequency=True`), and `agreement`, the table of `score_agreement`.
         heads: table of `analyze_heads` of the same model, against whose columns the scores are drawn; None: they are
             not.
 

@@ -109,7 +109,6 @@ def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequen
         prompt,
         mode=mode,
         swaps=SWAPS,
-        exclude_first_block=False,
         per_frequency=per_frequency,
     )
     for layer, head in HEADS:

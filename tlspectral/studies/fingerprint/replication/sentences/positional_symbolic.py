@@ -63,8 +63,8 @@ def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentenc
         "none: the test takes heads as independent, and no table of scores was published",
         None,
         None,
-        f"needs the weights of {_MODELS} (`tlspectral.positional_symbolic_profile` with preset='paper' gives "
-        "`median_tests`); medians depend on tau, which PS does not give",
+        f"needs the weights of {_MODELS} (`tlspectral.positional.median_tests` of `positional_symbolic` on "
+        "`BindingTask(n_blocks=256)` with swaps='all'); medians depend on tau, which PS does not give",
     )
 
 
