@@ -23,11 +23,7 @@ from tlspectral.studies.fingerprint.constrained import (
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.figures.replication import position_kernels
 from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
-from tlspectral.studies.fingerprint.published import (
-    published_checkpoints,
-    published_heads,
-    published_kernels,
-)
+from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads, published_kernels
 from tlspectral.studies.fingerprint.replication import scheme_contrast
 from tlspectral.studies.fingerprint.replication.claims import Claim
 from tlspectral.studies.fingerprint.statistics import (

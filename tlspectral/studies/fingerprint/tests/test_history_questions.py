@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from tlspectral.history import PYTHIA_STEPS, within_model_percentile
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
-from tlspectral.studies.fingerprint.history_questions import (
-    eventual_head_rank,
-    formation_crossing,
-    median_leaves_null,
-)
+from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
 from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads
 
 few = settings(max_examples=30, derandomize=True)

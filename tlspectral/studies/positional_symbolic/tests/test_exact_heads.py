@@ -186,6 +186,17 @@ def test_the_printed_first_and_last_symbol_coincide(build):
         assert solved(replace(head, logit_scale=1e5), tokens, position) == (0.0 if coincide else 1.0)
 
 
+def test_symbols_alone_do_not_give_the_symbolic_head_its_answer():
+    """With the symbols put right, scale 1: .68 of random prompts, none where all distractors are one token."""
+    head = replace(symbolic_head(RETRIEVAL), logit_scale=1.0)
+    tokens, position, _ = sampled(RETRIEVAL)
+    assert most_attended(head, tokens, position) == 1.0
+    assert 0.64 < solved(head, tokens, position) < 0.72
+    query = torch.tensor(RETRIEVAL.n_tokens - M)
+    tokens, position = one_against_equals(RETRIEVAL, torch.tensor(0), torch.tensor(N), query)
+    assert solved(head, tokens, position) == 0.0
+
+
 @pytest.mark.parametrize(("theta", "low", "high"), [(0.0063, 1, 1), (0.024, 0.38, 0.48), (0.2, 0, 0.05)])
 def test_the_printed_bound_of_the_turning_symbolic_head_is_too_loose(theta, low, high):
     """Share of prompts with the largest weight at the answer: 1.0, .44 and .02, while 2 pi / m is .39."""
@@ -229,6 +240,16 @@ def test_the_printed_mixed_head_is_below_float32():
     # Float32 near 1.5 has steps of 1.2e-7.
     assert 0 < gaps[0] < 1.2e-7
     assert gaps[1] > 1e-4
+    assert solved_in_float32(mixed_head(INDUCTION), tokens, position) == 1.0
+
+
+def solved_in_float32(head, tokens, position):
+    query, key = head.query[tokens[:, -1:]].to(torch.complex64), head.key[tokens].to(torch.complex64)
+    offset = torch.arange(N, -1, -1, dtype=torch.float32)[:, None] * head.theta.float()
+    logits = (query * key.conj() * torch.polar(torch.ones_like(offset), offset)).sum(-1).real * head.logit_scale
+    weights = logits.float().softmax(-1)
+    answer = weights.new_zeros(len(tokens), len(head.key)).scatter_add(1, tokens, weights).argmax(-1)
+    return (answer == tokens.gather(1, position[:, None])[:, 0]).double().mean().item()
 
 
 def test_angles_with_several_maxima_are_refused():

@@ -52,15 +52,8 @@ def test_histograms_count_the_heads_of_each_queried_block():
 def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
     table = joined()
     table.loc[2, "prev"] = np.nan
-    rows = {
-        ("s_sym", "D_head"): (0.9, 0.5),
-        ("s_pos", "rope_imag_frac"): (0.31, 0.99),
-        ("s_pos", "D_head"): (-0.42, 0.001),
-        ("s_pos", "dup"): (0.1, 0.4),
-    }
-    statistics = pd.DataFrame([(*key, *values) for key, values in rows.items()])
-    statistics.columns = ["score", "column", "spearman", "null_pct"]
-    statistics = statistics.assign(null_low=-0.12, null_high=0.13)
+    statistics = pd.DataFrame({"score": ["s_sym", "s_pos", "s_pos"], "column": ["D_head", "rope_imag_frac", "D_head"]})
+    statistics = statistics.assign(spearman=[0.9, 0.31, -0.42], null_low=-0.12, null_high=0.13, null_pct=[0.5, 0.99, 0])
     figure = figures.score_agreement(table, statistics)
     for column in ("rope_imag_frac", "D_head", "prev"):
         kept = table.dropna(subset=column)

@@ -108,6 +108,45 @@ def test_symbolic_heads_fail_partial_induction(seed):
         torch.testing.assert_close(head.attended(tokens), head.attended(exchanged), rtol=0, atol=1e-14)
 
 
+def counterexample_head(task):
+    """The positional head of PS C.6: logits 1, -1 and 0 on first pair, second pair and query, whatever they are."""
+    key = torch.zeros(task.n_tokens, 1, dtype=torch.complex128)
+    key[: task.n_pairs] = 1
+    query = torch.zeros_like(key)
+    query[-task.n_symbols :] = 1
+    return ExactHead(query, key, torch.tensor([math.pi], dtype=torch.float64))
+
+
+def counterexample_answer(task, attended):
+    """The pair with the symbol of the query and the weight of one occurrence: AND, OR and EQ, as an MLP can."""
+
+    def equal(values, value):  # weights are 0.09 or more apart; rounding is 1e-16
+        return (values - value).abs() < 1e-6
+
+    first, second, query = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64).softmax(0)
+    pairs = attended[..., : task.n_pairs]
+    is_asked_for = equal(attended[..., -task.n_symbols :], query).repeat_interleave(task.n_integers, dim=-1)
+    return (is_asked_for & (equal(pairs, first) | equal(pairs, second))).long().argmax(-1)
+
+
+def test_an_mlp_after_a_positional_head_solves_retrieval():
+    """PS C.6, all prompts with n = 3; the head's own most attended token is right only if it comes first."""
+    task = CanonicalTask("retrieval", length=2, n_symbols=2, n_integers=2)
+    head = counterexample_head(task)
+    prompts, answers = [], []
+    for first, second, symbol in itertools.product(range(4), range(4), range(2)):
+        asked = [pair for pair in (first, second) if pair // task.n_integers == symbol]
+        if len(asked) == 1:
+            prompts.append([first, second, task.n_tokens - task.n_symbols + symbol])
+            answers.append(asked[0])
+    assert len(prompts) == 16
+    tokens, answers = torch.tensor(prompts), torch.tensor(answers)
+    np.testing.assert_allclose(head.logits(tokens), [[1.0, -1.0, 0.0]] * 16, atol=1e-12)
+    assert (exclusion_split(head.logit_matrix(tokens)).pos == 0).all()
+    assert torch.equal(counterexample_answer(task, head.attended(tokens)), answers)
+    assert (head.answer(tokens) == answers).double().mean() == 0.5
+
+
 def shape_of(weights):
     """Signs of the steps of log weights. Those below 1e-13, where rounding is 1e-15, are none; others exceed 3e-8."""
     steps = weights.log().diff()
