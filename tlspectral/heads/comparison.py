@@ -51,8 +51,8 @@ def compare_heads(
 
     The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
     that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what
-    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the heads
-    move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
+    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the
+    heads move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
 
     Raises:
         ValueError: columns, rows or provenance are missing, the tables have no head in common, are of other
