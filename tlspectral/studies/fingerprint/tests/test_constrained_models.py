@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import zoo
-from constrained_preset import SMALL, TINY, dense_phase, generator, hooked, matrices, model
-from torch import nn
+from constrained_preset import TINY, dense_phase, generator, hooked, matrices, model
 
 import tlspectral as tls
 from tlspectral.nulls import one_thread
-from tlspectral.studies.common import AttentionOnlyTransformer, TrainingSettings, train
+from tlspectral.studies.common import AttentionOnlyTransformer
 from tlspectral.studies.common.random_map import evaluate, token_losses
 from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps
 from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_penalty, symmetric_penalty
@@ -18,28 +16,10 @@ from tlspectral.studies.fingerprint.constrained.measures import KERNEL_OFFSETS, 
 from tlspectral.studies.fingerprint.published import published_constrained
 
 TASK, PAPER = TINY.task, PRESETS["paper"]
-SHORT = TrainingSettings(steps=3, batch_size=8, warmup_steps=2, evaluation_sequences=16, decay_share=0.0)
 
 
 def tokens():
     return TASK.sample(4, generator()).tokens
-
-
-@zoo.needs_hooked
-@pytest.mark.parametrize("positions", ["rotary", "standard"])
-def test_logits_are_those_of_a_hooked_transformer_with_the_same_weights(positions):
-    ours, theirs = model(positions), hooked(positions)
-    theirs.load_state_dict(ours.state_dict(), strict=False)
-    ids = tokens()
-    with torch.no_grad():
-        logits, cache = theirs.run_with_cache(ids)
-        found, layers = ours.with_attention(ids)
-    # Measured: 2e-6 in logits of up to 2, 2e-5 in scores of up to 26; the other pairing is off by 2, no bias by 0.3.
-    torch.testing.assert_close(found, logits, atol=1e-5, rtol=0)
-    for layer, (scores, pattern) in enumerate(layers):
-        seen = scores > -torch.inf
-        torch.testing.assert_close(scores[seen], cache["attn_scores", layer][seen], atol=1e-4, rtol=0)
-        torch.testing.assert_close(pattern, cache["pattern", layer], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("positions", "adjacent"), [("rotary", True), ("rotary", False), ("standard", False)])
@@ -55,25 +35,6 @@ def test_the_model_becomes_one_that_all_analysis_reads(positions, adjacent):
     for name, values in spectral_columns(built, folded=True).items():
         # Float32 weights are the same; only columns are in another order.
         np.testing.assert_allclose(values.flatten(), table[name], atol=1e-9, rtol=0)
-
-
-def test_a_step_adds_the_penalty_times_its_weight():
-    run = train(SMALL, TASK, SHORT, penalty=symmetric_penalty, penalty_weight=2.5)
-    built, stream = AttentionOnlyTransformer(SMALL, seed=0), generator(10_000)
-    optimizer = torch.optim.AdamW(built.parameters(), lr=2e-3, weight_decay=0.01)
-    for rate in (0.0, 1e-3, 2e-3):
-        ids = TASK.sample(8, stream).tokens
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.zero_grad()
-        loss = F.cross_entropy(built(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) + 2.5 * symmetric_penalty(built)
-        loss.backward()
-        nn.utils.clip_grad_norm_(built.parameters(), 1.0)
-        optimizer.step()
-    for name, value in run.model.state_dict().items():
-        torch.testing.assert_close(value, built.state_dict()[name], atol=1e-6, rtol=0)  # steps are of size 1e-3
-    free = train(SMALL, TASK, SHORT).model.state_dict()
-    assert not torch.allclose(free["blocks.0.attn.W_Q"], run.model.state_dict()["blocks.0.attn.W_Q"], atol=1e-4)
-    assert run.history["penalty"].iloc[-1] == pytest.approx(symmetric_penalty(run.model).item())
 
 
 # --- what is measured ---

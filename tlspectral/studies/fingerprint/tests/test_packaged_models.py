@@ -17,7 +17,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.packaged import models_folder, read_packaged
-from tlspectral.models.loading.source import PACKAGED, TINY, find_source
+from tlspectral.models.loading.source import TINY
 from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
 from tlspectral.studies.fingerprint.packaged_models import RECIPES
 
@@ -235,11 +235,3 @@ def test_loading_is_silent_new_and_leaves_the_global_random_state(backend, capfd
     assert capfd.readouterr() == ("", "")
     assert {parameter.dtype for parameter in model.parameters()} == {model.cfg.dtype} == {torch.bfloat16}
     assert tls.load_model("tiny-rope", backend=backend) is not tls.load_model("tiny-rope", backend=backend)
-
-
-def test_what_a_packaged_model_has_not():
-    for options in ({"revision": "main"}, {"checkpoint": 100}):
-        with pytest.raises(ValueError, match="tiny-rope is one packaged set of weights"):
-            find_source("tiny-rope", **options)
-    with pytest.raises(ValueError, match=rf"demo model \({', '.join((*TINY, *PACKAGED))}\)"):
-        find_source("tiny rope")

@@ -116,21 +116,6 @@ def test_a_folder_of_another_sweep_is_refused(sweep, folder, change):
         swept(checkpoint_dir=folder, **change)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"tasks": ("induction",)}, "no canonical task"),
-        ({"tasks": ("index", "index")}, "each once"),
-        ({"angles": ()}, "at least one"),
-        ({"seeds": 0}, "seeds=0"),
-        ({"preset": "fast"}, "no preset"),
-    ],
-)
-def test_an_impossible_sweep_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        swept(**wrong)
-
-
 def test_trajectories_are_the_queries_and_keys_of_the_heads():
     table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3)
     task = CanonicalTask("index")

@@ -200,22 +200,6 @@ def test_the_learning_rate_warms_up_and_falls_linearly_and_the_papers_is_constan
     assert {paper.learning_rate_at(step) for step in (0, 1, 63_999)} == {1e-3}
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: CanonicalHeads(SMALL["index"], []), "same number of frequencies"),
-        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun(())]), "same number of frequencies"),
-        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun((0.1,)), CanonicalRun((0.1, 0.2))]), "same number"),
-        (lambda: replace(SHORT, steps=0), "at least 1"),
-        (lambda: replace(SHORT, log_every=0), "at least 1"),
-        (lambda: replace(SHORT, training_samples=31), "do not fill one batch"),
-    ],
-)
-def test_runs_and_schedules_that_cannot_be_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
-
-
 def test_accuracy_by_position_counts_right_answers():
     task = SMALL["partial_induction"]
     runs = [CanonicalRun((0.3,), seed) for seed in (4, 2)]

@@ -98,29 +98,3 @@ def test_paths_lead_to_the_last_step():
             expected = rows[["x", "y"]].to_numpy().reshape(-1, 3, 2)
             assert np.array(found[f"{kind} paths"].get_segments()) == pytest.approx(expected)
             assert np.asarray(found[f"{kind} ends"].get_offsets()) == pytest.approx(expected[:, -1])
-
-
-REFUSED = {
-    "angle": (figures.accuracy_against_angle, tables()[0], "most_frequent"),
-    "position": (figures.accuracy_against_position, tables()[1], "correct"),
-    "paths": (figures.query_key_paths, paths(), "label"),
-    "learning": (figures.accuracy_while_learning, tables()[1].assign(step=1), "step"),
-}
-
-
-@pytest.mark.parametrize(("figure", "table", "column"), REFUSED.values(), ids=REFUSED)
-def test_a_table_that_lacks_something_is_refused(figure, table, column):
-    for given, said in ((table.drop(columns=column), f"no column {column}"), (table.iloc[:0], "no rows")):
-        with pytest.raises(ValueError, match=said):
-            figure(given)
-
-
-def test_rows_that_cannot_be_drawn_are_refused():
-    accuracy, by_position = tables()
-    for call, said in (
-        (lambda: figures.accuracy_against_angle(accuracy.assign(n_frequencies=3)), "not among"),
-        (lambda: figures.accuracy_against_position(by_position, bin_width=0), "bin_width is 0"),
-        (lambda: figures.query_key_paths(pd.concat([paths(), paths().assign(seed=1)])), "seeds 0, 1"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            call()

@@ -61,8 +61,6 @@ def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
     titles = [axes.get_title() for axes in figure.axes[:3]]
     assert [title.split("\n")[0] for title in titles] == ["Spearman 0.31", "Spearman \N{MINUS SIGN}0.42", ""]
     assert titles[0].endswith("percentile 99")
-    with pytest.raises(ValueError, match="table of statistics has no column spearman, null_pct"):
-        figures.score_agreement(table, statistics.drop(columns=["spearman", "null_pct"]))
 
 
 def test_the_grid_has_each_profile_in_its_cell_and_one_axes_for_all():

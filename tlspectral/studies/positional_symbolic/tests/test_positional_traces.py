@@ -1,7 +1,6 @@
 """Traces are the model's own attention on swapped prompts, and norms those of keys that are turned one by one."""
 
 import functools
-import inspect
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
@@ -192,27 +190,3 @@ def test_tables_are_sorted_typed_and_say_where_they_come_from():
         for block in range(5)
     ]
     assert not any(point.fwd_hooks for point in model.hook_dict.values())
-
-
-REFUSED = {
-    "mode": (lambda m, p: inspect.unwrap(attention_traces)(m, p, HEADS, swaps=SWAPS, mode="keys"), "'prompt', 'key'"),
-    "swap": (lambda m, p: attention_traces(m, p, HEADS, swaps=[(2, 2)]), "does not swap with itself"),
-    "no heads": (lambda m, p: attention_traces(m, p, [], swaps=SWAPS), "no heads were given"),
-    "head": (lambda m, p: frequency_norms(m, p, [(0, 9)]), "L0H9"),
-    "frequency": (lambda m, p: attention_traces(m, p, HEADS, swaps=SWAPS, frequencies=[8, 1]), "frequency 8.*0 to 7"),
-    "negative": (lambda m, p: attention_traces(m, p, HEADS, swaps=SWAPS, frequencies=[-1]), "those of layer 0"),
-}
-
-
-@pytest.mark.parametrize(("call", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_exist_is_refused(call, said):
-    with pytest.raises((ValueError, BadHead), match=said):
-        call(built("packaged", "tiny-rope"), block_prompt(vocabulary=32))
-
-
-def test_frequencies_of_a_model_without_rotary_positions_are_refused():
-    model, prompt = built("packaged", "tiny-ape"), block_prompt(vocabulary=32)
-    for measure, options in ((frequency_norms, {}), (attention_traces, {"swaps": SWAPS, "frequencies": [0]})):
-        with pytest.raises(UnsupportedArchitecture, match="layer 0 has no rotary positions"):
-            measure(model, prompt, HEADS, **options)
-    assert attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[])["frequency"].isna().all()
