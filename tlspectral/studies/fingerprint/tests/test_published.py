@@ -115,6 +115,7 @@ def test_runs_that_are_the_published_ones(grid):
     found = beside_published(grid)
     for table in (found.steps, found.runs, found.heads):
         assert_described(table)
+    assert (found.steps["difference"] == 0).all()
     assert found.steps.groupby("arm").size().to_dict() == {"ape_free": 11 * 4, "rope_imag": 11 * 5}
     assert found.runs["arm"].tolist() == list(ARMS)
     runs = found.runs.set_index("arm")
@@ -147,6 +148,7 @@ def test_where_runs_part_and_the_command(grid, tmp_path):
     done = CliRunner().invoke(app, ["study", "beside-published", str(tmp_path), "-o", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "| `rope_imag` | 1 | 1000 | 400 | 0.25 at 500 | none (1400) | none (1400) |" in done.output
+    assert "| -2.5e-01 |" in done.output
     assert beside_markdown(found) in done.output
     for name in ("steps", "runs", "heads"):
         pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.parquet"), getattr(found, name))
