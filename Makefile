@@ -13,7 +13,7 @@ PARALLEL := --numprocesses logical --dist loadfile
 UNCHECKED := --jaxtyping-packages=
 
 # Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.
-LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_penalties.py \
+LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_models.py \
 	positional_symbolic/tests/test_canonical_sweep.py fingerprint/tests/test_replication.py) \
 	$(addprefix tests/test_,$(addsuffix .py,conformance_bridges conformance_devices spectral_rates smollm2 readme null_dtype))
 LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) tests tlspectral/studies)

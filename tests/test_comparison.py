@@ -10,8 +10,9 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.heads import compare_heads, weight_noise_band
+from tlspectral.heads import compare_heads
 from tlspectral.heads.comparison import COMPARED_COLUMNS
+from tlspectral.studies.fingerprint.statistics import weight_noise_band
 from tlspectral.tables import read_table, write_table
 
 CHANGED = (1, 2)

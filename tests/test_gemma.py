@@ -10,9 +10,9 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.heads.noise import storage_steps
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.source import PACKAGED
+from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
 LAYERS, HEADS, GLOBAL = 18, 4, (5, 11, 17)
 needs_gemma = pytest.mark.skipif(

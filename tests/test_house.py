@@ -346,7 +346,7 @@ def test_public_names_are_sorted_importable_and_documented():
 
 IN_ROOMS = {
     "ablation": ("band_effects", "summarize_sweep"),
-    "heads": ("copying_scores", "qk_penalty", "weight_noise_band"),
+    "heads": ("copying_scores", "qk_penalty"),
     "parts": ("Band", "Content", "Interaction", "LongRange", "Output", "Position", "RopePhase", "Symmetric"),
     "spectral_rope": ("SpectralRoPE",),
     "stats": ("attenuation", "layer_bootstrap", "model_permutation_test", "partial_spearman", "top_head_percentile"),

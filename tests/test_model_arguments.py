@@ -30,7 +30,6 @@ IN_ROOMS = (
     tls.ablation.band_effects,
     tls.heads.copying_scores,
     tls.heads.qk_penalty,
-    tls.heads.weight_noise_band,
     tls.tasks.induction_loss,
     tls.tasks.language_loss,
 )

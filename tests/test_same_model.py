@@ -17,6 +17,7 @@ from tlspectral.heads.same_model import require_table_of
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import score_agreement
 from tlspectral.report import report
+from tlspectral.studies.fingerprint.statistics import weight_noise_band
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation
 from tlspectral.tables.same_model import require_same_model
@@ -139,7 +140,7 @@ def of_placebo(model):
 def of_noise(model):
     table = heads()
     table.attrs["detectors"] = None
-    tls.compare_heads(table, table, noise_a=tls.heads.weight_noise_band(model, draws=2))
+    tls.compare_heads(table, table, noise_a=weight_noise_band(model, draws=2))
 
 
 def of_scores(model):

@@ -11,10 +11,14 @@ from reference_circuits import edited
 
 import tlspectral as tls
 from tlspectral.detectors import kernel_prediction, repeated_sequences
-from tlspectral.heads import weight_noise_draws
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import frequency_agreement, logit_shares
-from tlspectral.studies.fingerprint.statistics import permuted_pairing, pseudo_rope
+from tlspectral.studies.fingerprint.statistics import (
+    permuted_pairing,
+    pseudo_rope,
+    weight_noise_band,
+    weight_noise_draws,
+)
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import TABLES, join
 from tlspectral.tasks import induction
@@ -75,7 +79,7 @@ def traced(model, measure, **options):
 ROWS = [
     ("analyze_heads", analyze, None, None),
     ("frequency_table", tls.frequency_table, None, None),
-    ("weight_noise_band", lambda model: tls.heads.weight_noise_band(model, draws=2), None, None),
+    ("weight_noise_band", lambda model: weight_noise_band(model, draws=2), None, None),
     ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "two rows for L0H0"),
     ("permuted_pairing", lambda model: permuted_pairing(model, draws=1), None, None),
     ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 IN_ROOMS = {
     "tlspectral.ablation": ("band_effects", "summarize_sweep"),
-    "tlspectral.heads": ("copying_scores", "qk_penalty", "weight_noise_band"),
+    "tlspectral.heads": ("copying_scores", "qk_penalty"),
     "tlspectral.parts": (
         "Antisymmetric",
         "Band",

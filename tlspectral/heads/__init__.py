@@ -1,4 +1,4 @@
-"""Tables about heads: spectrum, directions, frequencies, copying, weight-rounding noise, comparison, and a card.
+"""Tables about heads: spectrum, directions, frequencies, copying, comparison, and a card.
 
 `qk_penalty` is a part's share in their operators, for a loss.
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
-    from tlspectral.heads.noise import weight_noise_band, weight_noise_draws
     from tlspectral.operators.penalty import qk_penalty
 
 _HOMES = {
@@ -30,8 +29,6 @@ _HOMES = {
     "head_card": "card",
     "head_directions": "directions",
     "qk_penalty": ".operators.penalty",
-    "weight_noise_band": "noise",
-    "weight_noise_draws": "noise",
 }
 
 __all__ = [
@@ -44,8 +41,6 @@ __all__ = [
     "head_card",
     "head_directions",
     "qk_penalty",
-    "weight_noise_band",
-    "weight_noise_draws",
 ]
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -15,28 +15,7 @@ NOISE_COLUMNS = (
     "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
     "rope_imag_frac", "freq_centroid", "hi_freq_dir",
 )
-"""The columns that `weight_noise_band` perturbs."""
-
-_ROUNDING = (
-    "How far the unquantised model's numbers lie from these: quantising is no independent noise, and weights elsewhere "
-    "moved too."
-)
-
-
-def _noise_columns(name: str) -> tuple[Column, Column]:
-    unit = COLUMNS[name].unit
-    return (
-        Column(f"{name}_sd",
-            f"Standard deviation (ddof 1) of {name} over draws in which query and key weights move within half a step "
-            "of the grid they are stored on. NaN where a draw has no value.", unit, range="0 .. inf",
-            also_known_as="rounding noise", does_not_establish=_ROUNDING),
-        Column(f"{name}_shift", f"Mean of {name} over those draws less its value for the weights as they are.", unit,
-            range="-inf .. inf", does_not_establish=_ROUNDING),
-    )
-
-
-_DRAW = Column("draw", "Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.", "index",
-    range="-1 .. draws - 1")
+"""The columns that rounding of the weights moves."""
 
 COMPARED_COLUMNS = (
     "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
@@ -129,10 +108,6 @@ ANALYZE_MODELS = {
         _FAILURE),
 }
 FREQUENCY_TABLE = Table("frequency_table", "`tls.frequency_table`", FREQUENCY_COLUMNS)
-WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tls.heads.weight_noise_band`",
-    (*_HEAD, *(column for name in NOISE_COLUMNS for column in _noise_columns(name))))
-WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.heads.weight_noise_draws`",
-    (_DRAW, *_HEAD, *(COLUMNS[name] for name in NOISE_COLUMNS)))
 COMPARE_HEADS = Table("compare_heads", "`tls.compare_heads`",
     (*_HEAD, *_CHANGE, *(column for name in COMPARED_COLUMNS for column in _compared_columns(name))))
 _RANDOM = "uniform in the space that the direction lies in"
@@ -170,6 +145,6 @@ HEAD_DIRECTIONS = Table("head_directions", "`tls.head_directions`", (
 ))
 
 TABLES = (
-    ANALYZE_HEADS, FREQUENCY_TABLE, WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, COMPARE_HEADS,
+    ANALYZE_HEADS, FREQUENCY_TABLE, COMPARE_HEADS,
     HEAD_DIRECTIONS, *ANALYZE_MODELS.values(),
 )

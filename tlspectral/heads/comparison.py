@@ -33,7 +33,8 @@ def compare_heads(
         a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
             fine-tuned or quantised copy). Heads that only one of them has are left out, and so are columns that only
             one has values for, such as the detectors beside a table read from files.
-        noise_a, noise_b: tables of `weight_noise_band` of the same models, where their rounding matters.
+        noise_a, noise_b: tables of the same models with `<column>_sd`, where their rounding matters: those of the
+            fingerprint study's `weight_noise_band`.
 
     Returns:
         DataFrame, one row per head, the most changed first: `layer, head, name, change_rank`; for the two families of
@@ -49,7 +50,7 @@ def compare_heads(
 
     The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
     that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what
-    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a draw of `weight_noise_draws`, 99 % of the
+    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the
     heads move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
 
     Raises:

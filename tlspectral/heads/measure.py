@@ -1,6 +1,6 @@
 """Columns that follow from the query-key factors of a layer's heads, their matched null, and those asked for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -112,15 +112,6 @@ def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str,
     """Compute `phase_metrics` of heads, as columns."""
     metrics = phase_metrics(phase_norms(w_q, w_k, rotary), rotary)
     return {name: value.numpy() for name, value in metrics._asdict().items()}
-
-
-def drawn_columns(layer: int, heads: int, draws: Iterable[Mapping[str, Any]], first: int = 0) -> pd.DataFrame:
-    """Return `draw, layer, head` and the columns of each draw of a layer's heads, draw after draw."""
-    tables = [
-        pd.DataFrame({"draw": draw, "layer": layer, "head": np.arange(heads), **columns})
-        for draw, columns in enumerate(draws, start=first)
-    ]
-    return pd.concat(tables)
 
 
 def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:

@@ -43,34 +43,21 @@ FIGURES = {
     "phases": (figures.phase_evolution, "step mean_abs start_abs drift"),
     "manifold": (figures.depth_manifold_plane, "layer head depth pc1 pc2 between"),
     "positions": (figures.position_losses, "adapted position loss low high"),
-    "losses": (lambda table: figures.training_losses(table, REFERENCES), "language seed step loss"),
-    "gap": (lambda table: figures.structure_gap_curves(table, REFERENCES), "language size mean low high trained"),
-    "paths": (lambda table: figures.frequency_paths(table, RUNS), "task start seed step omega"),
+    "losses": (figures.training_losses, "language seed step loss", REFERENCES, "chance_loss"),
+    "gap": (figures.structure_gap_curves, "language size mean low high trained", REFERENCES, "chance_accuracy"),
+    "paths": (figures.frequency_paths, "task start seed step omega", RUNS, "success"),
 }
 
 
-@pytest.mark.parametrize(("draw", "columns"), FIGURES.values(), ids=FIGURES)
-def test_a_figure_without_rows_or_without_a_column_is_refused(draw, columns):
-    table = pd.DataFrame(columns=columns.split())
-    with pytest.raises(ValueError, match="has no rows: give a table of"):
-        draw(table)
-    for column in table:
-        with pytest.raises(ValueError, match=f"has no column {column}: give a table of"):
-            draw(table.drop(columns=column))
-
-
-@pytest.mark.parametrize(
-    ("draw", "second", "column"),
-    [
-        (lambda table: figures.training_losses(one_row("losses"), table), REFERENCES, "chance_loss"),
-        (lambda table: figures.structure_gap_curves(one_row("gap"), table), REFERENCES, "chance_accuracy"),
-        (lambda table: figures.frequency_paths(one_row("paths"), table), RUNS, "success"),
-    ],
-)
-def test_a_second_table_without_a_column_is_refused(draw, second, column):
-    with pytest.raises(ValueError, match=f"has no column {column}: give a table of the experiment"):
-        draw(second.drop(columns=column))
-
-
-def one_row(figure):
-    return pd.DataFrame({name: [0] for name in FIGURES[figure][1].split()})
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_without_rows_or_without_a_column_is_refused(name):
+    draw, columns, *second = FIGURES[name]
+    table = pd.DataFrame({column: [0] for column in columns.split()})
+    refused = {"has no rows": (table[:0], *second[:1])}
+    refused |= {f"has no column {column}": (table.drop(columns=column), *second[:1]) for column in table}
+    if second:
+        other, column = second
+        refused[f"has no column {column}"] = table, other.drop(columns=column)
+    for said, given in refused.items():
+        with pytest.raises(ValueError, match=f"{said}: give a table of"):
+            draw(*given)

@@ -1,12 +1,13 @@
 """The formal languages against parsers that share nothing with the generators: a stack, a complement table, a sum."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spectral_arms import generator
 
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, BioRotation, Dyck3, Modulo7, answers_of
 
@@ -14,10 +15,6 @@ LANGUAGES = (Dyck3((2, 6)), BioRotation((5, 12), motif=3), Modulo7())
 SMALL = (Dyck3((1, 3)), BioRotation((1, 2), motif=2), Modulo7())
 PARTNER = {"(": ")", "[": "]", "{": "}"}
 COMPLEMENT = {"A": "T", "T": "A", "C": "G", "G": "C"}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def rows(language, batch):
@@ -79,20 +76,17 @@ def test_floors_are_entropies_of_a_large_sample(language):
     """The prefix decides every scored token, whose floor is 0; over all tokens whole sequences are counted."""
     draws = 40_000
     batch = language.sample(draws, generator(3))
-    sequences, counts = batch.tokens.unique(dim=0, return_counts=True)
+    _, counts = batch.tokens.unique(dim=0, return_counts=True)
     share = counts.double() / draws
     entropy = -(share * share.log()).sum().item()
     targets = (batch.tokens[:, 1:] != 0).sum().item() / draws
     # Sampling: (number of sequences) / (2 draws), at most 0.005 nats here over about 8 targets; a factor ln 3 that is
     # missing for one opener is 0.2.
     assert language.sequence_floor == pytest.approx(entropy / targets, abs=0.004)
-    scored = {tuple(row): mask for row, mask in zip(batch.tokens.tolist(), batch.scored.tolist(), strict=True)}
-    next_of = defaultdict(Counter)
-    for row in sequences.tolist():
-        for t, is_scored in enumerate(scored[tuple(row)]):
-            if is_scored:
-                next_of[tuple(row[: t + 1])][row[t + 1]] += 1
-    assert all(len(found) == 1 for found in next_of.values())
+    following = defaultdict(set)
+    for row, t in batch.scored.nonzero().tolist():
+        following[tuple(batch.tokens[row, : t + 1].tolist())].add(int(batch.tokens[row, t + 1]))
+    assert all(len(tokens) == 1 for tokens in following.values())
     assert language.entropy_floor == 0.0
 
 

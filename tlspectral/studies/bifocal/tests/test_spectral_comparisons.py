@@ -16,7 +16,7 @@ from tlspectral.studies.bifocal.context_extension import QUICK_EXTENSION, joined
 from tlspectral.studies.bifocal.equivalence import depth_cosines
 from tlspectral.studies.bifocal.llama import LITERAL_ARM, SpectralArm, SpectralLlama, parameter_counts
 from tlspectral.studies.bifocal.modulo import QUICK_MODULO, modulo_experiment, split_expressions
-from tlspectral.studies.bifocal.schedule import DYCK, QUICK_DYCK
+from tlspectral.studies.bifocal.schedule import QUICK_DYCK
 from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.common.seed_intervals import equivalence
 from tlspectral.tables import read_table
@@ -35,7 +35,6 @@ def test_the_literal_arm_is_the_papers():
     model = SpectralLlama(SMALL, arm, seed=1)
     spectral = model.attentions()[0].spectral
     assert spectral is not None
-    assert all(parameter.shape == (1, 2) for parameter in spectral.parameters())
     assert parameter_counts(SMALL, arm)["spectral"] == 2 * 3 * 2
     jitter_spectral(model)
     x = torch.randn(1, 6, 4, 4, generator=generator())
@@ -65,12 +64,9 @@ def test_every_arm_has_the_same_grid_and_seeds(tables):
     rates, compared = tables["equivalence_rates"], tables["equivalence"]
     assert rates.groupby("arm").size().tolist() == [len(QUICK_DYCK.rates)] * 2
     assert rates.groupby("arm")["best"].sum().tolist() == [1, 1]
-    assert rates.loc[rates["common"], "learning_rate"].nunique() == 1
     assert compared["view"].tolist() == ["equal"] * 2 + ["best"] * 2
     assert compared.loc[compared["view"] == "equal", "learning_rate"].nunique() == 1
     assert set(compared["n"]) == {len(QUICK_DYCK.seeds)}
-    assert not set(DYCK.tuning_seeds) & set(DYCK.seeds)
-    assert len(DYCK.seeds) == 20
 
 
 def test_held_out_sums_are_not_trained(tables, tmp_path):
@@ -117,13 +113,9 @@ def test_rope_settings_change_what_they_should():
 
 def test_frequencies_and_weights_of_a_learnable_copy_train():
     plain = new_model(QUICK_EXTENSION, 0)
-    spectral = learnable(plain)
-    trained = {name.rsplit(".", 1)[-1] for name, value in spectral.named_parameters() if value.requires_grad}
-    assert "log_omega_shift" in trained
-    assert not trained & {"gain", "phase"}
-    assert len([name for name, value in spectral.named_parameters() if value.requires_grad]) == 2 + len(
-        list(plain.parameters())
-    )
+    trained = [name.rsplit(".", 1)[-1] for name, value in learnable(plain).named_parameters() if value.requires_grad]
+    assert trained.count("log_omega_shift") == 2
+    assert len(trained) == 2 + len(list(plain.parameters()))
 
 
 @pytest.mark.slow  # 11 CPU seconds: five trainings, and six tables of heads
@@ -133,10 +125,8 @@ def test_all_readings_are_of_the_same_models(tmp_path):
     for table in tables.values():
         assert_described(table)
     assert {table.attrs["table"].removeprefix("experiments.") for table in tables.values()} == set(tables)
-    assert len(tables) == 6
     runs, heads = tables["extension_runs"], tables["extension_heads"]
-    arms = ["fixed", *context_extension.SCALINGS, "learned", "learned_fast"]
-    assert set(runs["arm"]) == set(arms)
+    assert set(runs["arm"]) == {"fixed", *context_extension.SCALINGS, "learned", "learned_fast"}
     assert runs.groupby(["arm", "adapted"])["position"].apply(list).map(tuple).nunique() == 1
     assert tables["extension"].groupby("positions")["difference"].count().tolist() == [10] * 3
     start = heads[heads["step"] == 0].groupby(["layer", "head"])[["rope_imag_frac", "D_head"]]

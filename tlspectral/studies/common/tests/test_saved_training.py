@@ -43,11 +43,6 @@ def test_a_training_goes_on_to_the_same_bits(tmp_path, positions, stop):
     for index, values in moments[1].items():
         same(moments[0][index], values)
     assert torch.equal(resumed.stream.get_state(), whole.stream.get_state())
-    # Without the optimizer's moments or the place in the stream the next steps are others.
-    fresh = begin_training(config, SHORT)
-    fresh.model.load_state_dict(saved_model(saved.path / f"step{stop}.safetensors").state_dict())
-    trained(fresh, 8, done=stop)
-    assert stop == 0 or not torch.equal(fresh.model.embed.W_E, whole.model.embed.W_E)
 
 
 def test_the_files_of_a_saved_training(tmp_path):
@@ -57,12 +52,10 @@ def test_the_files_of_a_saved_training(tmp_path):
     saved.save(trained(training, 2), 2, {})
     assert list(saved_steps(tmp_path)) == [0, 2]
     assert saved_steps(tmp_path / "nothing") == {}
-    same(load_file(tmp_path / "step2.safetensors"), training.model.state_dict())
-    same(saved_model(tmp_path / "step2.safetensors").state_dict(), training.model.state_dict())
-    assert saved_digest(tmp_path / "step0.safetensors") != saved_digest(tmp_path / "step2.safetensors")
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "state.safetensors", "step0.safetensors", "step2.safetensors",
-    ]  # fmt: skip
+    file = tmp_path / "step2.safetensors"
+    for weights in (load_file(file), saved_model(file).state_dict()):
+        same(weights, training.model.state_dict())
+    assert saved_digest(tmp_path / "step0.safetensors") != saved_digest(file)
 
 
 def test_the_state_of_another_training_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""The statistics of "Fingerprint, Not Blueprint": its tests and tables, placebos, and its rows for another model."""
+"""The statistics of "Fingerprint, Not Blueprint": tests and tables, placebos, rounding, rows for another model."""
 
 from tlspectral.studies.fingerprint.statistics.model_groups import leave_one_model_out, top_k_sensitivity
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
@@ -11,6 +11,7 @@ from tlspectral.studies.fingerprint.statistics.rank_tests import (
 )
 from tlspectral.studies.fingerprint.statistics.regression import nested_r_squared
 from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
+from tlspectral.studies.fingerprint.statistics.weight_noise import weight_noise_band, weight_noise_draws
 from tlspectral.studies.fingerprint.statistics.weight_triage import triage
 
 __all__ = [
@@ -27,4 +28,6 @@ __all__ = [
     "statistic_noise",
     "top_k_sensitivity",
     "triage",
+    "weight_noise_band",
+    "weight_noise_draws",
 ]

@@ -5,6 +5,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
+from tlspectral.heads.columns import NOISE_COLUMNS
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 
@@ -175,6 +176,27 @@ _ANOTHER = (
     REASON,
 )
 
+_ROUNDING = (
+    "How far the unquantised model's numbers lie from these: quantising is no independent noise, and weights elsewhere "
+    "moved too."
+)
+
+
+def _noise_columns(name: str) -> tuple[Column, Column]:
+    unit = COLUMNS[name].unit
+    return (
+        Column(f"{name}_sd",
+            f"Standard deviation (ddof 1) of {name} over draws in which query and key weights move within half a step "
+            "of the grid they are stored on. NaN where a draw has no value.", unit, range="0 .. inf",
+            also_known_as="rounding noise", does_not_establish=_ROUNDING),
+        Column(f"{name}_shift", f"Mean of {name} over those draws less its value for the weights as they are.", unit,
+            range="-inf .. inf", does_not_establish=_ROUNDING),
+    )
+
+
+_PERTURBED = Column("draw", "Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.",
+    "index", range="-1 .. draws - 1")
+
 SPEARMAN_TABLE = Table("spearman_table", "`tlspectral.studies.fingerprint.statistics.spearman_table`", _SPEARMAN)
 TRIAGE = Table("triage", "`tlspectral.studies.fingerprint.statistics.triage`", _TRIAGE)
 LEAVE_ONE_MODEL_OUT = Table("leave_one_model_out",
@@ -186,8 +208,13 @@ PERMUTED_PAIRING = Table("permuted_pairing",
     (Column("draw", "Number of the permutation of rotary columns, from 0.", "index", range="0 .. draws - 1"), *_HEAD,
      *map(_placebo_column, ("rope_imag_frac", "freq_centroid", "hi_freq_dir"))))
 
+WEIGHT_NOISE_BAND = Table("weight_noise_band", "`tlspectral.studies.fingerprint.statistics.weight_noise_band`",
+    (*_HEAD, *(column for name in NOISE_COLUMNS for column in _noise_columns(name))))
+WEIGHT_NOISE_DRAWS = Table("weight_noise_draws", "`tlspectral.studies.fingerprint.statistics.weight_noise_draws`",
+    (_PERTURBED, *_HEAD, *(COLUMNS[name] for name in NOISE_COLUMNS)))
 ANOTHER_MODEL = Table("another_model",
     "`another_model`, and `tlspectral study statistics TABLE -o FILE`, which writes it", _ANOTHER)
 TABLES = (
-    SPEARMAN_TABLE, TRIAGE, LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY, STATISTIC_NOISE, PERMUTED_PAIRING, ANOTHER_MODEL,
+    SPEARMAN_TABLE, TRIAGE, LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY, STATISTIC_NOISE, PERMUTED_PAIRING,
+    WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS, ANOTHER_MODEL,
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads.noise import weight_noise_draws
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.stats import (
     PartialCorrelation,
@@ -23,6 +22,7 @@ from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_ove
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
 from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
+from tlspectral.studies.fingerprint.statistics.weight_noise import weight_noise_draws
 from tlspectral.tables import named
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")

@@ -1,11 +1,22 @@
 """One head table for each draw of some of its columns, such as those of a placebo or of perturbed weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+
+
+def drawn_columns(layer: int, heads: int, draws: Iterable[Mapping[str, Any]], first: int = 0) -> pd.DataFrame:
+    """Return `draw, layer, head` and the columns of each draw of a layer's heads, draw after draw."""
+    tables = [
+        pd.DataFrame({"draw": draw, "layer": layer, "head": np.arange(heads), **columns})
+        for draw, columns in enumerate(draws, start=first)
+    ]
+    return pd.concat(tables)
 
 
 def tables_with_draws(heads: pd.DataFrame, draws: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -23,11 +23,7 @@ from tlspectral.studies.fingerprint.constrained import (
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.figures.replication import position_kernels
 from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
-from tlspectral.studies.fingerprint.published import (
-    published_checkpoints,
-    published_heads,
-    published_kernels,
-)
+from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads, published_kernels
 from tlspectral.studies.fingerprint.replication import scheme_contrast
 from tlspectral.studies.fingerprint.replication.claims import Claim
 from tlspectral.studies.fingerprint.statistics import (
@@ -91,7 +87,6 @@ REFUSED = {
     "no prev": (lambda: formation_crossing(track().drop(columns="prev")), r"no column prev.*HeadHistory\.track"),
     "step names": (lambda: formation_crossing(track(step=["base", "tuned"])), "'step' holds names such as 'base'"),
     "steps twice": (lambda: formation_crossing(track(step=[0, 0])), "several rows of step 0"),
-    "steps back": (lambda: formation_crossing(track()[::-1]), "step 0 follows step 10"),
     "NaN": (lambda: formation_crossing(track(prev=[0.1, np.nan])), "'prev' is NaN in row 1"),
     "no rows": (lambda: formation_crossing(track()[:0]), "no rows"),
     "no median": (lambda: median_leaves_null(track()), "no column D_head_median"),
@@ -99,9 +94,7 @@ REFUSED = {
     # figures
     "no model": (lambda: checkpoint_acts({}), "one to 4 models, found 0"),
     "five models": (lambda: checkpoint_acts({str(place): acts() for place in range(5)}), "found 5"),
-    "acts column": (lambda: checkpoint_acts(acts().drop(columns="prev")), "no column prev"),
     "acts NaN": (lambda: checkpoint_acts({"a": acts(D_head_median=np.nan)}), "of a has NaN in column 'D_head_median'"),
-    "acts null": (lambda: checkpoint_acts(acts().drop(columns="D_head_null_median")), "no column D_head_null_median"),
     "kernels": (lambda: position_kernels(published_kernels().query("ablated")), "found 0"),
     # statistics of one table
     "no scores": (lambda: triage(heads(), scores=()), "at least one score"),
@@ -112,16 +105,13 @@ REFUSED = {
     "class of infinite": (lambda: class_test(INFINITE, threshold=0.5), "infinite"),
     "fit of infinite": (lambda: nested_r_squared(INFINITE, "prev", "dir_frac", "D_head"), "infinite"),
     "fit of nothing": (lambda: nested_r_squared(heads(), "prev", "dir_frac", []), "at least one column"),
-    "fit of none": (lambda: nested_r_squared(heads(), "dCE_sym", "dir_frac", "D_head"), r"no column \['dCE_sym'\]"),
     "empty y": (lambda: mann_whitney([1, 2], [np.nan]), "group y holds no numbers"),
-    "empty x": (lambda: mann_whitney([], [1]), "group x holds no numbers"),
     "infinite": (lambda: mann_whitney([np.inf], [1]), "infinite"),
     # past the check of annotations
     "alternative": (lambda: unwrap(mann_whitney)([1], [2], alternative="two.sided"), "alternative"),
     "overlap of too many": (lambda: hypergeometric_overlap(10, 11, 2, 1), "do not fit into a population of 10"),
     "overlap of none": (lambda: hypergeometric_overlap(10, 3, -1, 0), "do not fit"),
     "overlap too large": (lambda: hypergeometric_overlap(10, 3, 2, 3), "have 0 to 2 in common, and cannot have 3"),
-    "overlap too small": (lambda: hypergeometric_overlap(10, 8, 7, 4), "have 5 to 7 in common"),
     # several models
     "unmatched": (lambda: leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "c": 2}), r"models \['b', 'c'\] have a"),
     "one group": (lambda: leave_one_model_out({"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}), "two groups are compared"),
@@ -144,21 +134,17 @@ REFUSED = {
         "head table is of model one, the draws are of model other",
     ),
     "not draws": (lambda: placebo_attenuation(heads(), heads()), "draws has no column draw.*permuted_pairing"),
-    "empty draws": (lambda: placebo_attenuation(heads(), draws().iloc[:0]), "draws has no rows"),
     "heads twice": (lambda: placebo_attenuation(twice(heads()), draws()), "table of heads has more than one row"),
     # constrained training
     "half a constraint": (lambda: Arm("mine", "rotary", symmetric_penalty), "give both, or neither"),
-    "weight alone": (lambda: Arm("mine", "rotary", penalty_weight=1.0), "give both, or neither"),
     "evaluations": (
         lambda: formation(run().drop(columns=["ce_pred", "ind_best"]), vocabulary=32),
         "evaluations has no column ce_pred, ind_best",
     ),
-    "no evaluations": (lambda: formation(run()[:0], vocabulary=32), "evaluations has no rows"),
     "runs twice": (lambda: formation(twice(run()), vocabulary=32), r"arm rope_free, seed 0 has several .*step 5\)"),
     "formation": (lambda: formation_tests(run()), "formation has no column formed_loss"),
     "kernel": (lambda: rerouting(run(), run(head=0)), "kernels has none of L0H1 at step 5"),
     "kernels twice": (lambda: rerouting(run(), twice(run())), "several rows for one step, layer, head, offset"),
-    "no heads": (lambda: previous_token_heads(run()[:0]), "no rows"),
     "heads of two runs": (lambda: previous_token_heads(twice(run())), "several rows for one step, layer, head"),
 }
 
@@ -177,9 +163,7 @@ def test_it_is_refused(name):
         ({"arms": ["rope_anti"]}, "'rope_anti' is no arm; there are ape_free, ape_sym"),
         ({"arms": []}, "no arms were given"),
         ({"arms": ["ape_free", ARMS["ape_free"]]}, "arm 'ape_free' comes twice"),
-        ({"arms": [Arm("ape_sym", "standard", symmetric_penalty, 1.0)]}, "'ape_sym' is the name of another arm"),
         ({"seeds": 0}, "seeds=0: a grid needs one"),
-        ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: a seed comes twice"),
         ({"until": 0}, "until=0: name a step after the start, of 6"),
     ],
 )

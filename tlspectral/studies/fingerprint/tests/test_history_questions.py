@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from tlspectral.history import PYTHIA_STEPS, within_model_percentile
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
-from tlspectral.studies.fingerprint.history_questions import (
-    eventual_head_rank,
-    formation_crossing,
-    median_leaves_null,
-)
+from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
 from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads
 
 few = settings(max_examples=30, derandomize=True)
@@ -147,58 +143,35 @@ def test_the_published_head_stood_low_before_it_formed_and_is_that_of_the_head_t
 # --- the figure ---
 
 
-def acts(**changes):
-    columns = {
-        "step": [0, 100, 200, 300],
-        "D_head_median": [0.6, 0.6, 0.5, 0.4],
-        "D_head_null_median": [0.6, 0.61, 0.6, 0.59],
-        "D_head_null_low": [0.55, 0.56, 0.57, 0.58],
-        "D_head_null_high": [0.65, 0.66, 0.67, 0.68],
-    }
-    return track([0.0, 0.1, 0.8, 0.9], [0.4, 0.3, 0.95, 1.0]).assign(**columns).assign(**changes)
+def drawn(axes):
+    """What a panel shows, by label of a line or id of a part, as x and y."""
+    lines = {line.get_gid() or line.get_label(): line.get_xydata().T.tolist() for line in axes.lines}
+    for part in axes.get_children():
+        if part.get_gid() in ("window", "null range"):
+            path = part.get_paths()[0] if part.get_gid() == "null range" else part.get_path()
+            box = path.get_extents(None if part.get_gid() == "null range" else part.get_patch_transform())
+            lines[part.get_gid()] = [box.x0, box.x1, box.y0, box.y1]
+    return lines
 
 
-def found(axes, gid):
-    return [artist for artist in axes.get_children() if artist.get_gid() == gid]
-
-
-def bounds(axes):
-    [window] = found(axes, "window")
-    box = window.get_path().get_extents(window.get_patch_transform())
-    return box.x0, box.x1
-
-
-def drawn(axes, label):
-    [line] = [line for line in axes.lines if line.get_label() == label]
-    return line.get_xdata().tolist(), line.get_ydata().tolist()
-
-
-def test_the_figure_shows_one_history_with_its_null():
-    table = acts()
-    panels = checkpoint_acts(table).axes
-    for axes, column in zip(panels, ("prev", "rope_imag_frac_pct", "D_head_median"), strict=True):
-        assert drawn(axes, column) == (table["step"].tolist(), table[column].tolist())
-        assert bounds(axes) == pytest.approx((100, 200))
-    [null] = found(panels[2], "null")
-    assert null.get_ydata().tolist() == table["D_head_null_median"].tolist()
-    [shade] = found(panels[2], "null range")
-    corners = {tuple(corner) for corner in shade.get_paths()[0].vertices.round(9)}
-    assert {(200.0, 0.57), (300.0, 0.68)} <= corners
-    without_range = checkpoint_acts(table.drop(columns="D_head_null_low")).axes[2]
-    assert found(without_range, "null")
-    assert not found(without_range, "null range")
-
-
-def test_the_figure_shows_published_histories_and_the_window_of_all():
-    tables = {name: published_checkpoints(name) for name in ("pythia-410m", "pythia-160m")}
-    figure = checkpoint_acts(tables, null=0.61)
-    for axes, column in zip(figure.axes, ("prev", "rope_imag_frac_pct", "D_head_median"), strict=True):
-        for name, table in tables.items():
-            assert drawn(axes, name) == (table["step"].tolist(), table[column].tolist())
-        assert bounds(axes) == pytest.approx((512, 1000))
-        assert axes.get_xscale() == "symlog"
-    [null] = found(figure.axes[2], "null")
-    assert set(null.get_ydata()) == {0.61}
-    late = acts(prev=[0.0, 0.1, 0.2, 0.9])
-    assert bounds(checkpoint_acts({"early": acts(), "late": late}).axes[0]) == pytest.approx((100, 300))
-    assert not found(checkpoint_acts(acts(prev=0.1)).axes[0], "window")
+def test_the_figure_shows_histories_with_their_null_and_the_window_of_all():
+    table = track([0.0, 0.1, 0.8, 0.9], [0.4, 0.3, 0.95, 1.0], D_head_median=[0.6, 0.6, 0.5, 0.4])
+    low, high = [0.55, 0.56, 0.57, 0.58], [0.65, 0.66, 0.67, 0.68]
+    table = table.assign(D_head_null_median=[0.6, 0.61, 0.6, 0.59], D_head_null_low=low, D_head_null_high=high)
+    late = table.assign(prev=[0.0, 0.1, 0.2, 0.9])
+    for figure, tables in (
+        (checkpoint_acts(table), {"": table}),
+        (checkpoint_acts({"early": table, "late": late}, null=0.61), {"early": table, "late": late}),
+    ):
+        for axes, column in zip(figure.axes, ("prev", "rope_imag_frac_pct", "D_head_median"), strict=True):
+            for name, rows in tables.items():
+                assert drawn(axes)[name or column] == [rows["step"].tolist(), rows[column].tolist()]
+            assert drawn(axes)["window"][:2] == pytest.approx([10, 30 if "late" in tables else 20])
+    assert set(drawn(figure.axes[2])["null"][1]) == {0.61}
+    one = drawn(checkpoint_acts(table).axes[2])
+    assert one["null"][1] == table["D_head_null_median"].tolist()
+    assert one["null range"] == pytest.approx([0, 30, 0.55, 0.68])
+    without_range = drawn(checkpoint_acts(table.drop(columns="D_head_null_low")).axes[2])
+    assert "null" in without_range
+    assert "null range" not in without_range
+    assert "window" not in drawn(checkpoint_acts(table.assign(prev=0.1)).axes[0])

@@ -1,5 +1,10 @@
-"""The packaged checkpoints: what their files say, and that they load as what was trained."""
+"""The packaged checkpoints: what their files say, that they load as what was trained, and that they are ground truth.
 
+The circuit (a previous-token head below, induction heads above, joined by K-composition) is what the random-map task
+asks for. Everything that reads heads has to find it. The models are loaded once per process and not to be changed.
+"""
+
+import functools
 import hashlib
 import importlib.resources
 import shutil
@@ -8,18 +13,136 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from packaged import BACKENDS, CONSTRAINED, analyzed, detected, loaded, sequences, trained
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.packaged import models_folder, read_packaged
-from tlspectral.models.loading.source import PACKAGED, TINY, find_source
-from tlspectral.studies.common import RandomMapTask, TransformerConfig, evaluate
+from tlspectral.models.loading.source import TINY
+from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
 from tlspectral.studies.fingerprint.packaged_models import RECIPES
+
+BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
+FREE = ("tiny-ape", "tiny-rope")
+CONSTRAINED = ("tiny-ape-sym", "tiny-rope-imag", "tiny-rope-sym")
+# Heads with a symmetric operator are less sharp: induction .27 to .42 on learned positions, .47 to .67 on rotary ones.
+LEAST_INDUCTION = {"tiny-ape-sym": 0.2, "tiny-rope-sym": 0.4}
 
 every_model = pytest.mark.parametrize("name", TINY)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 pytestmark = pytest.mark.usefixtures("no_network")
+
+
+@functools.cache
+def loaded(name, backend="bridge"):
+    return tls.load_model(name, backend=backend, device="cpu")
+
+
+@functools.cache
+def detected(name, backend="bridge"):
+    return tls.detect_heads(loaded(name, backend))
+
+
+@functools.cache
+def analyzed(name):
+    return tls.analyze_heads(loaded(name), detectors=False, null_draws=2)
+
+
+def trained(name):
+    """The plain-torch model that the weights were trained as."""
+    record, weights = read_packaged(name)
+    model = AttentionOnlyTransformer(TransformerConfig(**record["config"]))
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def sequences(n_sequences=8, seed=0):
+    return RandomMapTask().sample(n_sequences, torch.Generator().manual_seed(seed))
+
+
+def previous_token_head(name):
+    """The row of the head table for the head with the largest previous-token score."""
+    return analyzed(name).loc[detected(name)["prev"].idxmax()]
+
+
+@every_model
+def test_the_circuit_is_there_and_its_operators_are_the_models(name):
+    # At the longest context too, where float32 angles have drifted most.
+    assert tls.verify_scores(loaded(name), sequences(2).tokens).index.tolist() == [0, 1]
+    heads = detected(name)
+    below, above = heads[heads["layer"] == 0], heads[heads["layer"] == 1]
+    assert heads.attrs["segment_length"] == 31  # a permutation of all tokens but the opening one
+    previous = below.nlargest(2, "prev")["prev"].tolist()
+    assert previous[0] > 0.7
+    assert previous[1] < 0.4
+    assert (above["ind"] > LEAST_INDUCTION.get(name, 0.5)).all()
+    # Nothing does the other's work.
+    assert max(below["ind"].max(), above["prev"].max(), heads["dup"].max()) < 0.1
+
+
+@every_backend
+@pytest.mark.parametrize("name", [name for name in TINY if not name.endswith("-sym")])  # there it is near chance
+def test_k_composition_finds_the_previous_token_head_for_every_induction_head(name, backend):
+    heads = detected(name)
+    below = heads[heads["layer"] == 0]
+    previous = int(below.loc[below["prev"].idxmax(), "head"])
+    induction = heads[(heads["layer"] == 1) & (heads["ind"] > 0.5)]
+    for head in induction["head"]:
+        table = tls.k_composition(loaded(name, backend), (1, int(head)))
+        assert (table.loc[0, "layer"], table.loc[0, "head"]) == (0, previous)
+        assert table.loc[0, "score"] > 1.5 * table.loc[1, "score"]
+        assert table.loc[0, "score"] > 1.5 * table.loc[0, "chance"]
+
+
+def test_what_a_constraint_takes_from_the_previous_token_head_and_what_it_leaves():
+    """FP section 10: under rotary positions a symmetric M attends to the previous token, by Im(M_t)."""
+    symmetric, without_phase = previous_token_head("tiny-rope-sym"), previous_token_head("tiny-rope-imag")
+    assert symmetric["dir_frac"] < 0.03
+    assert symmetric["D_head"] < 0.01
+    assert 0.4 < symmetric["rope_imag_frac"] < 0.6
+    assert without_phase["rope_imag_frac"] < 0.01
+    assert without_phase["dir_frac"] > 0.1
+    assert previous_token_head("tiny-ape-sym")["dir_frac"] < 0.05
+    for name, column, most in (
+        ("tiny-rope-sym", "dir_frac", 0.1),
+        ("tiny-rope-imag", "rope_imag_frac", 0.02),
+        ("tiny-ape-sym", "dir_frac", 0.15),
+    ):
+        assert (analyzed(name)[column] < most).all()
+    for name in CONSTRAINED:
+        # Little capability is lost in the end: there is a way around every constraint.
+        free, loss = (read_packaged(of)[0]["metrics"]["loss_predictable"] for of in (name.rsplit("-", 1)[0], name))
+        assert loss < free + 0.1
+    for name in FREE:
+        assert previous_token_head(name)["dir_frac"] > 0.3
+    assert previous_token_head("tiny-rope")["rope_imag_frac"] > 0.4
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-rope-imag", *(pytest.param(name, marks=pytest.mark.slow) for name in CONSTRAINED[::2])]
+)
+def test_the_layer_below_is_positional_and_the_one_above_symbolic(name):
+    """Prompts of the task, 15 blocks of 8 tokens and 8 more: whether attention stays or follows when blocks swap.
+
+    In these prompts some blocks hold the last token with what followed it, so that there is something to follow.
+    """
+    pairs, tables = torch.combinations(torch.arange(15)), []
+    drawn = sequences(120).tokens
+    holds = (drawn[:, :120] == drawn[:, 127:]).unflatten(1, (15, 8))  # prompt block token
+    told = holds.any(2).sum(1).clamp(0, 8)
+    kept = drawn[(told >= 1) & (told <= 7) & ~holds[:, :, 7].any(1)]
+    for number, tokens in enumerate(kept[:8]):
+        swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
+        prompt = tls.BlockPrompt(tokens[:0], tokens[:120].split(8), tokens[120:])
+        tables.append(tls.positional_symbolic(loaded(name), prompt, swaps=[swap for swap in swaps if swap[0] > 0]))
+    scores = pd.concat(tables).groupby(["layer", "head"])[["s_pos", "s_sym"]].mean()
+    head = previous_token_head(name)
+    assert head["layer"] == 0
+    below, above = scores.loc[(0, int(head["head"]))], scores.loc[1]
+    # Measured: below 1.00 and .04 to .14. Above .01 to .02 and .99 to 1.00 without phase; with a symmetric M .09 to .43
+    # and .79 to .98.
+    assert below["s_pos"] > 0.9 > 0.3 > below["s_sym"]
+    assert (above["s_sym"] > (0.7 if name.endswith("-sym") else 0.95)).all()
+    assert (above["s_pos"] < (0.5 if name.endswith("-sym") else 0.1)).all()
 
 
 # --- the files ---
@@ -41,7 +164,6 @@ def test_the_record_says_how_the_weights_were_made_and_what_they_do(name):
     assert record["command"] == f"python -m tlspectral.studies.fingerprint.packaged_models {name}"
     assert (record["task"], record["training"]) == (vars(recipe.task), vars(recipe.training))
     assert TransformerConfig(**record["config"]) == recipe.config
-    assert {"torch", "tlspectral", "python", "transformer-lens"} <= set(record["versions"])
     assert weights["blocks.0.attn.W_Q"].shape == (4, 64, 16)
     # The metrics, measured again; another build of torch rounds otherwise.
     metrics = record["metrics"]
@@ -60,7 +182,6 @@ def test_the_record_says_how_the_weights_were_made_and_what_they_do(name):
 @pytest.mark.parametrize("place", [0, -1])
 def test_changed_weights_are_refused(tmp_path, monkeypatch, place):
     folder = shutil.copytree(models_folder(), tmp_path / "models")
-    read_packaged("tiny-rope", folder)
     file = folder / "tiny-rope.safetensors"
     data = bytearray(file.read_bytes())
     data[place] ^= 1
@@ -81,7 +202,6 @@ def test_a_loaded_model_is_the_trained_one_and_ready(name, backend):
         expected, found = trained(name)(tokens), model(tokens)
     # Measured: at most 1.1e-5 in logits of up to 6 (rounding in float32; see the next test).
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
-    torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=2e-5, rtol=0)
     digest = read_packaged(name)[0]["sha256"]
     assert model.tlspectral_source == {"model": name, "revision": digest[:12], "sha256": digest}
     assert model.cfg.model_name == name
@@ -90,7 +210,7 @@ def test_a_loaded_model_is_the_trained_one_and_ready(name, backend):
 
 
 @every_backend
-@pytest.mark.parametrize("name", ["tiny-ape", "tiny-rope"])
+@pytest.mark.parametrize("name", FREE)
 def test_logits_in_float64(name, backend):
     """Where rounding is out of the way, no small difference of the architectures can hide in it."""
     tokens = sequences().tokens
@@ -113,30 +233,5 @@ def test_loading_is_silent_new_and_leaves_the_global_random_state(backend, capfd
     model = tls.load_model("Tiny-RoPE", backend=backend, dtype="bfloat16")
     assert torch.equal(torch.get_rng_state(), before)
     assert capfd.readouterr() == ("", "")
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert model.cfg.dtype == torch.bfloat16
-    assert model.tlspectral_source["model"] == "tiny-rope"
+    assert {parameter.dtype for parameter in model.parameters()} == {model.cfg.dtype} == {torch.bfloat16}
     assert tls.load_model("tiny-rope", backend=backend) is not tls.load_model("tiny-rope", backend=backend)
-
-
-@zoo.needs_hooked
-@pytest.mark.parametrize("name", ["tiny-ape", "tiny-rope"])
-def test_hooked_has_folded_norms_and_nothing_else(name):
-    model, weights = loaded(name, "hooked"), read_packaged(name)[1]
-    assert model.cfg.normalization_type == "LNPre"
-    # The bias of a value takes up the norm's.
-    weights["blocks.1.attn.b_V"] += weights["blocks.1.ln1.b"] @ weights["blocks.1.attn.W_V"]
-    for written in ("embed.W_E", "blocks.0.attn.W_O", "blocks.1.attn.b_V"):
-        # Float32 sums of 64 terms; the norm's bias moves b_V by tenths.
-        torch.testing.assert_close(model.state_dict()[written], weights[written], atol=1e-6, rtol=0)
-
-
-def test_what_a_packaged_model_has_not():
-    for options in ({"revision": "main"}, {"checkpoint": 100}):
-        with pytest.raises(ValueError, match="tiny-rope is one packaged set of weights"):
-            find_source("tiny-rope", **options)
-    with pytest.raises(ValueError, match=rf"demo model \({', '.join((*TINY, *PACKAGED))}\)"):
-        find_source("tiny rope")
-    if not zoo.HAS_HOOKED:
-        with pytest.raises(ImportError, match='backend="bridge"'):
-            tls.load_model("tiny-rope", backend="hooked")

