@@ -155,15 +155,15 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 29991,
-    "lines of the studies": 15964,
-    "lines of the tests": 38524,
-    "tokens of the core": 193879,
-    "functions and classes of the core": 1636,
-    "public names": 29,
-    "arguments of public names": 188,
-    "arguments of public functions of the core": 1949,
-    "imports of other rooms in the core": 393,
+    "lines of the core": 29_708,
+    "lines of the studies": 16_163,
+    "lines of the tests": 37_827,
+    "tokens of the core": 191_932,
+    "functions and classes of the core": 1_634,
+    "public names": 28,
+    "arguments of public names": 168,
+    "arguments of public functions of the core": 1_900,
+    "imports of other rooms in the core": 387,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
 LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
