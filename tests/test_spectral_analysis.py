@@ -276,7 +276,9 @@ def test_several_queries_share_a_cache():
         )
         for suffix, found in zip(suffixes, together, strict=True):
             alone = scored(spectral, BlockPrompt(prompt.prefix, prompt.blocks, suffix), mode=mode, per_frequency=True)
-            assert_tables_agree(found.frequencies, alone[list(found.frequencies)], rtol=1e-3, atol=1e-3)  # float32 in other batches, 1e-5
+            assert_tables_agree(
+                found.frequencies, alone[list(found.frequencies)], rtol=1e-3, atol=1e-3
+            )  # float32 in other batches, 1e-5
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

@@ -10,7 +10,6 @@ from described import assert_described
 from positional_measurements import (
     EQUAL_BLOCKS,
     PLACES,
-    SCORES,
     agreement_of_shared_prefill,
     block_prompt,
     components,
