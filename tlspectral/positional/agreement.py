@@ -7,7 +7,6 @@ from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
 from tlspectral.positional.columns import FREQUENCY_AGREEMENT, SCORE_AGREEMENT
-from tlspectral.selection import head_name
 from tlspectral.tables import named
 from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
@@ -129,7 +128,6 @@ def frequency_agreement(
             {
                 "layer": layer,
                 "head": head,
-                "name": head_name(layer, head),
                 "n": x.shape[1],
                 "spearman": rho,
                 **_against(x[index], y[index], np.zeros(x.shape[1]), draws, rng, ""),

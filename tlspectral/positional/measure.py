@@ -29,7 +29,7 @@ from tlspectral.positional.draws import (
 )
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection import Heads
 from tlspectral.tables import finished_parts, named, stacked
 
 By = Literal["query", "draw"]
@@ -157,7 +157,7 @@ def positional_symbolic(
         scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
         for one, parts in zip(drawn, of_draws, strict=True)
     ]
-    table = _rows(averaged([one.tables for one in scored], by))
+    table = averaged([one.tables for one in scored], by)
     all_prompts = [one for each in drawn for one in (each.prompts if task is not None else each.prompts[-1:])]
     tokens = [one.tokens() for one in all_prompts]
     table.attrs = {
@@ -308,11 +308,6 @@ def _prompts(given: Any) -> list[BlockPrompt]:
 def _unchanged(view: AttentionView) -> AttentionView:
     """What every part is made of."""
     return view
-
-
-def _rows(table: pd.DataFrame) -> pd.DataFrame:
-    table.insert(2, "name", list(map(head_name, table["layer"], table["head"])))
-    return table
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:

@@ -20,7 +20,7 @@ from tlspectral.parts.blocks import BlockPlaces, block_places
 from tlspectral.positional.columns import LOGIT_SHARES
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection import Heads
 from tlspectral.tables import named
 
 
@@ -144,7 +144,6 @@ def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlac
         {
             "layer": layer,
             "head": np.array(heads),
-            "name": [head_name(layer, head) for head in heads],
             "content": content,
             "position": position,
             "interaction": interaction,
