@@ -9,6 +9,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral import detectors
+from tlspectral.detectors import patterns
 
 LENGTHS = (9, 14, 3, 14, 2)
 
@@ -137,11 +138,11 @@ def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
         "duplicate": lambda q: {k for k in range(q) if row[k] == row[q]},
         "induction": lambda q: {k for k in range(1, q) if row[k - 1] == row[q]},
         "first_token": lambda q: {0} if q else set(),
-        "local": lambda q: {k for k in range(q) if 2 <= q - k <= detectors.patterns.WINDOW},
+        "local": lambda q: {k for k in range(q) if 2 <= q - k <= patterns.WINDOW},
         "self": lambda q: {q},
     }
-    assert set(keys) == set(detectors.patterns.PATTERNS)
-    for name, mark in detectors.patterns.PATTERNS.items():
+    assert set(keys) == set(patterns.PATTERNS)
+    for name, mark in patterns.PATTERNS.items():
         marked = mark(tokens)[0]
         assert [set(marked[q].nonzero().flatten().tolist()) for q in range(len(row))] == [
             keys[name](q) for q in range(len(row))
