@@ -157,7 +157,7 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 BUDGET = {
     "lines of the core": 29_700,
     "lines of the studies": 16_163,
-    "lines of the tests": 37_834,
+    "lines of the tests": 37_835,
     "tokens of the core": 191_853,
     "functions and classes of the core": 1_633,
     "public names": 28,
