@@ -16,7 +16,9 @@ def test_what_is_allowed_passes_and_a_hair_more_is_refused(what, stored):
     absolute, relative = noise_of(what, stored)
     size = torch.tensor([0.5, 3.0], dtype=torch.float64)
     allowed = absolute + relative * size
-    assert require_close(allowed, size, stored, what, "it differs", "so", Refused).found in allowed
+    found, most = require_close(allowed, size, stored, what, "it differs", "so", Refused)
+    assert found in allowed
+    assert found == most
     for index in (0, 1):
         beyond = allowed.clone()
         beyond[index] *= 1 + 1e-12

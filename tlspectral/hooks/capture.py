@@ -207,24 +207,23 @@ class HeadCapture:
         # Per token, so that one padded sequence in a large batch is seen.
         blind = (rebuilt.detach() == 0).flatten(2).all(-1) & (not delegated)
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
-        require_close(
-            off.masked_fill(blind, 0.0),
-            size.clamp_min(size.mean()),
-            z.dtype,
-            "live z",
+        said = (
             f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; they differ",
             "enter the block after all hooks that edit scores, patterns, values or z of this layer (attention sinks "
             "are not modelled)",
-            (lambda _: self.not_of_own_keys("output")) if delegated else EditNotHonored,
         )
+        if delegated:
+            said = self.not_of_own_keys("output")
+        off = off.masked_fill(blind, 0.0)
+        require_close(off, size.clamp_min(size.mean()), z.dtype, "live z", *said, EditNotHonored)
 
-    def not_of_own_keys(self, what: str) -> EditNotHonored:
-        """Return the error for a layer that delegates its attention and does not give the heads' own."""
-        return EditNotHonored(
+    def not_of_own_keys(self, what: str) -> tuple[str, str]:
+        """Return text and advice for a layer that delegates its attention and does not give that of the heads."""
+        return (
             f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
-            "not that of causal attention over this run's own keys; look for a key/value cache (run with "
-            "use_past_kv_cache=False), padding, or another hook or open block that edits these heads, or ablate on "
-            "another backend"
+            "not that of causal attention over this run's own keys; they differ",
+            "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open block "
+            "that edits these heads, or ablate on another backend",
         )
 
 

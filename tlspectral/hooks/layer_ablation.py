@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import softcapped
@@ -184,7 +185,7 @@ class LayerAblation(HeadCapture):
         """Return a layer's pattern with the heads' attention without the part. Raises EditNotHonored."""
         selected = self.selected(pattern, heads_axis=1)
         off = (selected.to(before) - before).detach().abs().max()
-        require_close(off, off, pattern.dtype, "live pattern", "", "", lambda _: self.not_of_own_keys("pattern"))
+        require_close(off, off, pattern.dtype, "live pattern", *self.not_of_own_keys("pattern"), EditNotHonored)
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:

@@ -19,15 +19,14 @@ def open_layers(model: Any, *, load: bool = False) -> "AttentionView | Checkpoin
     """
     if not isinstance(model, Source | str | PathLike):
         return attention_view(model)
-    from tlspectral.models.loading.bars import download_bars
+    if isinstance(model, Source) or not load:
+        from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
+        from tlspectral.models.loading.bars import download_bars
 
-    with download_bars(not hidden()):
-        if isinstance(model, Source) or not load:
-            from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
-
+        with download_bars(not hidden()):
             source = model if isinstance(model, Source) else streamable_checkpoint(model)
             if source is not None:
                 return CheckpointLayers(source)
-        from tlspectral.models.loading import load_model
+    from tlspectral.models.loading import load_model  # which hides bars of downloads itself
 
-        return attention_view(load_model(model))
+    return attention_view(load_model(model))

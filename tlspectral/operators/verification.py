@@ -124,7 +124,7 @@ def _check_layer(
         scale = ours[allowed].abs().max()
         rebuilt = ours.masked_fill(~allowed, -torch.inf).softmax(-1)
         error = (rebuilt - pattern)[allowed].abs().max()
-    worst = require_close(
+    found, allowed_difference = require_close(
         error,
         scale,
         raw.w_q.dtype,
@@ -133,7 +133,7 @@ def _check_layer(
         "this model's attention is not the bilinear form that was read from it, so no table is returned",
         ScoreMismatch,
     )
-    return worst.found, worst.allowed, compared, share.numpy()
+    return found, allowed_difference, compared, share.numpy()
 
 
 def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:

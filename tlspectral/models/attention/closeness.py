@@ -63,23 +63,6 @@ LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern,
 """Advice where a run's attention is not that of its own queries and keys."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference that exceeds what is allowed by most, or that of one comparison.
-
-    Attributes:
-        index: in the flattened tensor of differences.
-        found: the difference.
-        allowed: the largest that rounding explains.
-        size: of the quantity.
-    """
-
-    index: int
-    found: float
-    allowed: float
-    size: float
-
-
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:
     """Return the absolute and the relative part of the largest difference allowed in a type."""
     noise, eps = NOISE[what], torch.finfo(stored).eps
@@ -97,8 +80,8 @@ def require_close(
     where: str | Sequence[str],
     advice: str,
     error: Callable[[str], Exception],
-) -> Difference:
-    """Return the difference that is closest to what is allowed. Raises `error` where it is too large, or NaN.
+) -> tuple[float, float]:
+    """Return the difference nearest its bound, and the bound. Raises `error` where it is larger, or NaN.
 
     Args:
         difference: absolute differences between two routes to a quantity, each judged by itself.
@@ -114,8 +97,8 @@ def require_close(
     excess = (difference - absolute - relative * size).nan_to_num(torch.inf, torch.inf, -torch.inf).flatten()
     index = int(excess.argmax())
     found, of_size = float(difference.flatten()[index]), float(size.flatten()[index])
-    worst = Difference(index, found, absolute + relative * of_size, of_size)
-    if not found <= worst.allowed:
+    allowed = absolute + relative * of_size
+    if not found <= allowed:
         compared = where if isinstance(where, str) else where[index]
-        raise error(f"{compared} by {found:.2e} (allowed {worst.allowed:.2e}, largest {of_size:.3g}); {advice}")
-    return worst
+        raise error(f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}")
+    return found, allowed
